@@ -12,9 +12,9 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the cache below the HTTP face, as internal/page asks for it.
+// This file adapts the engine to page.Cache, and the engine's parts to interfaces of internal/page,
+// such as page.Draft. Only pageBinder goes the other way.
 
-// below is the engine as the HTTP face knows it.
 type below struct{ engine *engine[*page.Response] }
 
 var _ page.Cache = below{}
@@ -54,17 +54,15 @@ func (b below) Wait(w *page.Waiting, by page.Binder) {
 	}
 }
 
-// reading is a flight whose value is being read.
+// reading is a flight whose response is being read.
 type reading struct{ flight *flight[*page.Response] }
 
-// Left says that a caller has its place among the readers.
 func (r reading) Left() { r.flight.callers.left() }
 
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
 	b.engine.refresh(ctx, key, it, pageBinder{by}, client)
 }
 
-// A pageBinder is the binder of a load of the HTTP face.
 type pageBinder struct{ page.Binder }
 
 func (b pageBinder) bind() loader[*page.Response] {
@@ -76,13 +74,11 @@ func (b pageBinder) bind() loader[*page.Response] {
 	}
 }
 
-// A pageAttempt is an attempt, and the load that it runs, as the HTTP face knows them.
 type pageAttempt struct {
 	run     *loadRun[*page.Response]
-	windows *items.Windows // of what the load tells or returns; nil: as the options say
+	windows *items.Windows // of the load's result; nil: the options' windows
 }
 
-// product is what the load has made.
 func (a *pageAttempt) product(res *page.Response) product[*page.Response] {
 	return product[*page.Response]{value: res, windows: a.windows}
 }
@@ -110,7 +106,6 @@ func (b below) Apart(key string, budget *gate.Budget) page.Apart {
 	return pageApart{b.engine.apart(key, budget)}
 }
 
-// A pageApart is a run without a flight as the HTTP face knows it.
 type pageApart struct{ run *run[*page.Response] }
 
 func (a pageApart) Find(ctx context.Context) *page.Item { return a.run.find(ctx) }
@@ -133,7 +128,6 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 	})
 }
 
-// A pageDraft is a draft as the HTTP face knows it.
 type pageDraft struct{ draft *draft[*page.Response] }
 
 func (d pageDraft) Keep(res *page.Response, w items.Windows) {
@@ -146,7 +140,6 @@ func (b below) Witness(key string) page.Witness {
 	return pageWitness{b.engine, key, b.engine.attendApart(key)}
 }
 
-// A pageWitness is a witness as the HTTP face knows it.
 type pageWitness struct {
 	engine  *engine[*page.Response]
 	key     string

@@ -4,22 +4,21 @@ import (
 	"encoding/json"
 )
 
-// This file is how values become bytes for the store and come back. internal/jsonloss knows what
-// JSON, the default, does to the values of a type on that way.
+// This file turns values into bytes for the store and back. internal/jsonloss finds the types that
+// JSON, the default, cannot carry.
 
-// A Codec turns values into bytes and back, like the two functions of most
-// encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
+// A Codec turns values into bytes and back, with the two functions of most encoding packages:
+// Codec{msgpack.Marshal, msgpack.Unmarshal}.
 type Codec struct {
-	// Marshal returns the bytes of a value. If it fails, the value goes to those
-	// who wait, OnError is told, and each process loads its own.
+	// Marshal returns the bytes of a value. If it fails, the waiting callers get the value, OnError
+	// gets the failure, and each process loads for itself.
 	Marshal func(any) ([]byte, error)
-	// Unmarshal decodes bytes into what its second argument points to. If it
-	// fails, OnError is told, of a [driver.ErrCorrupt] with the failure in it, and the
-	// value is loaded anew.
+	// Unmarshal decodes bytes into its second argument, a pointer. If it fails, OnError gets a
+	// [driver.ErrCorrupt] that wraps the failure, and the value is loaded anew.
 	Unmarshal func([]byte, any) error
 }
 
-// codecOf is c for values of type V.
+// codecOf returns the functions of c for values of type V.
 func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
 	if c.Marshal == nil {
 		var zero V

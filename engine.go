@@ -17,18 +17,16 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is what the two faces share: one cache with its tiers, its ways to
-// store and locker, and its keys, from its making to its end.
+// This file is the cache below both faces, from its making to its end: its tiers, its ways to the
+// store and the locker, and its keys.
 
-// An engine is one cache: its near tier, its flights, and the way to its
-// store and its locker.
 type engine[V any] struct {
 	settings
 	clock     items.Clock
 	near      *near.Tier[*items.Item[V]]
-	size      func(key string, value V) int // of a value in the near tier
-	answers   func(V) bool                  // tells a value that is an answer from a record on the way to one
-	fails     func(V) bool                  // tells a value that says that its load has failed
+	size      func(key string, value V) int // bytes of a value in the near tier
+	answers   func(V) bool                  // whether a value is an answer, and not a record on the way to an answer
+	fails     func(V) bool                  // whether a value says that its load has failed
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
 	store     *gate.Gate // of Store's reads
@@ -36,27 +34,27 @@ type engine[V any] struct {
 	locker    *gate.Gate // of Locker
 	push      *gate.Gate // of Locker's Watch: the rest of Locker may answer without it
 	commits   records.Commits
-	builds    records.Times // of those that this process knows of: its own, and those it waited for
+	builds    records.Times // builds of this process, and of others that it waited for
 	trips     records.Times // from standing for election to the load
 	hedges    records.Hedges
 	origin    records.Origin
 	slots     *slots.Slots
 	lookout   lookout
 	count     counters
-	running   sync.WaitGroup // flights and what they leave behind, and listen
+	running   sync.WaitGroup // flights and their remains, and listen
 	notified  bool           // Store is a Notifier
 	observers observers
-	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
+	entered   func(key string, p phase) // of a test, see enter; set before the first use
 	tellings  tellings
-	sweeps    *sweeplog.Replica                                   // nil without a log of sweeps
+	sweeps    *sweeplog.Replica                                   // nil: no log of sweeps
 	traits    func(*items.Item[V]) (tags []string, signpost bool) // for sweeps
-	unlooked  atomic.Int64                                        // flights, and batches, on their way to their first look
-	open      context.Context                                     // of what is done for no caller; ends once closed is set
+	unlooked  atomic.Int64                                        // flights and batches before their first look
+	open      context.Context                                     // for work without a caller; ends after closed is set
 	shut      context.CancelFunc
-	fencer    driver.Fencer // Store, if it is one; nil otherwise
+	fencer    driver.Fencer // Store, if it is one
 
 	shards *shards[V]
-	epoch  atomic.Uint64 // the last epoch given out, where there is no store to give them
+	epoch  atomic.Uint64 // the last epoch, without a store
 
 	mu     sync.Mutex // guards closed; no shard's lock is taken with it
 	closed bool
@@ -79,7 +77,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.fencer, _ = s.Store.(driver.Fencer)
 	e.lookout.store, _ = s.Store.(driver.BatchGetter)
 	if s.Engine != nil {
-		e.locker = e.writes // one engine, and its elections are writes
+		e.locker = e.writes // one engine, whose elections are writes
 	}
 	e.near, e.size = near.New(c.Base, s.NearBytes, e.evicted()), size
 	e.answers = func(V) bool { return true }
@@ -92,10 +90,9 @@ func (e *engine[V]) newGate(engine observe.Engine) *gate.Gate {
 	return gate.New(e.EngineTimeout, e.tellBreaker(engine))
 }
 
-// breakerStates are a gate's states as observers know them.
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
-// tellBreaker returns the function by which a gate reports its changes to the observers.
+// tellBreaker returns the function that reports a gate's changes to the observers.
 func (e *engine[V]) tellBreaker(engine observe.Engine) func(from, to gate.State) {
 	return func(from, to gate.State) {
 		if len(e.observers.breaker) == 0 {
@@ -109,8 +106,7 @@ func (e *engine[V]) tellBreaker(engine observe.Engine) func(from, to gate.State)
 	}
 }
 
-// evicted is what the near tier calls for what it had no room for, nil if
-// nobody wants to know.
+// evicted returns the function that reports evictions from the near tier, nil without observers.
 func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	if len(e.observers.evict) == 0 {
 		return nil
@@ -125,7 +121,7 @@ func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	}
 }
 
-// behind runs f on a goroutine of the engine's, unless that is closed.
+// behind runs f on a goroutine of the engine, unless the engine is closed.
 func (e *engine[V]) behind(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,7 +130,7 @@ func (e *engine[V]) behind(f func()) {
 	}
 }
 
-// engineKey is key as Store and Locker know it.
+// engineKey returns the key in Store and Locker.
 func (e *engine[V]) engineKey(key string) string {
 	if e.Namespace == "" {
 		return key
@@ -142,7 +138,7 @@ func (e *engine[V]) engineKey(key string) string {
 	return e.Namespace + ":" + key
 }
 
-// ownKey is the reverse of engineKey, false for a key of another namespace.
+// ownKey is the reverse of engineKey. It returns false for a key of another namespace.
 func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 	if e.Namespace == "" {
 		return engineKey, true
@@ -168,7 +164,8 @@ func (e *engine[V]) close() {
 	first := !e.closed
 	e.closed = true
 	e.mu.Unlock()
-	// First: what the shards end then is no engine's silence, see noAnswer.
+	// The flights end before anything else, so that no engine's silence is reported for them, see
+	// noAnswer.
 	e.shards.whole(e.shut, func(s *shard[V]) {
 		s.closed = true
 		for _, w := range s.witnesses {
@@ -189,7 +186,6 @@ func (e *engine[V]) close() {
 	}
 }
 
-// noAnswer counts and reports the silence of the store or the locker.
 func (e *engine[V]) noAnswer(key string, err error) {
 	e.count.engineErrors.Add(1)
 	e.OnError(key, err)

@@ -10,9 +10,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file makes entries of items, and items of entries.
+// This file turns items into the store's entries and back.
 
-// encode makes the store's entry of an item.
 func (r *run[V]) encode(it *items.Item[V]) (driver.Entry, error) {
 	e := r.entryOf(it)
 	if it.Kind != driver.KindValue {
@@ -25,7 +24,7 @@ func (r *run[V]) encode(it *items.Item[V]) (driver.Entry, error) {
 	return e, err
 }
 
-// entryOf makes the store's entry of an item, but for the value.
+// entryOf returns the entry of an item without its value.
 func (r *run[V]) entryOf(it *items.Item[V]) driver.Entry {
 	e := driver.Entry{
 		Kind:                 it.Kind,
@@ -48,8 +47,8 @@ func (r *run[V]) entryOf(it *items.Item[V]) driver.Entry {
 	return e
 }
 
-// maxFailure is the most bytes of a failure's text that travel. What the store does
-// not take is told to nobody, and the processes would fail one after another.
+// maxFailure is the longest text of a failure in bytes. A store may refuse a longer entry, and then
+// the processes would fail one after another.
 const maxFailure = 4 << 10
 
 func failureText(err error) string {
@@ -60,9 +59,9 @@ func failureText(err error) string {
 	return text
 }
 
-// decode makes an item of the store's entry as it was when the store was asked,
-// nil if there is nothing in it. If known, the near tier's, is of the same
-// rebuild, its value serves; if it stands beside the entry, that is the item.
+// decode returns the item of an entry as the store had it at the time asked, nil if the entry is
+// empty. A known item of the near tier from the same rebuild spares decoding the value. If known
+// stands beside the entry, known is the item.
 func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *items.Item[V] {
 	if !r.engine.knowsKind(e.Kind) {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
@@ -97,13 +96,12 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 	return r.engine.spare(r.key, it)
 }
 
-// knowsKind reports whether the engine's entries may be of that kind.
 func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 	var none V
 	return kind <= driver.KindUnshared && (kind != driver.KindNotFound || e.answers(none))
 }
 
-// itemOf is the item of an entry that the store had at the time asked, without its value.
+// itemOf returns the item of an entry without its value.
 func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
 	it.Lifetime = items.NewLifetime(now, items.Windows{
@@ -120,13 +118,13 @@ func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 	return it
 }
 
-// ownOf is decode for an entry without its value, which is in the process that has made it or nowhere,
-// and so are this process's failures to make one. It returns false if the process has neither.
+// ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
+// the process that has made it. ownOf returns false if this process has neither.
 func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant) (own *items.Item[V], ok bool) {
 	if known != nil && known.Epoch == e.Epoch {
 		failed := known.Failures > e.Failures
 		if failed || known.Failures == e.Failures && known.Kind == driver.KindValue {
-			// And so is its lifetime: the entry has that of whoever wrote it.
+			// The lifetime is known's too: the entry has that of its writer.
 			own = known.Found(r.engine.trustedUntil(asked))
 			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
 				r.looking.unshared = e.Epoch // a new epoch would make all others load again
@@ -140,7 +138,6 @@ func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant)
 	return nil, false
 }
 
-// lifetimeOf is the lifetime of what a rebuild has made.
 func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
 	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
 	return items.NewLifetime(now, f)

@@ -5,44 +5,37 @@ import (
 	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
-// This file is what callers get in the place of a value.
+// This file has the errors that callers get in place of a value, from driver and internal/fault.
 
 var (
-	// ErrNotFound means that there is nothing under the key. A load returns it, or wraps it,
-	// for a thing that does not exist; that is remembered for NotFoundTTL.
+	// ErrNotFound means that the key does not exist. A load returns or wraps it.
 	ErrNotFound = driver.ErrNotFound
 
-	// ErrWaitTimeout means that a call has waited for MaxWait, and that there
-	// is neither a value nor a failure to answer with. The rebuild goes on.
+	// ErrWaitTimeout means that a call got no value or failure within MaxWait. The rebuild goes on.
 	ErrWaitTimeout = fault.ErrWaitTimeout
 
 	// ErrClosed means that the cache is closed.
 	ErrClosed = fault.ErrClosed
 
-	// ErrOverloaded means that MaxQueued keys wait for one of MaxRebuilds, or for
-	// Store, and that there is nothing stale to serve.
+	// ErrOverloaded means that too many keys wait, see [Limits], without a stale value to serve.
 	ErrOverloaded = fault.ErrOverloaded
 
-	// ErrUnavailable means that a lock engine or a store did not answer, or was
-	// not asked because it did not answer lately. The engine's own error is
-	// wrapped beside it if that was asked.
+	// ErrUnavailable means that a store or a locker did not answer, or was not asked during its outage.
+	// The error wraps the engine's own error, if any.
 	ErrUnavailable = fault.ErrUnavailable
 
-	// ErrGoexit is the failure of a load that called runtime.Goexit, or of a rebuild
-	// during which an observer, OnError, a codec or an engine's adapter did.
+	// ErrGoexit is the failure after a runtime.Goexit in a load, an observer, a codec or an adapter.
 	ErrGoexit = fault.ErrGoexit
 
-	// ErrRebuildTimeout is the failure of a rebuild that took longer than
-	// RebuildTimeout, and the cause of its context's end.
+	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and the cause of the
+	// end of its context.
 	ErrRebuildTimeout = fault.ErrRebuildTimeout
 )
 
-// A PanicError is a panic of user code, and the failure of what has panicked: a load or a
-// handler, or the adapter of an engine, a codec, an observer.
+// A PanicError is the failure after a panic in a load, a handler, an adapter, a codec or an observer.
 type PanicError = fault.PanicError
 
-// A RemoteError is the failure of a rebuild that ran in another process, or in
-// this one before the value left the near tier. Only its text has travelled, the
-// first 4 KiB of it. Unwrap returns [ErrRebuildTimeout] or [ErrGoexit] if the text is that
-// error's.
+// A RemoteError is a failure from the store: of another process, or of this process after the value
+// left the near tier. Message has the first 4 KiB of the error's text. Unwrap returns
+// [ErrRebuildTimeout] or [ErrGoexit] for the text of that error.
 type RemoteError = fault.RemoteError

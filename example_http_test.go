@@ -16,7 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// get asks a handler and prints what a client sees of the cache.
+// get sends a request to a handler and prints the body of the response.
 func get(h http.Handler, url string) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, url, nil))
@@ -41,9 +41,9 @@ func ExampleMiddleware_Handler() {
 	// call 2
 }
 
-// Compression belongs inside the cache. One middleware around it makes two variants
-// of whatever browsers write in Accept-Encoding; one inside says Vary also where
-// chi's Compress has not compressed, or the first client would decide for all.
+// Compression belongs inside the cache. The outer middleware reduces Accept-Encoding to two
+// variants. The inner one sets Vary on all responses, because chi's Compress sets it on compressed
+// responses only.
 func ExampleMiddleware_Handler_compression() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()
@@ -81,8 +81,7 @@ func ExampleMiddleware_Handler_compression() {
 	// "deflate": "" after 2 calls
 }
 
-// TTL is for responses that say nothing about their freshness. What is private
-// stays private.
+// TTL is for responses without a freshness of their own. Private responses stay private.
 func ExampleHTTPOptions() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
 	defer mw.Close()
@@ -104,7 +103,7 @@ func ExampleHTTPOptions() {
 	// /account 3
 }
 
-// What bears a tag is dropped by it, wherever it is.
+// A tag drops all responses that bear it.
 func ExampleMiddleware_InvalidateMatching() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()
@@ -124,8 +123,8 @@ func ExampleMiddleware_InvalidateMatching() {
 	// call 2
 }
 
-// One function gives each response its time in this cache: by status, by path, with a bound.
-// What the response says to clients stays, and what is private stays private.
+// One function gives each response its time in this cache, by status and path and with a bound. The
+// header for clients stays, and private responses stay private.
 func ExampleHTTPOptions_freshness() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{
 		Freshness: func(r *http.Request, status int, header http.Header, said bellwether.Freshness) bellwether.Freshness {
@@ -164,8 +163,7 @@ func ExampleHTTPOptions_freshness() {
 	// /other Bellwether;fwd=bypass;detail=no-lifetime
 }
 
-// A purge of everything is one place in the log. Soft lets the pages be served stale while
-// they are rebuilt.
+// A purge of everything takes one place in the log.
 func ExampleMatch_all() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
 	defer mw.Close()
@@ -206,7 +204,7 @@ func ExampleHTTPOptions_tagFields() {
 	// call 2
 }
 
-// What a client sees of the cache is in the field Cache-Status (RFC 9211).
+// Cache-Status (RFC 9211) tells the client how the cache answered.
 func ExampleHTTPOptions_uncacheableTTL() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{HitForMissTTL: time.Minute})
 	defer mw.Close()
@@ -214,7 +212,7 @@ func ExampleHTTPOptions_uncacheableTTL() {
 		w.Header().Set("Cache-Control", "private, max-age=60")
 		fmt.Fprintln(w, "for you alone")
 	}))
-	for range 2 { // the second request does not wait to find out
+	for range 2 { // the second request goes straight to the handler
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test/account", nil))
 		fmt.Println(w.Header().Get("Cache-Status"))
@@ -224,8 +222,7 @@ func ExampleHTTPOptions_uncacheableTTL() {
 	// Bellwether;fwd=bypass;detail=private
 }
 
-// A wait that runs out is no cliff: so many requests are let through to the
-// handler, and the others are told when to come back.
+// After MaxWait one request may ask the handler, and the others get 503 with Retry-After.
 func ExampleHTTPOptions_passThrough() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{
 		TTL: time.Minute, MaxWait: time.Millisecond,
@@ -249,14 +246,14 @@ func ExampleHTTPOptions_passThrough() {
 	}
 	var clients sync.WaitGroup
 	clients.Go(func() { ask() })
-	<-through // and holds the place while the handler works
+	<-through // takes the place while the handler works
 	fmt.Println(ask())
 	close(hold)
 	clients.Wait()
 	// Output: 503
 }
 
-// A field of this cache's own says what is not for the caches behind it.
+// A field of this cache's own sets other times than those of the caches behind it.
 func ExampleHTTPOptions_targetedFields() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TargetedFields: []string{"Bellwether-Cache-Control", "CDN-Cache-Control"}})
 	defer mw.Close()
@@ -274,8 +271,7 @@ func ExampleHTTPOptions_targetedFields() {
 	// call 1
 }
 
-// A page that has not changed for ten days, and does not say how long it is
-// fresh, is taken to be so for a day.
+// A page without a freshness that has not changed for ten days is fresh for one day.
 func ExampleHTTPOptions_heuristicFraction() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{HeuristicFraction: 0.1})
 	defer mw.Close()
@@ -292,8 +288,7 @@ func ExampleHTTPOptions_heuristicFraction() {
 	// call 1
 }
 
-// A response with a cookie is one client's, unless it says how long it is fresh
-// and all may have the cookie.
+// A response with a cookie is shared only with StoreSetCookie and a lifetime of its own.
 func ExampleHTTPOptions_setCookie() {
 	for _, shared := range []bool{false, true} {
 		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{StoreSetCookie: shared})
@@ -315,8 +310,7 @@ func ExampleHTTPOptions_setCookie() {
 	// call 1
 }
 
-// Clients that prefer the same languages share a variant, in whatever order
-// they name them.
+// Clients with the same languages in any order share a variant.
 func ExampleHTTPOptions_anyLanguageOrder() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{AnyLanguageOrder: true})
 	defer mw.Close()
@@ -340,7 +334,7 @@ func ExampleHTTPOptions_anyLanguageOrder() {
 	// call 2
 }
 
-// What is larger than MaxBodyBytes reaches its client whole, and is not stored.
+// A body larger than MaxBodyBytes reaches its client whole and is not stored.
 func ExampleHTTPOptions_maxBody() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBodyBytes: 1 << 10})
 	defer mw.Close()
@@ -360,8 +354,7 @@ func ExampleHTTPOptions_maxBody() {
 	// 5000 2
 }
 
-// Tracking parameters and the order of parameters make no pages of their own. A language
-// makes a variant beside the URL.
+// Tracking parameters and the order of parameters make no keys. A language makes a variant.
 func ExampleKeys() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Key: bellwether.Keys(
 		bellwether.WithoutQuery("utm_*"),
@@ -398,7 +391,7 @@ func ExampleOnlyQuery() {
 	// Output: {http://shop.test/list?page=2 } true
 }
 
-// A key without a URL has the request's own: a query that the rules leave as it is.
+// A key that the rules do not change has an empty URL: the request's own.
 func ExampleWithoutQuery() {
 	key := bellwether.Keys(bellwether.WithoutQuery("utm_*", "ref"))
 	for _, query := range []string{"id=7&utm_source=mail&ref=x", "id=7"} {
@@ -418,7 +411,7 @@ func ExampleSortedQuery() {
 	// Output: http://shop.test/list?id=7&tag=b&tag=a
 }
 
-// A function of your own refuses requests that a rule cannot know.
+// A function of your own refuses requests.
 func ExampleWithCookies() {
 	rules := bellwether.Keys(bellwether.WithCookies("lang"))
 	key := func(r *http.Request) (bellwether.Key, bool) {
@@ -434,4 +427,93 @@ func ExampleWithCookies() {
 	// Output:
 	// "lang\"=de\"" true
 	// "lang\"=de\"" false
+}
+
+// A URL stands for its http and https forms and for all its variants.
+func ExampleMiddleware_Invalidate() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/")
+	fmt.Println(mw.Invalidate(context.Background(), "https://shop.test/"))
+	get(h, "http://shop.test/")
+	// Output:
+	// call 1
+	// <nil>
+	// call 2
+}
+
+// The cache reads a hidden field, and clients do not get it.
+func ExampleHTTPOptions_hiddenFields() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, HiddenFields: []string{"Surrogate-Key"}})
+	defer mw.Close()
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Surrogate-Key", "product-7")
+	}))
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test/", nil))
+	fmt.Printf("%q\n", w.Header().Get("Surrogate-Key"))
+	// Output: ""
+}
+
+// With NoInvalidation a POST leaves the stored page.
+func ExampleHTTPOptions_unsafeInvalidation() {
+	for _, effect := range []bellwether.Invalidation{bellwether.HardInvalidation, bellwether.NoInvalidation} {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, UnsafeInvalidation: effect})
+		calls := 0
+		h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			calls++
+			fmt.Fprintln(w, r.Method, "call", calls)
+		}))
+		get(h, "http://shop.test/")
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "http://shop.test/", nil))
+		get(h, "http://shop.test/")
+		mw.Close()
+	}
+	// Output:
+	// GET call 1
+	// GET call 3
+	// GET call 1
+	// GET call 1
+}
+
+// Clients with a credential field share only responses that say that they are for all.
+func ExampleHTTPOptions_credentialFields() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, CredentialFields: []string{"X-Api-Key"}})
+	defer mw.Close()
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, "hello", r.Header.Get("X-Api-Key"))
+	}))
+	for _, key := range []string{"alice", "bob"} {
+		r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
+		r.Header.Set("X-Api-Key", key)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		fmt.Print(w.Body)
+	}
+	// Output:
+	// hello alice
+	// hello bob
+}
+
+// Processes behind different host names share responses under a common one.
+func ExampleKey() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, Key: func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://shop.test" + r.URL.RequestURI()}, true
+	}})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		fmt.Fprintln(w, r.Host, "call", calls)
+	}))
+	get(h, "http://a.test/page")
+	get(h, "http://b.test/page")
+	// Output:
+	// shop.test call 1
+	// shop.test call 1
 }

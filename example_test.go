@@ -18,7 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A User is what the examples load.
+// A User is a value of the examples.
 type User struct{ Name string }
 
 // loadUser stands for a slow query.
@@ -29,7 +29,7 @@ func loadUser(ctx context.Context, id string) (User, error) {
 func Example() {
 	loads := 0
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) {
-		loads++ // no lock: however many callers there are, one load runs
+		loads++ // no lock: one load runs for all callers
 		time.Sleep(10 * time.Millisecond)
 		return "user " + id, nil
 	}, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: 10 * time.Minute})
@@ -45,7 +45,7 @@ func Example() {
 	// Output: user 42 <nil> 1
 }
 
-// Two caches that share a Store and a Locker are what two processes are.
+// Two caches with the same Store and Locker behave as two processes.
 func ExampleOptions_store() {
 	o := bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "lengths"}}
 	load := func(ctx context.Context, key string) (int, error) {
@@ -106,7 +106,7 @@ func ExampleErrNotFound() {
 	}, bellwether.Options{TTL: time.Minute, NotFoundTTL: 10 * time.Second})
 	defer c.Close()
 
-	for range 2 { // the second time it is known
+	for range 2 { // the second answer is remembered
 		_, err := c.Get(context.Background(), "42")
 		fmt.Println(errors.Is(err, bellwether.ErrNotFound))
 	}
@@ -130,7 +130,7 @@ func ExampleCache_Invalidate() {
 	// Output: 1 <nil> 2
 }
 
-// A health page shows what this process has, and never loads.
+// A health page shows the values of this process without a load.
 func ExampleCache_Peek() {
 	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
 	defer c.Close()
@@ -145,7 +145,7 @@ func ExampleCache_Peek() {
 	// user 42 true true
 }
 
-// Callers have the present value until the new one is there.
+// Callers get the present value until the new value is loaded.
 func ExampleCache_Refresh() {
 	version, loaded := 0, make(chan int, 2)
 	c := bellwether.New(func(ctx context.Context, key string) (int, error) {
@@ -164,7 +164,7 @@ func ExampleCache_Refresh() {
 	// <nil> loaded 2
 }
 
-// A program that must not start without its engines asks them first.
+// A program that must not start without its engines checks them first.
 func ExampleCache_Ping() {
 	users := bellwether.New(loadUser, bellwether.Options{
 		TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "users"},
@@ -228,7 +228,7 @@ func ExampleNewBatch() {
 	// 2
 }
 
-// Some keys may fail and others not.
+// A batch load reports failed keys beside the values of other keys.
 func ExampleCache_GetMany() {
 	users := bellwether.NewBatch(func(ctx context.Context, ids []string) (map[string]User, error) {
 		fmt.Println("loading", ids)
@@ -274,19 +274,19 @@ func ExampleNewBatchLoader() {
 	// Output: 3
 }
 
-// versions is a load that returns 1, 2, 3 and so on.
+// versions returns a load that returns 1, 2, 3 and so on.
 func versions() func(context.Context, string) (int64, error) {
 	var n atomic.Int64
 	return func(context.Context, string) (int64, error) { return n.Add(1), nil }
 }
 
-// Who has something stale does not wait for its rebuild.
+// A caller with a stale value does not wait for the rebuild.
 func ExampleOptions_staleWhileRevalidate() {
 	next, hold := versions(), make(chan struct{})
 	c := bellwether.New(func(ctx context.Context, key string) (int64, error) {
 		v, err := next(ctx, key)
 		if v > 1 {
-			<-hold // a rebuild that takes long
+			<-hold // a slow rebuild
 		}
 		return v, err
 	}, bellwether.Options{TTL: time.Nanosecond, StaleWhileRevalidate: time.Hour})
@@ -299,7 +299,7 @@ func ExampleOptions_staleWhileRevalidate() {
 	// Output: 1 1
 }
 
-// Who has something stale gets it if the rebuild fails.
+// Callers get the stale value if the rebuild fails.
 func ExampleOptions_staleIfError() {
 	var down atomic.Bool
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
@@ -316,8 +316,7 @@ func ExampleOptions_staleIfError() {
 	// Output: value <nil>
 }
 
-// With patience a caller waits for a fresh value, for a while, although it has
-// a stale one.
+// A caller with a stale value waits for the fresh value, for up to Patience.
 func ExampleOptions_patience() {
 	c := bellwether.New(versions(), bellwether.Options{
 		TTL: time.Nanosecond, StaleWhileRevalidate: time.Hour,
@@ -331,8 +330,8 @@ func ExampleOptions_patience() {
 	// Output: 1 2
 }
 
-// A value that is read often is rebuilt before it expires. The beta here is far
-// from the usual 1, so that the example need not be read for an hour.
+// A popular value is rebuilt before it expires. The usual beta is 1; this one keeps the example
+// short.
 func ExampleOptions_earlyRefresh() {
 	next, again := versions(), make(chan struct{})
 	var once sync.Once
@@ -346,7 +345,7 @@ func ExampleOptions_earlyRefresh() {
 	defer c.Close()
 
 	for {
-		c.Get(context.Background(), "k") // never waits after the first time
+		c.Get(context.Background(), "k") // waits only the first time
 		select {
 		case <-again:
 			fmt.Println("rebuilt within its hour")
@@ -357,8 +356,7 @@ func ExampleOptions_earlyRefresh() {
 	// Output: rebuilt within its hour
 }
 
-// A failure answers for its key for a while, so that nobody hammers an origin
-// that is down.
+// A failure is remembered, so that callers do not hammer an origin that is down.
 func ExampleOptions_errorTTL() {
 	loads := 0
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
@@ -373,7 +371,7 @@ func ExampleOptions_errorTTL() {
 	// Output: no connection no connection 1
 }
 
-// MaxWait ends a caller's wait and not the rebuild, whose value is kept.
+// MaxWait ends the caller's wait but not the rebuild, whose value is kept.
 func ExampleOptions_maxWait() {
 	hold := make(chan struct{})
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
@@ -385,7 +383,7 @@ func ExampleOptions_maxWait() {
 	_, err := c.Get(context.Background(), "k")
 	fmt.Println(errors.Is(err, bellwether.ErrWaitTimeout))
 	close(hold)
-	for err != nil { // the load is done, and its value will be there
+	for err != nil { // until the value is there
 		_, err = c.Get(context.Background(), "k")
 	}
 	fmt.Println(c.Stats().Loads)
@@ -426,7 +424,8 @@ func ExampleOptions_tTLJitter() {
 	// Output: 4 keys, and as many TTLs
 }
 
-// With MaxRebuilds under way and MaxQueued waiting, who needs one more is told so.
+// With MaxRebuilds loads under way and MaxQueued keys waiting, callers of a further key get an
+// error.
 func ExampleOptions_maxRebuilds() {
 	running, hold := make(chan bool), make(chan struct{})
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
@@ -440,7 +439,7 @@ func ExampleOptions_maxRebuilds() {
 	callers.Go(func() { c.Get(context.Background(), "a") })
 	<-running
 	refused := make(chan error, 2)
-	for _, key := range []string{"b", "c"} { // one of them waits, the other is one too many
+	for _, key := range []string{"b", "c"} { // one key waits, and the other is refused
 		callers.Go(func() {
 			_, err := c.Get(context.Background(), key)
 			refused <- err
@@ -453,7 +452,7 @@ func ExampleOptions_maxRebuilds() {
 	// Output: true
 }
 
-// Two caches of different things may share an engine, and use the same keys.
+// Two caches of different values share an engine and use the same keys.
 func ExampleOptions_namespace() {
 	engine := memstore.New()
 	of := func(what string) *bellwether.Cache[string] {
@@ -470,7 +469,7 @@ func ExampleOptions_namespace() {
 	// Output: user 42 order 42
 }
 
-// A Codec is two functions, such as those of an encoding package.
+// A Codec has two functions, such as those of an encoding package.
 func ExampleCodec() {
 	o := bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Namespace: "users"}}
 	o.Codec.Marshal = func(v any) ([]byte, error) {
@@ -494,8 +493,8 @@ func ExampleCodec() {
 	// user 42
 }
 
-// OnError hears what callers do not: here, that the store has no room for the
-// value. The caller has it all the same.
+// OnError gets an error that no caller gets: the store has no room for the value, and the caller
+// has it.
 func ExampleOptions_onError() {
 	small := memstore.New()
 	small.MaxBytes = 1000
@@ -512,8 +511,8 @@ func ExampleOptions_onError() {
 	// true
 }
 
-// An observer that wants to know of herds only: how many callers a rebuild has
-// answered, and how long they have waited together.
+// This observer gets herds only: the number of callers that a rebuild has answered, and their
+// waits.
 func ExampleOptions_observers() {
 	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{{
 		Herd: func(h observe.Herd) { fmt.Println("a herd at", h.Key, "of", h.Callers) },
@@ -523,8 +522,7 @@ func ExampleOptions_observers() {
 	// Output: a herd at 42 of 1
 }
 
-// A load that differs from call to call, such as one that needs the caller's
-// transaction. Callers that meet share the first one's.
+// A load that needs the caller's transaction differs from call to call.
 func ExampleCache_GetFunc() {
 	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
 	defer c.Close()
@@ -605,4 +603,53 @@ func ExampleMiddleware_Refresh() {
 	// call 1
 	// <nil>
 	// call 2
+}
+
+// A panic of a load is a failure with the stack. The process goes on.
+func ExamplePanicError() {
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) { panic("no such table") },
+		bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+
+	_, err := c.Get(context.Background(), "k")
+	if panicked, ok := errors.AsType[*bellwether.PanicError](err); ok {
+		fmt.Println(panicked.Value, len(panicked.Stack) > 0)
+	}
+	// Output: no such table true
+}
+
+// A failure reaches the other processes of a fleet as text.
+func ExampleRemoteError() {
+	o := bellwether.Options{TTL: time.Minute, ErrorTTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "rows"}}
+	load := func(ctx context.Context, key string) (string, error) { return "", errors.New("no connection") }
+	here, there := bellwether.New(load, o), bellwether.New(load, o)
+	defer here.Close()
+	defer there.Close()
+
+	here.Get(context.Background(), "k")
+	_, err := there.Get(context.Background(), "k")
+	if remote, ok := errors.AsType[*bellwether.RemoteError](err); ok {
+		fmt.Println(remote.Message)
+	}
+	// Output: no connection
+}
+
+// Soft keeps the old value for callers while the new one is loaded.
+func ExampleMatch_soft() {
+	next, hold := versions(), make(chan struct{})
+	c := bellwether.New(func(ctx context.Context, key string) (int64, error) {
+		v, err := next(ctx, key)
+		if v > 1 {
+			<-hold // a slow rebuild
+		}
+		return v, err
+	}, bellwether.Options{TTL: time.Hour, StaleWhileRevalidate: time.Hour})
+	defer c.Close()
+	defer close(hold)
+
+	before, _ := c.Get(context.Background(), "k")
+	err := c.InvalidateMatching(context.Background(), bellwether.Match{Prefixes: []string{"k"}, Soft: true})
+	after, _ := c.Get(context.Background(), "k")
+	fmt.Println(before, err, after)
+	// Output: 1 <nil> 1
 }

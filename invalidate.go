@@ -6,51 +6,40 @@ import (
 	"github.com/bellwether-go/bellwether/internal/page"
 )
 
-// This file is the HTTP face of invalidation: by URL, by what URLs have in
-// common, by tag.
+// This file is invalidation by the HTTP face: by URL, by prefix and by tag. internal/page turns URLs
+// into keys.
 
-// Invalidate drops what is kept for the URLs, all variants included, as
-// [Cache.Invalidate] does. A URL is "http://host/path?query"; what is kept for
-// the same with https goes too, and the other way round. Where the path is
-// rewritten before the middleware sees it, as by an [http.StripPrefix] around it,
-// no URL names what is kept; put the middleware around that, or see
-// [HTTPOptions].Key.
+// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL is
+// "http://host/path?query"; http and https both mean both. If an outer [http.StripPrefix] rewrites the
+// path, no URL names the responses: put the middleware outside, or set [HTTPOptions].Key.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{Keys: urls})
 }
 
-// A Match says what is to be invalidated: the values of a [Cache] or the responses of a
-// [Middleware] that match any of it, so none if it is empty.
+// A Match selects the values of a [Cache], or the responses of a [Middleware], that match any of its
+// fields. The zero Match selects nothing.
 type Match struct {
-	// Keys are a Cache's keys. A Middleware's are URLs, "http://host/path?query", or with
-	// https: both mean both, and all variants of a URL match.
+	// Keys are the keys of a Cache, or URLs for a Middleware: both schemes, with all variants.
 	Keys []string
-	// Prefixes match the keys that begin with them. A Middleware's are URLs: with
-	// "http://host/a", "/a", "/a/b", "/ab" and "/a?q" on that host match; with
-	// "http://host", all that is there.
+	// Prefixes match the keys that begin with them. "http://host/a" matches "/a", "/a/b", "/ab" and
+	// "/a?q" on that host, and "http://host" matches the whole host.
 	Prefixes []string
-	// Tags match values whose load has returned one of them, see [Result], and responses that
-	// bear one of them in their Surrogate-Key (words) or Cache-Tag (a list with commas), or in
-	// [HTTPOptions].TagFields. Case counts.
+	// Tags match values by [Result].Tags, and responses by [HTTPOptions].TagFields. Case counts.
 	Tags []string
-	// All matches everything, in the whole fleet. It takes one place in the log, and a hard one
-	// frees the places before it.
+	// All matches everything in the fleet. It takes one place in the log, and frees earlier ones unless
+	// Soft.
 	All bool
-	// Soft makes what matches stale instead of dropping it: it may be served in
-	// its stale windows, which begin now, and be what its next load starts from.
+	// Soft makes matches stale from now on instead of dropping them. The next load can start from them.
 	Soft bool
 }
 
-// InvalidateMatching makes sure that nothing computed before now is served for
-// what matches, as [Middleware.Invalidate] does for single URLs: in this process
-// once it has returned nil, in the others within NearTTL.
+// InvalidateMatching drops the matching responses. After it has returned nil, no matching response made
+// before the call is served in this process, nor in others after NearTTL.
 //
-// Prefixes, tags, All and what is Soft go into a log that all processes read, which
-// remembers the last 500 of them, or fewer if they have more than some 100 KiB
-// together: a response that has seen more of them go by than that counts as
-// invalidated. With a Store and without a Locker that answers, two processes that write
-// into the log at one moment may lose one of the lines. An error names what could not be
-// done, or the log, for all that goes into it; what can be done is done nevertheless.
+// Soft matches, Prefixes, Tags and All go into a log that all processes read. The log keeps the last
+// 500 places, or fewer beyond 100 KiB; a response older than the log counts as invalidated. With a
+// Store whose Locker is missing or silent, two simultaneous writes of the log may lose one of them. An
+// error names each part that failed, or the log; the other parts are done.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	return m.pages.Invalidate(ctx, page.Match(match))
 }

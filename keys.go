@@ -10,20 +10,19 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file makes keys of HTTP requests by rules: the parameters of the query and the cookies
-// that tell responses apart. The other parts of a key are in internal/httpcache.
+// This file makes keys of HTTP requests by rules about query parameters and cookies. Scheme, host and
+// path are in internal/httpcache.
 
 // A KeyRule changes the keys that [Keys] makes. The zero KeyRule changes nothing.
 type KeyRule struct {
-	keeps   func(param string) bool // whether a parameter stays; nil: all stay
-	sorts   bool                    // the parameters are sorted
-	cookies []string                // the names of the cookies that are kept
+	keeps   func(param string) bool // reports whether a parameter stays; nil: all stay
+	sorts   bool
+	cookies []string // names of cookies that make variants
 }
 
-// WithoutQuery drops the query parameters with these names. A name with a final * stands for
-// all names with that beginning: "utm_*". Names are compared decoded, and case counts. A
-// parameter that [net/url.ParseQuery] refuses stays as it was sent. WithoutQuery panics on an
-// empty name, and on a * within a name.
+// WithoutQuery drops the query parameters with these names. A final * stands for any ending, as in
+// "utm_*". Names are compared decoded, and case counts. Parameters refused by [net/url.ParseQuery]
+// stay. WithoutQuery panics on an empty name and on another *.
 func WithoutQuery(names ...string) KeyRule {
 	listed := parameterNames("WithoutQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -32,9 +31,8 @@ func WithoutQuery(names ...string) KeyRule {
 	}}
 }
 
-// OnlyQuery drops all query parameters but those with these names, which are read as in
-// [WithoutQuery]. A parameter that [net/url.ParseQuery] refuses is dropped. Without names
-// the whole query is dropped.
+// OnlyQuery drops all query parameters except those with these names, see [WithoutQuery], and drops
+// parameters refused by [net/url.ParseQuery]. Without names it drops the query.
 func OnlyQuery(names ...string) KeyRule {
 	listed := parameterNames("OnlyQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -43,21 +41,16 @@ func OnlyQuery(names ...string) KeyRule {
 	}}
 }
 
-// SortedQuery sorts the query parameters by their decoded names. Parameters of one name keep
-// their order. Use SortedQuery if the handlers ignore the order of different names. A query
-// with a parameter that [net/url.ParseQuery] refuses stays as it was sent.
+// SortedQuery sorts the query parameters by decoded name. Parameters of the same name keep their order.
+// A query with a parameter refused by [net/url.ParseQuery] stays as sent. Use SortedQuery only if
+// handlers ignore the order of names.
 func SortedQuery() KeyRule { return KeyRule{sorts: true} }
 
-// WithCookies makes a variant of each set of values of the cookies with these names.
-// A request without any of them shares the variant without a name. A cookie that is sent
-// twice counts with both values, in their order. If a quoted value does not end where the
-// cookie ends, parsers disagree about the cookies, and the whole Cookie field makes the
-// variant. WithCookies panics on a name that no cookie can have.
-//
-// Other cookies make no variants, although the handler sees them: it gets the whole Cookie
-// field of the request that it runs for. A handler that answers by another cookie must say
-// private, or Vary: Cookie. Each value that a client invents is a variant, with a run of the
-// handler, up to 1,024 variants of a URL.
+// WithCookies makes a variant of the values of the cookies with these names. Requests without such a
+// cookie share a variant. A cookie that is sent twice counts with both values, in their order. Where
+// parsers disagree about a quoted value, the whole Cookie field makes the variant. A handler that
+// answers by another cookie must say private or Vary: Cookie. A client can invent values, up to 1,024
+// variants of a URL. WithCookies panics on a name that no cookie can have.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {
@@ -67,16 +60,10 @@ func WithCookies(names ...string) KeyRule {
 	return KeyRule{cookies: slices.Clone(names)}
 }
 
-// Keys returns a function for [HTTPOptions].Key that makes keys by rules. A parameter of the
-// query stays if all rules keep it. Without rules, and where the rules change nothing, the key
-// has the request's own URL, and the query stays as it was sent.
-//
-// Scheme, host and path are those of the default key. If the path was rewritten before it
-// reached the middleware, as by [http.StripPrefix], the URL has the path that the client has
-// sent, and the rewritten path makes a variant. The function returns false for a request
-// that has no default key.
-//
-// To refuse requests or to add to the variant, call the function from a function of your own.
+// Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays if
+// all rules keep it. Scheme, host and path are those of the default key. A rewritten path, as by
+// [http.StripPrefix], makes a variant of the client's path. The function returns false for a request
+// without a default key. Wrap the function to refuse requests or to extend the variant.
 func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	var k keyRules
 	for _, rule := range rules {
@@ -85,14 +72,12 @@ func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	return k.key
 }
 
-// keyRules are several rules as one.
 type keyRules struct {
 	filters []func(param string) bool
 	sorts   bool
 	cookies []string // sorted, each once
 }
 
-// add adds a rule.
 func (k *keyRules) add(rule KeyRule) {
 	if rule.keeps != nil {
 		k.filters = append(k.filters, rule.keeps)
@@ -103,7 +88,6 @@ func (k *keyRules) add(rule KeyRule) {
 	k.cookies = slices.Compact(k.cookies)
 }
 
-// key is what Keys returns.
 func (k *keyRules) key(r *http.Request) (key Key, ok bool) {
 	at, ok := httpcache.Locate(r)
 	if !ok {
@@ -121,7 +105,7 @@ func (k *keyRules) key(r *http.Request) (key Key, ok bool) {
 	return key, true
 }
 
-// query returns the query as the rules leave it: the same string if they change nothing.
+// query returns the same string if the rules change nothing.
 func (k *keyRules) query(query string) string {
 	if query == "" {
 		return ""
@@ -133,7 +117,6 @@ func (k *keyRules) query(query string) string {
 	return query
 }
 
-// filtered returns the query with the parameters that all filters keep.
 func (k *keyRules) filtered(query string) string {
 	whole := true
 	for param := range strings.SplitSeq(query, "&") {
@@ -146,7 +129,6 @@ func (k *keyRules) filtered(query string) string {
 	return strings.Join(slices.DeleteFunc(params, func(param string) bool { return !k.keeps(param) }), "&")
 }
 
-// keeps reports whether all filters keep the parameter.
 func (k *keyRules) keeps(param string) bool {
 	for _, keeps := range k.filters {
 		if !keeps(param) {
@@ -156,7 +138,6 @@ func (k *keyRules) keeps(param string) bool {
 	return true
 }
 
-// sortedQuery returns the query with its parameters sorted by name.
 func sortedQuery(query string) string {
 	before, inOrder := "", true
 	for param := range strings.SplitSeq(query, "&") {
@@ -187,9 +168,8 @@ func sortedQuery(query string) string {
 	return string(sorted)
 }
 
-// parameterName returns the decoded name of a query parameter. It returns false if the
-// parameter is one that net/url refuses. A semicolon separates parameters for some handlers:
-// the names behind it are not known.
+// parameterName returns the decoded name of a query parameter, or false if net/url refuses the
+// parameter. Some handlers split at a semicolon, so the names behind a semicolon are unknown.
 func parameterName(param string) (name string, ok bool) {
 	if strings.Contains(param, ";") {
 		return "", false
@@ -202,7 +182,6 @@ func parameterName(param string) (name string, ok bool) {
 	return name, err == nil
 }
 
-// parameterNames returns a function that reports whether a name is among the listed ones.
 func parameterNames(rule string, names []string) (listed func(name string) bool) {
 	var prefixes, whole []string
 	for _, name := range names {
@@ -222,10 +201,9 @@ func parameterNames(rule string, names []string) (listed func(name string) bool)
 	}
 }
 
-// variant returns the variant of a request whose path was rewritten to that, "" if it was not,
-// and that has these lines of Cookie. Its parts are a quoted path, names with the quoted rest of
-// their cookies, and quoted lines behind a semicolon. No name has a quotation mark or a
-// semicolon, so that no two different requests have the same parts.
+// variant returns the variant of a request with the rewritten path, "" if there is none, and the lines
+// of Cookie. Its parts are a quoted path, names with their quoted values, and quoted lines behind a
+// semicolon. No name has a quotation mark or a semicolon, so different requests have different parts.
 func (k *keyRules) variant(rewritten string, lines []string) string {
 	var b []byte
 	if rewritten != "" {
@@ -252,8 +230,8 @@ func (k *keyRules) variant(rewritten string, lines []string) string {
 	return string(b)
 }
 
-// splitCookie returns the name of a cookie, and the rest of it as it was sent, from the equals
-// sign on: parsers differ in the space that they cut off.
+// splitCookie returns the name of a cookie and the rest as sent, from the equals sign on, because
+// parsers cut off different spaces.
 func splitCookie(cookie string) (name, rest string) {
 	i := strings.IndexByte(cookie, '=')
 	if i < 0 {
@@ -262,9 +240,8 @@ func splitCookie(cookie string) (name, rest string) {
 	return strings.Trim(cookie[:i], " \t"), cookie[i:]
 }
 
-// ambiguous reports whether a line of Cookie has a quoted value that some parsers end at the
-// semicolon, as RFC 6265 section 5.4 does, and others at the next quotation mark, as RFC 2109
-// section 4.1 does: the cookies behind it are different ones for the two.
+// ambiguous reports whether a line of Cookie has a quoted value with different ends by RFC 6265 section
+// 5.4, at the semicolon, and by RFC 2109 section 4.1, at the next quotation mark.
 func ambiguous(line string) bool {
 	if !strings.Contains(line, `"`) {
 		return false

@@ -11,23 +11,20 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// This file runs the user's load: on a goroutine of its own, with a context
-// that is nobody's request, and so that neither a panic nor a Goexit nor a load
-// that never returns gets past it.
+// This file runs the user's load, with a goroutine and a context of its own. A panic, a Goexit and
+// an endless load end in a failure here.
 
-// loadKey is the context key of the *loadContext.
 type loadKey struct{}
 
-// A loadContext is the context of one run of the user's load.
 type loadContext struct {
 	context.Context
-	makes []*askers // those of the flights that it loads for
-	depth int       // how many loads wait for each other, this one included
+	makes []*askers // of the flights that the load answers
+	depth int       // number of loads that wait for each other, with this one
 	slot  slots.Load
 }
 
-// newLoadContext is the context of a load for these flights. It is part of the load
-// that has begun them, if that still runs.
+// newLoadContext returns the context of a load for these flights. If a running load has begun the
+// flights, the new load counts as its part.
 func newLoadContext(ctx context.Context, of *slots.Slots, makes []*askers) *loadContext {
 	c := &loadContext{Context: ctx, makes: makes, depth: 1}
 	c.slot.Begin(of)
@@ -37,7 +34,6 @@ func newLoadContext(ctx context.Context, of *slots.Slots, makes []*askers) *load
 	return c
 }
 
-// Value returns the loadContext itself for loadKey.
 func (c *loadContext) Value(key any) any {
 	if key == (loadKey{}) {
 		return c
@@ -45,14 +41,14 @@ func (c *loadContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// loadOf is the innermost load that ctx is of, nil if it is of none.
+// loadOf returns the innermost load of ctx, or nil.
 func loadOf(ctx context.Context) *loadContext {
 	c, _ := ctx.Value(loadKey{}).(*loadContext)
 	return c
 }
 
-// runningLoad is the innermost load that ctx is of, nil if that has ended, or there is none: a
-// goroutine that a load has left behind keeps nobody waiting.
+// runningLoad is loadOf without ended loads: a goroutine left behind by a load must not make others
+// wait.
 func runningLoad(ctx context.Context) *loadContext {
 	if c := loadOf(ctx); c != nil && !c.slot.Ended() {
 		return c
@@ -60,24 +56,24 @@ func runningLoad(ctx context.Context) *loadContext {
 	return nil
 }
 
-// A product is what one run of a load has made.
+// A product is the result of one run of a load.
 type product[V any] struct {
 	value   V
-	windows *items.Windows // of the value, or of its absence; nil: as the options say
+	windows *items.Windows // of the value or of its absence; nil: the options' windows
 	marks   *items.Marks   // nil: none
-	kept    *items.Item[V] // the item whose value goes on; nil: the value is new
+	kept    *items.Item[V] // the item whose value stays; nil: the value is new
 }
 
-// loaded is what a load came to.
+// A loaded is a product whose windows are set, with the load's error and times.
 type loaded[V any] struct {
-	product[V] // its windows are set
-	err        error
-	began      time.Time
-	took       time.Duration
+	product[V]
+	err   error
+	began time.Time
+	took  time.Duration
 }
 
-// lifetime are the windows of what the load has made. A validator is of use to the next load, so its
-// value is kept for that, if it is kept at all.
+// lifetime returns the windows of the product. A kept value with a validator is kept longer, for
+// the next load.
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
@@ -86,7 +82,7 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-// A loadRun is one run of the user's load for one flight.
+// A loadRun is a run of the user's load for a flight.
 type loadRun[V any] struct {
 	*loadContext
 	attempt attempt[V]
@@ -96,9 +92,9 @@ type loadRun[V any] struct {
 	result  chan loaded[V]
 }
 
-// start runs the flight's load and sends what it came to, once. The channel has
-// room for it: a load that everybody has given up on must not leak its goroutine
-// on top. free is called when the load has really returned, or told.
+// start runs the flight's load and sends its result once. The channel has room for the result, or
+// an abandoned load would leak its goroutine. start calls free when the load has returned or told
+// its result.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	l := &loadRun[V]{
 		loadContext: newLoadContext(ctx, a.engine.slots, []*askers{&a.flight.askers}),
@@ -111,11 +107,10 @@ func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	return l.result
 }
 
-// tell ends the load with its result before it returns: it goes on behind that, for
-// a client of its own. What it returns does not count then.
+// tell ends the load with a result before the load returns. The load goes on for its own client,
+// and its return value has no effect.
 func (a attempt[V]) tell(p product[V], err error) { a.running.end(p, err) }
 
-// end makes that the load's result, unless it has one.
 func (l *loadRun[V]) end(p product[V], err error) {
 	l.once.Do(func() {
 		o := &l.attempt.engine.settings

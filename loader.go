@@ -12,47 +12,43 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the loads that say more than a value: they start from the previous one, and say how
-// long the new one lives and what it is called.
+// This file has loads that start from the previous value and return more than a value: its lifetime,
+// its tags and its validator.
 
-// A Request is what a load is asked for, and what it may start from.
+// A Request asks a load for a key.
 type Request[V any] struct {
 	Key string
-	// Previous is the key's latest value, if Found: a stale one, or a fresh one that is to be
-	// rebuilt before it expires. It must not be modified.
+	// Previous is the latest value of the key, if Found. It may be fresh, and must not be modified.
 	Previous V
-	// Found tells that there is a Previous. Without stale windows and a Validator there is none
-	// once a value has expired, and there is none after an invalidation.
+	// Found reports whether Previous is set. There is no Previous after an invalidation, nor, without a
+	// Validator, after the windows.
 	Found bool
-	// Validator is what the load of Previous has returned, "" if it has returned none.
+	// Validator is the Result.Validator of Previous, or empty.
 	Validator string
 }
 
-// A Result is what a load returns for a key.
+// A Result is the answer of a load.
 type Result[V any] struct {
 	Value V
-	// NotModified says that Previous is still the value, for a new lifetime; Value does not
-	// count. A store that can prolong an entry is not sent the value again. It is an error
-	// unless the request has a Previous.
+	// NotModified gives Previous a new lifetime in place of Value. A store that can prolong an entry is
+	// not sent the value again. It is an error if Request.Found is false.
 	NotModified bool
-	// Freshness replaces what the options say of the value's windows, all of them: one that is
-	// left zero is closed, and with the zero Freshness the value answers those who wait for it,
-	// and is not kept. With ErrNotFound it replaces NotFoundTTL; with other errors it does not
-	// count. Nil: as the options say.
+	// Freshness replaces all times of the options for this value; a window of zero is closed. With the
+	// zero Freshness, the value answers the waiting callers and is not kept. With ErrNotFound it
+	// replaces NotFoundTTL; with other errors it has no effect. Nil: the options' times.
 	Freshness *Freshness
-	// Tags are names by which [Cache.InvalidateMatching] finds the value, such as "org:7". Nil:
-	// none, or with NotModified those of Previous.
+	// Tags are names for [Cache.InvalidateMatching], such as "org:7". Nil: none; with NotModified as
+	// before.
 	Tags []string
-	// Validator tells this value from others of its key, such as an ETag or a row's version. The
-	// next load gets it with the value, which is kept for that for an hour beyond its windows.
-	// Empty: none, or with NotModified that of Previous.
+	// Validator identifies this version of the value, such as an ETag or a row's version. The value
+	// stays for an hour after its windows, for the next load. Empty: none; with NotModified as before.
 	Validator string
 }
 
-// validatorKeep is how long a value with a validator is kept for the next load.
+// validatorKeep is how long the next load can start from an expired value with a validator.
 const validatorKeep = time.Hour
 
-// NewLoader is [New] with a load that starts from the previous value and says more than the new one.
+// NewLoader is [New] with a load that gets the previous value and returns a [Result].
 func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))
@@ -70,7 +66,7 @@ func (l richLoad[V]) bind() loader[V] {
 	}
 }
 
-// requestOf is the request of a load that starts from the item, nil if there is none.
+// requestOf returns the request of a load that starts from an item; nil: there is none.
 func requestOf[V any](key string, from *items.Item[V]) Request[V] {
 	r := Request[V]{Key: key}
 	if from != nil && from.Held && from.Kind == driver.KindValue {
@@ -82,7 +78,7 @@ func requestOf[V any](key string, from *items.Item[V]) Request[V] {
 	return r
 }
 
-// product is what the load of key has made that has returned r and err, and has started from the item.
+// product returns the product of a load of key that started from an item and returned r and err.
 func (r Result[V]) product(key string, from *items.Item[V], err error) (product[V], error) {
 	p := product[V]{value: r.Value}
 	if r.Freshness != nil {

@@ -14,236 +14,159 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the HTTP face for its users. What it does with a request is in internal/page, and
-// what that asks of the cache in below.go.
+// This file is the HTTP face for its users: the options, the middleware and its end. internal/page
+// answers requests, and below.go connects internal/page to the engine.
 
-// HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this
-// process, what says that it may be cached. Zero and negative values are as in [Options];
-// MaxPassThrough and HeuristicFraction can be off.
+// HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this process, each response that
+// says that it may be cached. A negative value is refused where a field's comment does not mention it.
+// In the repository, docs/http.md explains the rules for responses, keys and invalidation.
 type HTTPOptions struct {
-	// TTL is how long a response is fresh that carries no freshness of its own and has a
-	// status that need not (RFC 9110 section 15.1: 200 and 404, for example), or any that is
-	// no error of a server's if it says public. With a TTL, what a handler makes of a Cookie
-	// is everybody's, unless it says private or Vary: Cookie, or Key returns false. Zero:
-	// such a response is never fresh; if it says public it is stored for its stale windows,
-	// if it has any.
-	//
-	// The age of a response counts from when its handler wrote the header; if that
-	// has a Date or an Age, which those of a proxied upstream have, by RFC 9111
-	// section 4.2.3.
+	// TTL is how long a response without a freshness of its own is fresh, if its status is cacheable,
+	// such as 200 or 404 (RFC 9110 section 15.1), or it says public. Zero or negative: off. With a TTL,
+	// handlers that answer by a Cookie must say private or Vary: Cookie. Ages follow RFC 9111.
 	TTL time.Duration
-	// StaleWhileRevalidate is the window of responses that name none and do not forbid one,
-	// see [Options]. Zero: none.
+	// StaleWhileRevalidate is the window of responses that allow it. Zero or negative: off.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the window of responses that name none and do not forbid one, see
-	// [Options]. Zero: none.
+	// StaleIfError is the window of responses that allow it. Zero or negative: off.
 	StaleIfError time.Duration
-	// Freshness returns the freshness of a response in this cache, in the place of said: by
-	// status, by path or by header, with a bound or without. It gets the handler's own
-	// request, and said has what the response says, or else these options. A TTL counts from
-	// Age zero, as max-age does; set TTL to said.Age+d for a time of d from now. An Age that
-	// Freshness returns does not count. Negative durations are zero, and a zero Freshness
-	// shares the response between the waiting clients only. Nil: said holds.
-	//
-	// Freshness is called for responses that may be shared, so that no-store, private,
-	// no-cache, a Set-Cookie and credentials count as before; a status such as 302, which
-	// needs a lifetime, gets it here. A status from 400 that needs one, such as 403, has to
-	// say it itself, and for 500, 502, 503 and 504 ErrorTTL counts. With must-revalidate,
-	// proxy-revalidate or s-maxage a response is not served stale. Clients get the response's
-	// own header and its true Age: beyond its own max-age their caches ask again.
-	//
-	// Freshness is called while the handler writes its header, and must change neither
-	// request nor header. A panic is the handler's.
+	// Freshness replaces said, the freshness of a shareable response by its header and these options. A
+	// TTL counts from Age zero, and a returned Age has no effect. A zero Freshness shares the response
+	// between the waiting clients only. ErrorTTL holds for 500, 502, 503 and 504, and a 403 or the like
+	// gets no lifetime here. no-cache, must-revalidate, proxy-revalidate and s-maxage keep their
+	// effects. Freshness runs while the handler writes its header, and must not change r or header. Its
+	// panic is the handler's. Nil: said.
 	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
-	// ErrorTTL is how long a failure answers, see [Options], and how long an error response
-	// (500, 502, 503, 504) without a freshness of its own is served to all clients, if TTL
-	// is set, the error says public, or the key has had a response for all. Any other error
-	// answers only the waiting requests with the same Cookie and credentials. Zero means
-	// 1 s; negative: such an error answers only the requests that wait for it.
+	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504 without
+	// its own. Zero means 1 s. Negative: off, an error answers only waiting requests. All clients
+	// share an error if TTL is set, it says public, or the key has had a response for all; otherwise
+	// only waiting requests with the same Cookie and credentials do.
 	ErrorTTL time.Duration
-	// MaxErrorTTL bounds the pauses after failures, see [Options]. Zero means 5 s, or
-	// ErrorTTL if that is longer.
+	// MaxErrorTTL is the longest pause after failures. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
-	// EarlyRefresh is the beta of XFetch, see [Options]. Zero: not at all.
+	// EarlyRefresh is the beta of XFetch, see [Options]. Zero or negative: off.
 	EarlyRefresh float64
-	// TTLJitter is the part of a TTL that may be taken off, see [Options]. Zero: nothing.
+	// TTLJitter is the largest fraction to subtract from a TTL at random. Zero or negative: off.
 	TTLJitter float64
 
-	// Patience is how long a request that has a stale response waits for the rebuild before
-	// it takes the stale one. Zero: not at all.
+	// Patience is how long requests with a stale response wait for a fresh one. Zero or negative: off.
 	Patience time.Duration
-	// MaxWait is how long a request waits that has nothing stale. Zero means RebuildTimeout
-	// plus Fleet.LeaseTTL.
+	// MaxWait is how long other requests wait. Zero means RebuildTimeout plus Fleet.LeaseTTL.
 	MaxWait time.Duration
-	// RebuildTimeout bounds a run of the handler. Zero means 30 s.
+	// RebuildTimeout is the time limit of a run of the handler. Zero means 30 s.
 	RebuildTimeout time.Duration
 
 	// Fleet joins the middlewares of several processes. Zero: this process is alone.
 	Fleet Fleet
-	// Limits bound what the middleware takes.
+	// Limits bound the middleware in this process.
 	Limits Limits
 
-	// OnError is told of the errors that no client gets, see [Options]. Nil: nobody is told.
+	// OnError is called for each error that no client gets, see [Options]. Nil: no calls.
 	OnError func(key string, err error)
-	// Observers are told what the middleware does, see [Options]. None: nobody is told.
+	// Observers are called for the middleware's events, see [Options]. None: no calls.
 	Observers []observe.Observer
 
-	// MaxBodyBytes is the largest body that is stored, in bytes. A larger one is
-	// passed on to those who wait for it, at the pace of the slowest of them; but a
-	// client for which the others have to wait 5 s while it takes 4 MiB is broken off.
-	// Zero means 8 MiB. What is larger than NearBytes is in Store alone, if there is
-	// one.
+	// MaxBodyBytes is the largest stored body, in bytes. Zero means 8 MiB. A larger body streams to
+	// the waiting clients at the pace of the slowest. Bodies larger than NearBytes are in Store only.
 	MaxBodyBytes int64
-	// MaxHeldBytes bounds, in bytes, the bodies that clients of this process hold beside
-	// the near tier: those that are being written for several, and those that are
-	// being sent, each counted once however many read it, or twice if it is both.
-	// Bodies of up to 64 KiB are not counted, nor those that the near tier has. Where there
-	// is no room, a body that is being written is not kept: like one over MaxBodyBytes, it goes
-	// on at the pace of its slowest client. For a stored body that is to be sent, the
-	// clients are broken off that have taken the longest, as far as the server's
-	// ResponseWriter has write deadlines. So slow clients of many URLs get no more memory
-	// than one and a half times this, and what the near tier has evicted since. Zero means
-	// 256 MiB, or MaxBodyBytes if that is more.
+	// MaxHeldBytes bounds the bodies that clients hold beside the near tier, in bytes. Zero means
+	// 256 MiB, or MaxBodyBytes if larger. Beyond it new bodies stream like larger ones, and the
+	// slowest clients of stored bodies are broken off, if the ResponseWriter has write deadlines.
 	MaxHeldBytes int64
-	// HitForMissTTL is how long it is remembered that a key's response was not
-	// for sharing; requests for it go straight to the handler meanwhile, and each
-	// response like that prolongs it. One cacheable response ends it. Zero means 10 s.
+	// HitForMissTTL is how long an unshareable response sends its key's requests straight to the
+	// handler. Further such responses prolong it, and a cacheable response ends it. Zero means 10 s.
 	HitForMissTTL time.Duration
-	// MaxPassThrough is how many requests whose wait has run out (MaxWait), or whose key's
-	// rebuild has taken longer than RebuildTimeout and never had a response for all, are let
-	// through to the handler at one time, in this process. The others get 503
-	// with Retry-After. Zero: none is let through.
+	// MaxPassThrough is how many requests of this process at a time ask the handler after MaxWait, or
+	// after a RebuildTimeout of a key without any response for all. Others get 503. Zero or negative:
+	// off.
 	MaxPassThrough int
 
-	// IgnoreRequestDirectives has requests answered whatever their Cache-Control says, as
-	// most caches in front of a site do: else a client may have the handler asked
-	// by no-cache, and choose the moment of a rebuild. Default: RFC 9111 section 5.2.1
-	// holds, but of the requests that go past the cache for a page that may be served
-	// (no-store, an upgrade, an event stream, a body) eight at a time.
+	// IgnoreRequestDirectives ignores Cache-Control in requests, by which clients choose the moments of
+	// rebuilds. Default: RFC 9111 section 5.2.1 holds, and at most eight requests at a time go past a
+	// page that may be served, by no-store, an upgrade, an event stream or a body.
 	IgnoreRequestDirectives bool
-	// MaxStreams bounds the requests for upgrades and event streams that run at a time.
-	// Further ones get 503. Zero means 65,536.
+	// MaxStreams is how many upgrades and event streams run at a time. Zero means 65,536. Others get
+	// 503.
 	MaxStreams int
 
-	// Key names the URL under which the response to a request is kept, and by which
-	// it is invalidated, in the place of the request's own; or returns false, and
-	// the request goes past the cache. [Keys] makes a Key of rules.
-	//
-	// The handler sees the key's host and query, so a parameter that Key leaves out gets
-	// into no shared response. The handler sees the request's path, fields and cookies: a
-	// part of them that Key leaves out must not change the response, unless the response
-	// says private or names the field in Vary.
-	//
-	// For a request with an unsafe method, Key returns the URL that the request has
-	// changed; false means that it has changed none. What is no such URL, such as a path
-	// without a host, counts as false, and OnError is told of it. Key is called for each
-	// request, on the request's goroutine.
-	//
-	// Nil: the Host field in lower case and without a default port, the path in one
-	// form for all its encodings, the query as it was sent, and https for requests that
-	// came over TLS. "%2F", "%3B" and "%2B" in a path are not "/", ";" and "+".
-	// Behind a proxy that
-	// ends TLS all requests come in plain; if it tells the scheme by
-	// X-Forwarded-Proto, Forwarded or the like, responses to the two are variants of
-	// one URL, and nothing need be done. If it tells it otherwise and handlers mind,
-	// Key is the place to say so.
+	// Key returns the key of a request's response, or false to send the request past the cache. [Keys]
+	// makes a Key of rules. Key runs for each request, on the request's goroutine. The handler sees the
+	// key's host and query, and the request's own path, fields and cookies. A handler that answers by a
+	// part that Key leaves out must say private or name the field in Vary. For an unsafe method, Key
+	// returns the URL that the request changes, or false for none. An invalid URL counts as false and
+	// goes to OnError. Nil: the request's URL, in one form for all spellings of host and path, with the
+	// query as sent.
 	Key func(r *http.Request) (key Key, ok bool)
 
-	// CredentialFields are more request fields that say who a client is, as
-	// Authorization and a client certificate do. A request with credentials gets only
-	// responses that say that they are for all (public, s-maxage, must-revalidate). It
-	// waits for no other request until a response to credentials has said so. Name
-	// Cookie if the handlers answer by it and do not say private. Nil: none.
+	// CredentialFields are request fields with credentials, beside Authorization and client
+	// certificates. A request with credentials gets only responses with public, s-maxage or
+	// must-revalidate. Name Cookie if handlers answer by it without private. Nil: none.
 	CredentialFields []string
 
-	// TargetedFields are the response fields that take the place of
-	// Cache-Control for this cache, the first that is there wins, unless it is
-	// malformed (RFC 9213): put a name of your own in front. Nil means
-	// CDN-Cache-Control; empty: none.
+	// TargetedFields are response fields that replace Cache-Control for this cache (RFC 9213). The
+	// first present field counts unless it is malformed. Nil means CDN-Cache-Control. Empty: none.
 	TargetedFields []string
-	// RetargetingFields are more request fields from which the handler, or a server
-	// behind it, takes another scheme, host, port or path. Some 140 such fields are
-	// known, X-Forwarded-Host among them. A response to a request with any of these
-	// fields is a variant for requests with the same fields. Nil: none.
+	// RetargetingFields are request fields that choose another scheme, host, port or path, beside some
+	// 140 known ones such as X-Forwarded-Host. Each set of these fields makes a variant. Nil: none.
 	RetargetingFields []string
-	// HiddenFields are response fields that the cache reads and clients do not get, such
-	// as Surrogate-Control, Surrogate-Key and Cache-Tag. Stored responses keep them, and
-	// tags in them invalidate. With HiddenFields no handler gets the real
-	// ResponseWriter, but one that flushes and hijacks as that does. Nil: none.
+	// HiddenFields are response fields for the cache only, such as Surrogate-Control. Stored responses
+	// keep them. With HiddenFields each ResponseWriter is wrapped, also for upgrades. Nil: none.
 	HiddenFields []string
-	// TagFields are the response fields with the tags of [Match].Tags, such as xkey or a field
-	// of your own. Spaces and commas both separate tags, but for Surrogate-Key, which has
-	// words, and Cache-Tag, which is a list with commas. Processes of
-	// one fleet need the same names. Nil means Surrogate-Key and Cache-Tag; empty: none.
+	// TagFields are the response fields with the tags of [Match], the same in a fleet. Spaces and
+	// commas separate tags. Nil: Surrogate-Key (spaces only) and Cache-Tag (commas only). Empty: none.
 	TagFields []string
-	// HideStatusKey leaves the cache key out of Cache-Status, where all clients can read
-	// it (RFC 9211 section 6). Default: the reply to a request that has reached the
-	// handler by way of the cache has the key.
+	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: a reply that has
+	// reached the handler through the cache shows the key.
 	HideStatusKey bool
-	// UnsafeInvalidation is what happens to the stored responses of a URL after an unsafe
-	// request for it, such as POST, has succeeded. Default: HardInvalidation, as RFC 9111
-	// section 4.4 requires. Where the handlers take unsafe requests of anybody for any
-	// URL, anybody can choose the moment of a rebuild: set NoInvalidation then, and
-	// invalidate by [Middleware.Invalidate].
+	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL.
+	// Default: HardInvalidation (RFC 9111 section 4.4). If any client may send such requests for any
+	// URL, clients choose the moments of rebuilds: set NoInvalidation.
 	UnsafeInvalidation Invalidation
-	// InvalidateLocations extends UnsafeInvalidation to the URLs that the response to an
-	// unsafe request names in Location and Content-Location, on the same host. Default:
-	// they stay, since many handlers redirect to a URL that the client has chosen.
+	// InvalidateLocations extends UnsafeInvalidation to the URLs in Location and Content-Location, on
+	// the same host. Default: off, because in many handlers clients choose these URLs.
 	InvalidateLocations bool
 
-	// HeuristicFraction makes a response fresh that says nothing about it, where
-	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
-	// (RFC 9111 section 4.2.2; 0.1 is customary). Zero: not at all.
+	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a response
+	// without a freshness is fresh if TTL is zero (RFC 9111 section 4.2.2). Zero or negative: off.
 	HeuristicFraction float64
-	// StoreSetCookie lets responses with Set-Cookie be stored if they say how long
-	// they are fresh; each client gets the cookie then. Default: they are not
-	// shared.
+	// StoreSetCookie shares responses with Set-Cookie and their own lifetime. Default: not shared.
 	StoreSetCookie bool
-	// AnyLanguageOrder takes Accept-Language for the same in any order. RFC 9110
-	// section 12.5.4 gives the order no meaning; many servers do, Go's language
-	// matcher among them. The handler gets the languages sorted. Default: the order
-	// tells variants apart.
+	// AnyLanguageOrder makes one variant of the same languages in any order of Accept-Language, and
+	// sorts them for the handler. Default: the order makes variants.
 	AnyLanguageOrder bool
 }
 
-// An Invalidation is what an unsafe request does to stored responses.
+// An Invalidation is the effect of an unsafe request on stored responses.
 type Invalidation uint8
 
 const (
 	// HardInvalidation drops the responses.
 	HardInvalidation Invalidation = iota
-	// SoftInvalidation makes the responses stale: they may be served in their stale
-	// windows, which begin then, and be validated. It goes by the log of invalidations,
-	// see [Middleware.InvalidateMatching]. An unsafe request is a HardInvalidation beyond
-	// 50 in a minute, so that the log remembers other invalidations for ten minutes, and
-	// with a Store without a Locker that answers.
+	// SoftInvalidation makes the responses stale from now on, by the log of
+	// [Middleware.InvalidateMatching]. After 50 places of the log within a minute, or with a Store
+	// whose Locker is missing or silent, SoftInvalidation drops the responses.
 	SoftInvalidation
-	// NoInvalidation leaves the responses as they are.
+	// NoInvalidation keeps the responses.
 	NoInvalidation
 )
 
-// A Key is what the response to a request is kept under.
+// A Key identifies the response to a request.
 type Key struct {
-	// URL is "http://host/path?query", or with https, which is kept apart. Empty: the
-	// request's own URL.
+	// URL is "http://host/path?query", or with https as another key. Empty: the request's own URL.
 	URL string
-	// Variant tells responses to one URL apart by a part of the request that the URL
-	// does not have, such as a cookie's value. Invalidating the URL invalidates all its
-	// variants. Requests with an empty Variant share a variant too.
+	// Variant separates responses to one URL by another part of the request, such as a cookie's value.
+	// An empty Variant is one, too. Invalidating the URL invalidates all its variants.
 	Variant string
 }
 
-// A Middleware caches the responses of the handlers that it wraps, as a shared
-// cache by RFC 9111, and sees to it that a response is made once for all who
-// wait for it. Create one with NewMiddleware. It is safe for concurrent use, and
-// may wrap several handlers as long as they serve different URLs.
+// A Middleware is a shared cache by RFC 9111 for the responses of the handlers that it wraps. A
+// response is made once for all waiting clients. Create one with [NewMiddleware]. It is safe for
+// concurrent use, and may wrap several handlers if they serve different URLs.
 type Middleware struct {
 	engine *engine[*page.Response]
 	pages  *page.Middleware
 }
 
-// NewMiddleware returns a Middleware. It panics if the options cannot be meant;
-// the message names the field.
+// NewMiddleware returns a Middleware. It panics on invalid options; the message names the field.
 func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
@@ -258,7 +181,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	return m
 }
 
-// check panics on options of this face alone that cannot be meant.
+// check panics on options that only this face has and that cannot be meant.
 func (o *HTTPOptions) check() {
 	checkRules("HTTPOptions", []rule{
 		{"MaxBodyBytes", o.MaxBodyBytes, o.MaxBodyBytes < 0, notNegative},
@@ -275,7 +198,7 @@ func (o *HTTPOptions) check() {
 	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
 }
 
-// fill fills in the defaults of the options of this face, and those that are different here.
+// fill fills in the defaults that only this face has.
 func (o *HTTPOptions) fill() {
 	o.MaxPassThrough, o.HeuristicFraction = max(0, o.MaxPassThrough), max(0, o.HeuristicFraction)
 	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, 8<<20)
@@ -285,12 +208,12 @@ func (o *HTTPOptions) fill() {
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
-	// A page may fetch a part of its own site over HTTP. No context leads from the one to
-	// the other, so each needs a slot while the page waits for the part.
+	// A page may fetch a part of its own site over HTTP. The part's load cannot borrow the page's slot,
+	// because no context leads from one to the other.
 	o.Limits.MaxRebuilds = cmp.Or(o.Limits.MaxRebuilds, 4096)
 }
 
-// options is what the options say to the engine.
+// options returns the engine's options.
 func (o *HTTPOptions) options() Options {
 	return Options{
 		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
@@ -300,7 +223,7 @@ func (o *HTTPOptions) options() Options {
 	}
 }
 
-// pages is what the options, and the engine's settings by them, say to the HTTP face.
+// pages returns the options of internal/page.
 func (o *HTTPOptions) pages(s settings) page.Options {
 	po := page.Options{
 		Shared: s.Store != nil, EarlyRefresh: s.EarlyRefresh > 0,
@@ -339,7 +262,7 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 	return po
 }
 
-// tagFields are the canonical names of the fields with tags.
+// tagFields returns the canonical names of the fields with tags.
 func (o *HTTPOptions) tagFields() []string {
 	if o.TagFields == nil {
 		return httpcache.TagFields
@@ -351,7 +274,7 @@ func (o *HTTPOptions) tagFields() []string {
 	return names
 }
 
-// checkFields refuses names in an option that are those of no fields.
+// checkFields refuses names that are not field names.
 func checkFields(option string, names []string, example string) {
 	for i, name := range names {
 		if !httpcache.FieldName(name) {
@@ -360,60 +283,34 @@ func checkFields(option string, names []string, example string) {
 	}
 }
 
-// Stats returns what the middleware has counted since it was made.
+// Stats returns the counters of the middleware since its creation.
 func (m *Middleware) Stats() observe.Stats { return m.engine.snapshot() }
 
-// Close ends the middleware: rebuilds under way are cancelled, and GET and HEAD get
-// 503 from then on (504 for only-if-cached), but for those that go past the cache. It
-// does not close Store and Locker. It may be called again; the error is always nil.
+// Close ends the middleware and cancels its rebuilds. Later GET and HEAD requests get 503 (504 with
+// only-if-cached), unless they go past the cache. Store and Locker stay open. A second Close is
+// harmless. The error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
 }
 
-// Handler wraps next. It has the type of a chi or net/http middleware.
+// Handler wraps next, as a middleware of chi or net/http. Only GET and HEAD are answered from the
+// cache. "Handlers behind the cache" in docs/http.md has rules for outer routers and middlewares.
 //
-// Only GET and HEAD are answered from the cache. The handler runs detached: on a
-// goroutine and with a context that are not the first client's. It sees that
-// client's header, cookies and address, but as a GET, and without conditions and
-// ranges; if a response is stored that has to be validated, with conditions of ours.
-// A handler that needs the client itself (to hijack the connection, to stream
-// events) is reached by requests that ask for an upgrade or for text/event-stream,
-// or that Key refuses, with the real ResponseWriter, and by all else that goes past the
-// cache, or past a page that may be served, with one that flushes and hijacks as that
-// does. With the real one, our member of Cache-Status stands before the handler's own,
-// and is lost if the handler sets the field; else it is the last.
+// The handler runs detached, with a goroutine and a context of its own. It sees the first client's
+// header, cookies and address, as a GET without ranges and with the cache's own conditions. A handler
+// that uses a session or a CSRF token from the request's context must say private or Vary. A client
+// whose context ends gets no more of a response under way. Requests for an upgrade or
+// text/event-stream, or without a key, get the real ResponseWriter; others past the cache get one that
+// flushes and hijacks like it.
 //
-// As it runs detached, no router or middleware around it may recycle, when the request
-// ends, what the handler still uses: chi's route context is copied, those of gin and echo
-// are not, so these engines are wrapped whole. A router around it has to route all
-// encodings of a path alike, as net/http's does. chi's does not: if chi has routed a path
-// in another form than the key's, the request goes past the cache.
+// If the handler panics, clients get a stale response. Without one, the panic reaches the server of the
+// first client, and the others get 502. With a Cookie, with credentials, or at a key without responses
+// for all, only clients with the same Cookie and credentials share the panic. An Observer's Rebuild
+// gets the stack, or its Error for an unshareable response.
 //
-// A field that a middleware around this one puts into the response's header is for its
-// own client, and does not decide who may share the response. There is one exception: if
-// Cache-Control, or one of TargetedFields, is no-store or private when a request reaches
-// the cache, the request goes past it, and a POST's response is not kept. A
-// handler that uses what such a middleware has left in the request's context, a session
-// or a CSRF token, has to say private or Vary itself. A middleware that compresses
-// belongs inside: the part that is sent for a Range is of what is stored.
-// A client whose request's context ends gets no more of a response that is still being
-// made, also if it would go on reading, as behind chi's Timeout.
-//
-// A handler that panics does so to its first client's server too, unless that one
-// gets something stale; the others who wait get that or 502, and an Observer's
-// Rebuild gets the stack; its Error, where the response was not for others and the
-// rebuild has ended with its header. If the request has a Cookie or credentials, or if
-// responses to the key are not for all (see ErrorTTL in [HTTPOptions]), the panic answers
-// only requests with the same Cookie and credentials. The others wait for one more run.
-//
-// An interim response (1xx) goes to the client whose request runs the handler.
-// Trailers go to all who read the response as it is made, and are not stored.
-//
-// Within a run of next, the middleware lets requests through: used on a router and
-// again on a part of it, it caches once. It knows that by the ResponseWriter, so one
-// in between needs an Unwrap, as [http.ResponseController] wants it: behind
-// [http.TimeoutHandler], which has none, the second waits for the first.
+// A second use of the middleware within next has no effect, if each ResponseWriter in between has
+// Unwrap, see [http.ResponseController].
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
 		panic(errors.New("bellwether: Handler needs a handler to wrap"))

@@ -13,10 +13,10 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file tells those who watch a cache, in the words of package observe. They are told
-// where it happens, outside of all locks; with nobody to tell, a hit pays for one comparison.
+// This file calls the observers, in the words of package observe, outside all locks. A hit without
+// observers costs one comparison.
 
-// observers are the functions that there are, by what they are told.
+// observers are the cache's observers, sorted by the functions that they have.
 type observers struct {
 	all     []observe.Observer
 	hit     []func(context.Context, string)
@@ -24,8 +24,8 @@ type observers struct {
 	herd    []func(observe.Herd)
 	breaker []func(observe.Engine, observe.BreakerState, observe.BreakerState)
 	evict   []func(string, int)
-	rebuild bool // somebody is told of rebuilds
-	callers bool // somebody is asked about callers
+	rebuild bool // an observer has Rebuild
+	callers bool // an observer has Rebuild and Caller
 
 	detach []func() // written before the cache's first use, and called at its end
 }
@@ -54,8 +54,8 @@ func newObservers(all []observe.Observer) observers {
 	return o
 }
 
-// attach calls the Attach of all observers. If one of them fails, it closes the engine, which has not
-// been used yet, and panics.
+// attach calls the observers' Attach. After a failure it closes the engine, which is not in use
+// yet, and panics.
 func (e *engine[V]) attach() {
 	attached := false
 	defer func() {
@@ -81,10 +81,10 @@ func (e *engine[V]) attach() {
 	attached = true
 }
 
-// detach calls what the observers' Attach have returned, the last first.
+// detach calls the results of Attach, the last first.
 func (e *engine[V]) detach() {
 	for _, detach := range e.observers.detach {
-		defer func() { // the others run also after a Goexit
+		defer func() { // a Goexit in one must not keep the others from running
 			if err := fault.Guard(func() error { detach(); return nil }); err != nil {
 				e.OnError("", fmt.Errorf("detaching an observer: %w", err))
 			}
@@ -92,15 +92,13 @@ func (e *engine[V]) detach() {
 	}
 }
 
-// tell runs an observer's function.
+// tell calls an observer's function. Its panic goes to OnError.
 func (e *engine[V]) tell(key string, f func()) {
 	if err := fault.Guard(func() error { f(); return nil }); err != nil {
 		e.OnError(key, &keyError{"telling an observer of", key, err})
 	}
 }
 
-// tellHit tells of a call that hit has answered.
-//
 //go:noinline
 func (e *engine[V]) tellHit(ctx context.Context, key string, way observe.Way) {
 	e.tellServe(ctx, observe.Serve{Key: key, Way: way})
@@ -118,13 +116,12 @@ func (e *engine[V]) tellServe(ctx context.Context, s observe.Serve) {
 	}
 }
 
-// tell tells of the waiter's call. Like all that only those need who watch, it
-// is not inlined: the frames around it are those that a herd waits on.
+// tell is not inlined, like all code for observers only: a herd waits on the frames around the
+// code.
 //
 //go:noinline
 func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
 
-// served is the end of the waiter's call.
 func (c *waiter[V]) served() observe.Serve {
 	now := c.engine.clock.Now()
 	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
@@ -141,24 +138,23 @@ func (c *waiter[V]) served() observe.Serve {
 	return s
 }
 
-// A herdCount counts the callers of a flight that somebody watches. Each of them
-// goes once; the last, or the flight, if that is up for longer, tells.
+// A herdCount counts the callers of an observed flight. Each caller leaves once. The last to leave,
+// a caller or the flight itself, reports the herd.
 type herdCount struct {
-	aboard   atomic.Int64 // callers that have not gone, and one for the flight
+	aboard   atomic.Int64 // callers that have not left, and one for the flight
 	answered atomic.Int64
-	waited   atomic.Int64 // nanoseconds, of these
+	waited   atomic.Int64 // nanoseconds, of the answered callers
 	last     atomic.Int64 // the instant of the last answer
 
-	// Written by the flight's goroutine before the flight goes.
+	// Written by the flight's goroutine before the flight leaves.
 	loaded bool
-	since  instant // the commit, 0 if there was none
+	since  instant // the commit, 0: none
 
 	mu    sync.Mutex // guards marks
-	marks [][]any    // what each observer's Caller has returned
+	marks [][]any    // results of each observer's Caller
 }
 
-// watch gives a new flight its count, if somebody wants to know. The flight is
-// not shared yet.
+// watch gives a new flight its count, if there are observers for it. The flight is not shared yet.
 func (f *flight[V]) watch() {
 	if o := &f.engine.observers; len(o.herd) > 0 || o.callers {
 		f.herd = &herdCount{}
@@ -166,8 +162,7 @@ func (f *flight[V]) watch() {
 	}
 }
 
-// introduce asks the observers what they want to remember of a call that has
-// collapsed on the flight.
+// introduce calls the observers' Caller for a collapsed call.
 //
 //go:noinline
 func (f *flight[V]) introduce(ctx context.Context) {
@@ -199,8 +194,6 @@ func (f *flight[V]) introduce(ctx context.Context) {
 	}
 }
 
-// countAnswer counts a call that its flight has answered.
-//
 //go:noinline
 func (c *waiter[V]) countAnswer() {
 	h, now := c.flight.herd, c.engine.clock.Now()
@@ -210,8 +203,8 @@ func (c *waiter[V]) countAnswer() {
 	}
 }
 
-// gone takes a caller, or the flight itself, off the count. Who joins does so
-// while the flight is counted, so it falls to 0 once.
+// gone takes a caller or the flight off the count. Callers join only while the flight is counted,
+// so the count falls to 0 once.
 //
 //go:noinline
 func (f *flight[V]) gone() {
@@ -237,17 +230,16 @@ func (f *flight[V]) gone() {
 	}
 }
 
-// A rebuildWatch is what is to be told at the end of a load.
+// A rebuildWatch is the report of a load, for its end.
 type rebuildWatch struct {
 	began  instant
 	losses int
 	told   observe.Rebuild
-	ends   []func(observe.Rebuild) // by observer, nil for those that do not want to know
+	ends   []func(observe.Rebuild) // by observer; nil: not called
 }
 
-// watchLoad tells of a load that begins now, and returns its context. Whom it has
-// told, unwatchLoad tells of the end, also if an observer's Goexit has kept the
-// load from beginning.
+// watchLoad reports the begin of a load and returns its context. unwatchLoad reports the end to the
+// same observers, also if an observer's Goexit has kept the load from beginning.
 func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	e := r.engine
 	if !e.observers.rebuild {
@@ -273,8 +265,8 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	return context.WithValue(watched, watchedKey{}, watched)
 }
 
-// unwatchLoad tells of the end of the load. ended tells whether the flight has
-// ended with what it came to.
+// unwatchLoad reports the end of the load. ended is true if the flight has ended with the load's
+// result.
 func (r *run[V]) unwatchLoad(ended bool) {
 	w, e := r.watched, r.engine
 	if r.watched = nil; w == nil {
@@ -307,19 +299,17 @@ func (r *run[V]) unwatchLoad(ended bool) {
 	}
 }
 
-// hedgeFailed notes that a hedge's load has failed: its flight goes on without it.
+// hedgeFailed notes the failure of a hedge's load: the flight goes on without the hedge.
 func (r *run[V]) hedgeFailed(err error) {
 	if w := r.watched; w != nil {
 		w.told.Outcome, w.told.Err = observe.OutcomeFailed, err
 	}
 }
 
-// watchedKey is the context key of the context that the observers of a rebuild
-// have returned.
+// watchedKey is the context key of the context returned by a rebuild's observers.
 type watchedKey struct{}
 
-// A watchedContext has the end of one context and the values of another, but
-// for one key.
+// A watchedContext has the end of one context and the values of another, except for the key own.
 type watchedContext struct {
 	context.Context
 	values context.Context
@@ -333,8 +323,8 @@ func (c watchedContext) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// watchedFrom is ctx with the values of the rebuild's context as its observers
-// have made it, but for the key own; ctx itself if there are none.
+// watchedFrom returns ctx with the values of the rebuild's observed context, except for the key
+// own. Without observers it returns ctx.
 func watchedFrom(ctx, rebuild context.Context, own any) context.Context {
 	if watched, ok := rebuild.Value(watchedKey{}).(context.Context); ok {
 		return watchedContext{ctx, watched, own}

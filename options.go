@@ -16,202 +16,141 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is what users set: the options of both faces, their defaults, and what is refused.
+// This file has the options of both faces and of a fleet. It fills in the defaults and refuses options
+// that cannot be meant.
 
-// Options configure a [Cache]. Only TTL is needed. Zero means a field's default. A
-// negative value switches off what a field is for: a window, NotFoundTTL, ErrorTTL,
-// Patience, EarlyRefresh, TTLJitter, Hedge or NearTTL. Where nothing can be switched off,
-// as of a bound, a negative value is refused.
+// Options configure a [Cache]. Only TTL is required. A negative value is refused where a field's
+// comment does not mention it. In the repository, docs/operations.md helps to choose values.
 type Options struct {
-	// TTL is how long a value is fresh, counted from when its load returned.
-	// It must be positive. A load may choose otherwise for its value, see [NewLoader]. The
-	// times of a value are kept in Store with it: those of the process that has loaded it
-	// count in all.
+	// TTL is how long a value is fresh after its load has returned. It must be positive. A load may
+	// choose other times, see [NewLoader]. Store keeps a value's times for all processes.
 	TTL time.Duration
-	// StaleWhileRevalidate is how long after TTL a value is still served at
-	// once while one rebuild runs behind it (RFC 5861 section 3). Zero: not at
-	// all. Store is asked first for a value that it has not confirmed within NearTTL:
-	// when Store goes silent, calls wait for EngineTimeout at most, until the silence
-	// counts as an outage.
+	// StaleWhileRevalidate is how long after TTL a stale value is served at once, while one rebuild
+	// runs behind it (RFC 5861 section 3). Zero or negative: off. If Store has not confirmed the value
+	// within NearTTL, a call asks Store first, for at most EngineTimeout, unless Store counts as down.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after TTL a value is served when its rebuild
-	// fails (RFC 5861 section 4). Zero: not at all.
+	// StaleIfError is how long after TTL a stale value is served if its rebuild fails (RFC 5861 section
+	// 4). Zero or negative: off.
 	StaleIfError time.Duration
-	// NotFoundTTL is how long it is remembered that a load returned
-	// [ErrNotFound]. Zero means TTL; negative: it is told to those who wait, and not
-	// remembered.
+	// NotFoundTTL is how long an [ErrNotFound] is remembered. Zero means TTL. Negative: off, only the
+	// waiting callers get ErrNotFound.
 	NotFoundTTL time.Duration
-	// ErrorTTL is how long a failure answers for its key before one caller
-	// tries again; it doubles with every further failure, up to MaxErrorTTL, and
-	// up to a half of it is taken off at random. If all loads of this process have
-	// failed for an ErrorTTL and one succeeds, the keys whose loads failed here are
-	// tried once before that. Zero means 1 s; negative: failures
-	// are not remembered. Never remembered are context errors, ErrClosed and
-	// ErrOverloaded: they answer who waits. In the other processes only
-	// context.DeadlineExceeded does, as of a client's time-out or RebuildTimeout's;
-	// of the others is said nothing there, and one of those processes tries next.
-	//
-	// An error that has, or wraps one that has, a method RetryAfter()
-	// time.Duration decides for itself: nobody tries again sooner than that, or
-	// it is not remembered if that is not positive.
+	// ErrorTTL is the pause between a key's first failure and the next try. Zero means 1 s. Negative:
+	// off, failures are not remembered. The pause doubles with each failure, up to MaxErrorTTL, less a
+	// random part of up to a half. When loads succeed after an ErrorTTL of failures only, each failed
+	// key of this process has an early try. An error with a method RetryAfter() time.Duration, also a
+	// wrapped one, chooses its pause; zero or less: not remembered. Context errors, ErrClosed and
+	// ErrOverloaded are not remembered. Other processes get only context.DeadlineExceeded of these.
 	ErrorTTL time.Duration
-	// MaxErrorTTL bounds the pauses after failures of a key, and so the time from
-	// an origin's recovery to the next try. It is not below ErrorTTL. Zero means
-	// 5 s, or ErrorTTL if that is longer.
+	// MaxErrorTTL is the longest pause after failures, and so after an origin's recovery. Zero means
+	// 5 s, or ErrorTTL if longer. A MaxErrorTTL below ErrorTTL is refused.
 	MaxErrorTTL time.Duration
 
-	// EarlyRefresh has popular values rebuilt in the background before they
-	// expire, by one caller of the fleet: a hit does so by chance, the more
-	// likely the nearer the expiry is, measured in the time that the last rebuild
-	// took. It is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB
-	// 2015), where 1 is usual and more is earlier: for a value that is read ten
-	// times in the time of a rebuild, the rebuild is too late at one expiry in 40
-	// with 1, at one in 200,000 with 2. Zero: not at all.
+	// EarlyRefresh rebuilds popular values in the background before they expire, once in the fleet. It
+	// is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015): 1 is usual, and more is
+	// earlier. Zero or negative: off.
 	EarlyRefresh float64
-	// TTLJitter is the part of a TTL, less than 1, of which up to all is taken
-	// off, so that values that were loaded together do not expire together. How
-	// much it is depends on key and epoch alone, so all processes agree. Zero:
-	// nothing.
+	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1, so that values
+	// loaded together expire apart. All processes subtract the same. Zero or negative: off.
 	TTLJitter float64
 
-	// Patience is how long a caller that has a stale value waits for the
-	// rebuild before it takes the stale one. Zero: not at all.
+	// Patience is how long a caller with a stale value waits for a fresh one. Zero or negative: off.
 	Patience time.Duration
-	// MaxWait is how long a caller waits that has nothing stale. Zero means
-	// RebuildTimeout plus LeaseTTL, which leaves time for one takeover.
+	// MaxWait is how long callers without a stale value wait. Zero means RebuildTimeout plus LeaseTTL.
 	MaxWait time.Duration
-	// RebuildTimeout bounds a load: at its end the load's context ends, and its
-	// callers get [ErrRebuildTimeout]. Zero means 30 s.
+	// RebuildTimeout is the time limit of a load. At the limit the load's context ends, and its callers
+	// get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// Hedge has a second rebuild begun beside one that takes this many times as
-	// long as its key's last one, or, where nothing is known of that, as all but a
-	// quarter of the latest ones: by one other process, of those whose callers wait for the value, and
-	// at most once for each rebuild. The value that is committed first is
-	// everybody's, and the other load is cancelled. To set it declares that the load
-	// may run twice at one time. It must be more than 1; 3 is usual. It needs a
-	// Locker and a build of 50 ms or more. Zero: not at all.
+	// Hedge begins a second rebuild, in another process, when a rebuild takes this many times the key's
+	// usual build time, and 50 ms. The first commit answers all callers and cancels the other load:
+	// set Hedge only if a load may run twice at one time. Hedge must be above 1, and 3 is usual. Hedge
+	// needs a Locker or an Engine. Zero or negative: off.
 	Hedge float64
-	// HedgeShare bounds the hedges of this process to this part of its own
-	// rebuilds, up to 1. While half of the latest rebuilds are slow there are none:
-	// then it is the origin, and not one process. Zero means 0.02.
+	// HedgeShare is the largest fraction of this process's rebuilds to hedge, from 0 to 1. Zero means
+	// 0.02. No hedge begins while half of the latest rebuilds are slow.
 	HedgeShare float64
-	// BatchWindow is how long a flight of a [NewBatch] cache waits for others of this process, so
-	// that single calls of Get, and calls of GetMany, load together. It is added to the wait for
-	// each value that is not in the near tier. Zero: not at all; each call is a batch of its own.
+	// BatchWindow is how long a load of a [NewBatch] cache waits for other calls of this process, to
+	// load together. Near hits do not wait. Zero: off. New and NewLoader refuse a window.
 	BatchWindow time.Duration
-	// Size tells how many bytes a value takes in the near tier, for several values
-	// at a time. Nil: the memory that the value reaches, found by reflection, but
-	// for what is behind a struct with a field of package sync or sync/atomic: that may
-	// change meanwhile, and belong to others. Values whose own bytes are there need a Size.
+	// Size returns the bytes that a value takes in the near tier, for several values at a time. Nil:
+	// the memory that the value reaches, by reflection, not behind structs with sync or atomic fields.
 	Size func(key string, value any) int
-	// Codec turns values into bytes for Store, several at a time. The zero Codec is
-	// JSON; values of type []byte and string it stores as they are. JSON loses some of a
-	// value: unexported fields come back empty, and an interface as whatever the JSON
-	// is. New tells OnError once which fields of the type these are, and panics if its
-	// values cannot come back, as with a channel, a function or an interface with
-	// methods. JSON also decodes what another type was, as far as names agree, without
-	// an error: a type that has changed needs another Namespace.
+	// Codec turns values into bytes for Store, several at a time. Zero: JSON, and values of type []byte
+	// and string as they are. New reports parts that JSON loses to OnError once, and panics if JSON
+	// cannot bring values back. A changed type needs a new Namespace.
 	Codec Codec
 
 	// Fleet joins the caches of several processes. Zero: this process is alone.
 	Fleet Fleet
-	// Limits bound what the cache takes.
+	// Limits bound the cache in this process.
 	Limits Limits
 
-	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet: the cache follows a log of
-	// these invalidations, for which each process that has misses reads Store once more in a half
-	// of Fleet.NearTTL. All caches of a fleet need it set alike. Without a Store there is no log
-	// to follow, and InvalidateMatching needs no Sweeps. Default: off.
+	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet: a process with misses reads Store
+	// once more in half a NearTTL. Set Sweeps alike in a fleet. Without a Store: no effect. Default:
+	// off.
 	Sweeps bool
 
-	// OnError is told of the errors that no caller gets: engines that do not answer,
-	// commits that came too late, leases lost, bytes that do not decode, and loads that
-	// fail while something stale is served, or nobody waits. (An Observer's Rebuild is
-	// told of all loads.) It is called on whichever goroutine meets the error, several
-	// at a time: it must be quick, and safe for concurrent use. It may be called before
-	// New or NewMiddleware has returned. Nil: nobody is told.
+	// OnError is called for each error that no caller gets, such as a silent engine, a late commit, or
+	// a failure behind a stale value. OnError runs where the error occurs, also before New or
+	// NewMiddleware has returned, and must be quick and safe for concurrent use. Nil: no calls.
 	OnError func(key string, err error)
-	// Observers are told what the cache does: calls served, rebuilds, herds,
-	// breakers, evictions. None: nobody is told, and nothing is spent on it.
-	// Packages bellwetherslog, bellwetherprom and bellwetherotel have some.
+	// Observers are called for the cache's events, such as the functions of packages bellwetherslog,
+	// bellwetherprom and bellwetherotel. None: no calls, at no cost.
 	Observers []observe.Observer
 }
 
-// A Fleet is how the caches of several processes share values, and who of them rebuilds.
-// Caches with one Namespace on one Store are of one fleet. A cache's Close does not close its
-// engines.
+// A Fleet connects the caches of several processes. Caches with the same Namespace on the same Store
+// are of one fleet. Closing a cache does not close its engines. docs/fleets.md helps to choose engines.
 type Fleet struct {
-	// Engine is an engine that is store and locker at once, such as package redisfleet's:
-	// one request looks, elects and claims, and one commits and releases. Nil: Store and
-	// Locker are separate engines, or none.
+	// Engine is a store and a locker at once, such as redisfleet's, in place of both. Nil: none.
 	Engine driver.Elector
-	// Store keeps the entries for a fleet. Nil: the values stay in this process, unless
-	// there is an Engine.
+	// Store keeps the entries of the fleet. Nil, without an Engine: values stay in this process.
 	Store driver.Store
-	// Locker elects who rebuilds, among the processes that share Store. Nil:
-	// each process rebuilds for itself. A Locker without a Store is refused:
-	// the processes would take turns and share nothing.
+	// Locker elects the process that rebuilds, and needs a Store. Nil: each process rebuilds alone.
 	Locker driver.Locker
-	// Namespace says what the values are, such as "users". It comes before every key
-	// in Store and Locker, with a colon behind it, and so has none itself. A Cache with
-	// a Store needs one, and caches of different values need different ones: a cache
-	// takes what it finds under its keys for its own values. A Middleware, whose keys are
-	// URLs, needs none; without one its keys stand alone.
+	// Namespace precedes each key in Store and Locker, such as "users". A colon is refused. A Cache
+	// with a Store requires a Namespace, and caches of different values need different ones: a cache
+	// takes each entry under its keys for its own. Empty: none, for a Middleware.
 	Namespace string
-	// EngineTimeout is how long a rebuild waits in all for engines that do not
-	// answer, before it goes on without them. Zero means 500 ms.
+	// EngineTimeout is how long a rebuild waits for silent engines in all. Zero means 500 ms.
 	EngineTimeout time.Duration
-	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
-	// so the longest time after which a crashed holder is replaced. Where nothing stale
-	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
-	// took, or, for a key of which nothing is known, what builds take here of late (and
-	// as long as it may where there were none), the engines' part in it included; but
-	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
-	// a third of its length, for as long as the holder lives. An Engine grants the lease
-	// together with the first look at the entry: until the first renewal the lease lasts as
-	// for a key of which this process knows nothing else. Zero means 5 s.
+	// LeaseTTL is the longest lease of a holder, and so the longest time until a dead holder is
+	// replaced. Zero means 5 s. A living holder renews its lease at a third of its length. If callers
+	// would wait for a takeover, a lease lasts 1.75 usual builds, but at least 500 ms and
+	// EngineTimeout.
 	LeaseTTL time.Duration
-	// NearTTL is how long a value in the near tier is served before Store is
-	// asked whether it still holds: the time in which another process's
-	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
-	// meaning.
-	//
-	// Negative: the near tier is off. Store is asked for each call, once for those that
-	// come at one time, and an Invalidate that has returned holds in all processes. The
-	// values that this process has are still kept, up to NearBytes: one that Store
-	// confirms is not decoded again, and while Store does not answer they are served
-	// within their windows. What Store has not taken is served for 1 s.
+	// NearTTL is how long the near tier serves a value before asking Store again, and so how long
+	// another process may miss an Invalidate. Zero means 1 s. No effect without a Store. Negative:
+	// off. Each call asks Store, once for calls at the same time, and an Invalidate that has returned
+	// holds in all processes. The near tier then spares decoding, and serves while Store is silent, or
+	// for 1 s a value not taken by Store.
 	NearTTL time.Duration
 }
 
-// Limits bound what a cache takes of its process and of the origin. None of them can be off.
+// Limits bound what a cache takes from its process and from the origin. Negative values are refused.
 type Limits struct {
-	// MaxRebuilds bounds the rebuilds that run at one time in this process,
-	// loads that have been given up on included. A batch load is one. While a load
-	// waits for another key with its own context, of this cache or of another, one
-	// more may run for such a key. Loads that wait for each other in another way, such as
-	// over HTTP, need a slot each at the same time. Zero means 128; 4,096 for a
-	// [Middleware], whose pages may fetch parts of their own site.
+	// MaxRebuilds is how many loads run at one time in this process. Zero means 128; 4,096 for a
+	// [Middleware]. A batch load counts as one load, and a load past its timeout until the load
+	// returns. A load that waits for another key of any cache, with its own context, lends its slot to
+	// that key. A load that waits in a different way, such as over HTTP, does not.
 	MaxRebuilds int
-	// MaxQueued bounds the keys whose rebuild waits for one of these; 16 times as many may
-	// wait for Store to be looked into. The callers of one more get what is stale, else
-	// [ErrOverloaded]. Of both, the keys of a GetMany count as one, or as one for
-	// each thousand. Zero means 4096.
+	// MaxQueued is how many keys wait for a slot among MaxRebuilds; 16 times as many may wait for
+	// Store. A GetMany counts as one key per thousand. Callers of further keys get a stale value or
+	// [ErrOverloaded]. Zero means 4096.
 	MaxQueued int
-	// NearBytes bounds the near tier, the decoded values in this process. Zero
-	// means 64 MiB.
+	// NearBytes is the size of the near tier, the values in this process. Zero means 64 MiB.
 	NearBytes int64
 }
 
-// settings are the Options that the engine goes by, with their defaults.
+// settings are an engine's options with their defaults.
 type settings struct {
 	Options
-	Fleet // with Store and Locker set if Engine is
+	Fleet // Store and Locker are set if Engine is
 	Limits
-	windows items.Windows // of a value whose load says nothing of them
-	// OnLoadError is the user's OnError; observers are told of loads by their Rebuild.
+	windows items.Windows // of a value whose load has no Freshness
+	// OnLoadError is the user's OnError alone: observers get loads through their Rebuild.
 	OnLoadError func(key string, err error)
-	eachCall    bool // has the store asked: NearTTL was negative
+	eachCall    bool // each call asks the store: NearTTL was negative
 }
 
 // refuse panics because of an option.
@@ -219,8 +158,8 @@ func refuse(field string, value any, must string) {
 	panic(fmt.Errorf("bellwether: %s is %v; it must %s", field, value, must))
 }
 
-// settings fills in the defaults and panics on options that cannot be meant. The panic names
-// the options by the struct that the user has filled in.
+// settings fills in the defaults and panics on options that cannot be meant. The panic names an option
+// by options, the name of the user's struct.
 func (o Options) settings(options string) settings {
 	eachCall := o.Fleet.NearTTL < 0
 	o.fillTimes(options)
@@ -239,13 +178,13 @@ func (o Options) settings(options string) settings {
 	}
 }
 
-// fillTimes fills in the defaults of all durations, and panics on a negative one that cannot be off.
+// fillTimes fills in the defaults of the durations and panics on a refused negative duration.
 func (o *Options) fillTimes(options string) {
 	for _, d := range []struct {
 		name  string
 		value *time.Duration
-		zero  time.Duration // what zero means
-		off   bool          // it may be, by a negative value
+		zero  time.Duration // the default
+		off   bool          // a negative value is off
 	}{
 		{"TTL", &o.TTL, 0, true},
 		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0, true},
@@ -256,23 +195,22 @@ func (o *Options) fillTimes(options string) {
 		{"Patience", &o.Patience, 0, true},
 		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second, false},
 		{"Fleet.LeaseTTL", &o.Fleet.LeaseTTL, 5 * time.Second, false},
-		{"MaxWait", &o.MaxWait, 0, false}, // see below
+		{"MaxWait", &o.MaxWait, 0, false}, // its default follows the loop
 		{"Fleet.EngineTimeout", &o.Fleet.EngineTimeout, 500 * time.Millisecond, false},
 	} {
 		if *d.value < 0 && !d.off {
 			refuse(options+"."+d.name, *d.value, notNegative)
 		}
-		// What is off lasts for no time at all.
 		*d.value = max(0, cmp.Or(*d.value, d.zero))
 	}
 	if o.Fleet.NearTTL < 0 {
-		o.Fleet.NearTTL = 1 // what is true at a moment answers the calls from before it
+		o.Fleet.NearTTL = 1 // an answer of the store serves only the calls that came before it
 	}
 	o.Fleet.NearTTL = cmp.Or(o.Fleet.NearTTL, time.Second)
 	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.Fleet.LeaseTTL))
 }
 
-// A rule is what an option must hold.
+// A rule is a condition on an option.
 type rule struct {
 	option string
 	value  any
@@ -280,7 +218,7 @@ type rule struct {
 	must   string
 }
 
-// checkRules panics for the first rule that is broken. It adds the struct's name to those of the options.
+// checkRules panics for the first broken rule.
 func checkRules(options string, rules []rule) {
 	for _, r := range rules {
 		if r.broken {
@@ -289,13 +227,11 @@ func checkRules(options string, rules []rule) {
 	}
 }
 
-// notNegative is what a bound must be.
 const notNegative = "not be negative; zero means the default"
 
-// usable is what an engine must be.
 const usable = "be a usable value, or nil without a type"
 
-// rules are what all options must hold but for the durations' signs.
+// rules are the conditions on all options except the signs of durations.
 func (o *Options) rules() []rule {
 	f := &o.Fleet
 	return []rule{
@@ -318,7 +254,6 @@ func (o *Options) rules() []rule {
 	}
 }
 
-// fillNumbers fills in the defaults of all numbers.
 func (o *Options) fillNumbers() {
 	for _, f := range []*float64{&o.EarlyRefresh, &o.Hedge, &o.TTLJitter} {
 		*f = max(0, *f)
@@ -329,21 +264,20 @@ func (o *Options) fillNumbers() {
 	o.Limits.NearBytes = cmp.Or(o.Limits.NearBytes, 64<<20)
 }
 
-// fillEngine makes an engine that is both the store and the locker.
 func (f *Fleet) fillEngine() {
 	if f.Engine != nil {
 		f.Store, f.Locker = f.Engine, f.Engine
 	}
 }
 
-// tellAll returns an OnError that calls all of these.
+// tellAll returns an OnError that calls all the functions.
 func tellAll(told []func(key string, err error)) func(key string, err error) {
 	return func(key string, err error) {
 		for _, f := range told {
 			if f == nil {
 				continue
 			}
-			// Its panic is no reason for a key's callers to fail.
+			// A panic of an OnError must not fail a key's callers.
 			fault.Guard(func() error { f(key, err); return nil })
 		}
 	}

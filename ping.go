@@ -11,9 +11,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is Ping: the engines are asked at start-up for all that a rebuild will ask them for.
+// This file is Ping: at start-up it asks the engines for each request of a rebuild.
 
-// ping asks the store and the locker at one time, and returns what each has not answered.
+// ping asks the store and the locker at one time, and returns the requests without an answer.
 func (e *engine[V]) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, e.EngineTimeout)
 	defer cancel()
@@ -32,8 +32,8 @@ func (e *engine[V]) ping(ctx context.Context) error {
 	return errors.Join(reads, writes, elects)
 }
 
-// pingBy makes one of the calls, also while its engine is taken for down. Every error but an answer of
-// the engine's contract is no answer.
+// pingBy makes a call, also during the engine's outage. An error of the engine's contract is an
+// answer.
 func (e *engine[V]) pingBy(ctx context.Context, g *gate.Gate, doing string, call func(context.Context) error) error {
 	_, err := gate.AskAnyway(ctx, g, probeKey, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, call(ctx)
@@ -62,5 +62,5 @@ func (e *engine[V]) pingLocks(ctx context.Context) error {
 	return lease.Release(ctx)
 }
 
-// Ping asks the engines whether they answer, as [Cache.Ping] does.
+// Ping checks the engines at start-up, as [Cache.Ping] does.
 func (m *Middleware) Ping(ctx context.Context) error { return m.engine.ping(ctx) }

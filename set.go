@@ -9,13 +9,13 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is Set: a value that the user has written to the origin goes to the store, and then replaces
-// what this process has of the key. A Set is no flight. A flight under way sees it as an invalidation of
-// all earlier epochs, with the value beside it.
+// This file is Set: a value goes to the store and then replaces the key's item in this process. A
+// Set is no flight. A flight under way meets it as an invalidation of all earlier epochs, with a
+// value.
 
-// set puts the value under the key. The order is that of invalidate: with the store first, whatever a
-// flight has read or claimed before the commit is void here, and what any flight reads after that is
-// the value or a later one. A flight with a later epoch goes on: its load has begun after set.
+// set puts the value under the key, in the order of invalidate. With the store first, a flight's
+// reads and claims from before the commit are void here, and any later read finds the value or a
+// later one. A flight with a later epoch goes on, because its load has begun after set.
 func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	if e.shards.of(key).ended() {
 		return ErrClosed
@@ -28,8 +28,8 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	}()
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), Trusted: e.trustedUntil(now)}
-	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // before its epoch is known
-	// Before the lock, and before others can see the value: it runs user code.
+	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
+	// weigh runs user code, so it comes before the lock, and before others can see the value.
 	err := fault.Guard(func() error { e.weigh(key, it); return nil })
 	if err == nil {
 		it.Epoch, err = e.setInStore(ctx, key, it)
@@ -40,13 +40,13 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 		e.replace(key, it)
 		return nil
 	case errors.Is(err, ErrUnavailable):
-		return &keyError{"setting", key, err} // the store, asked again, would be silent again
+		return &keyError{"setting", key, err} // an Invalidate would meet the same silence
 	}
 	void = false
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
 }
 
-// setInStore gives the item to the store, and returns its epoch.
+// setInStore commits the item to the store and returns its epoch.
 func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V]) (epoch uint64, err error) {
 	if e.Store == nil {
 		return e.nextEpoch(), nil
@@ -62,9 +62,9 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V
 	return epoch, err
 }
 
-// replace puts a set item in the place of what this process has of the key, unless that is of a later
-// epoch. The callers of a flight of an earlier epoch have the item at once: the flight may wait for a
-// load that does not heed its context.
+// replace puts a set item in place of the key's item in this process, unless that has a later
+// epoch. The callers of an earlier flight get the item at once: the flight may wait for a load that
+// ignores its context.
 func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()

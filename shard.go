@@ -5,23 +5,22 @@ import (
 	"sync"
 )
 
-// This file is where the flights of an engine are found. The keys are dealt out to shards, and one lock
-// guards all that a flight changes together with its key's place: the flight's own fields, the map in
-// which callers find the flight, and the key's item in the near tier. With a lock of the flight's own
-// beside one for the map, nearly every change would take both.
+// This file finds the flights of an engine by key. A shard's one lock guards each change of a
+// flight together with the map of flights and the key's item in the near tier. Nearly every change
+// would take both locks if a flight had its own.
 
-// shardCount is how many shards an engine has. It bounds how seldom two keys share a lock.
+// More shards make it rarer that two keys share a lock.
 const shardCount = 64
 
 // A shard has the flights and the witnesses of a part of the keys.
 type shard[V any] struct {
-	mu        sync.Mutex // guards what follows, and the fields of flights and witnesses that say so
+	mu        sync.Mutex // guards the fields below, and fields of flights and witnesses that say so
 	flights   map[string]*flight[V]
-	witnesses map[string]*witness[V] // of all flights, also those that nobody may join any more, and of values that no flight makes
+	witnesses map[string]*witness[V] // of all flights, also those that take no callers, and of values without a flight
 	closed    bool
 }
 
-// shards are an engine's.
+// shards are the shards of an engine.
 type shards[V any] struct {
 	seed maphash.Seed
 	all  [shardCount]shard[V]
@@ -35,7 +34,7 @@ func newShards[V any]() *shards[V] {
 	return s
 }
 
-// of is the key's shard.
+// of returns the key's shard.
 func (s *shards[V]) of(key string) *shard[V] {
 	return &s.all[maphash.String(s.seed, key)%shardCount]
 }
@@ -47,8 +46,8 @@ func (s *shard[V]) ended() bool {
 	return s.closed
 }
 
-// whole calls first, and each for every shard, with all shards locked: for a change that concerns
-// every key. No other call holds two of the locks.
+// whole locks all shards and calls first, then each for every shard: for a change of all keys. No
+// other call holds two of the locks.
 func (s *shards[V]) whole(first func(), each func(*shard[V])) {
 	for i := range s.all {
 		s.all[i].mu.Lock()

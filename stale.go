@@ -11,50 +11,42 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the whole of the time rules: given when a value was built and
-// what windows it has, what to do with it now. The clock is always an argument,
-// and always the process's own monotonic one; some of it rolls dice.
+// This file has the rules of time: the verdict on a value now, by the time of its build and its
+// windows. The clock is an argument, always the process's own monotonic clock. Some rules roll dice.
 
-// Freshness says how long a value may be served. Windows that are not positive
-// are closed.
+// Freshness is the time for which a value may be served. A window of zero or less is closed.
 type Freshness struct {
-	// Age is how old the value is already when its load returns. Zero: it was
-	// made just now.
+	// Age is the value's age when its load returns. Zero: just made.
 	Age time.Duration
-	// TTL is the age at which the value stops being fresh. A value that is past
-	// its windows when its load returns answers those who wait for it, and is
-	// not kept.
+	// TTL is the age at which the value becomes stale. A value past its windows when its load returns
+	// answers the waiting callers and is not kept.
 	TTL time.Duration
-	// StaleWhileRevalidate is how long after TTL the value is still served at
-	// once, while one rebuild runs behind it (RFC 5861 section 3).
+	// StaleWhileRevalidate is how long after TTL the value is served at once, while one rebuild runs
+	// behind it (RFC 5861 section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after TTL the value is served if rebuilds fail
-	// (RFC 5861 section 4).
+	// StaleIfError is how long after TTL the value is served if rebuilds fail (RFC 5861 section 4).
 	StaleIfError time.Duration
 }
 
-// windows are the windows of f.
 func (f Freshness) windows() items.Windows {
 	return items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
 }
 
 type instant = durations.Instant
 
-// forever is the instant that never comes.
 const forever instant = durations.Forever
 
-// A verdict is what to do for a caller, given an item.
+// A verdict is the answer to a caller by an item.
 type verdict uint8
 
 const (
-	rebuild    verdict = iota // nothing that may be served: wait for a rebuild
+	rebuild    verdict = iota // wait for a rebuild
 	serve                     // fresh
 	serveStale                // serve it, and rebuild behind it
 	serveOnly                 // serve it; rebuilds fail, and the next try is not due
 	fail                      // answer with the last failure; the next try is not due
 )
 
-// judge applies the windows at the time now.
 func judge(l *items.Lifetime, now instant) verdict {
 	switch {
 	case l.Fresh(now):
@@ -69,9 +61,8 @@ func judge(l *items.Lifetime, now instant) verdict {
 	return rebuild
 }
 
-// failed returns the lifetime after one more failed rebuild, at the time now.
-// What was there to serve stays. A failure that is not remembered, with an errorTTL
-// of 0, makes no later pause longer: one by itself has its retryAt when it was born.
+// failed returns the lifetime after a further failed rebuild. The value stays. With an errorTTL of 0
+// the failure is not remembered and prolongs no later pause: without a value, retryAt is the birth.
 func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) items.Lifetime {
 	if errorTTL <= 0 {
 		if l.Failures == 0 {
@@ -84,41 +75,38 @@ func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) item
 	return l
 }
 
-// failedUntil is failed for a failure that says itself how long nobody is to try
-// again. Up to a tenth is added at random, so that keys that failed together are
-// not tried again together.
+// failedUntil is failed for a failure with a pause of its own. Up to a tenth is added at random, to
+// keep the next tries of several keys apart.
 func failedUntil(l items.Lifetime, now instant, pause time.Duration) items.Lifetime {
 	l.CountFailure()
 	l.RetryAt = durations.Add(now, durations.Add(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
 	return l
 }
 
-// dueEarly reports by chance whether something fresh is to be rebuilt now, which
-// took build to make (XFetch: Vattani, Chierichetti, Lowenstein, VLDB 2015). A
-// read with the time t left says so with the probability exp(-t/(beta*build)).
+// dueEarly reports by chance whether to rebuild a fresh value now (XFetch: Vattani, Chierichetti,
+// Lowenstein, VLDB 2015). With the time t left, the probability is exp(-t/(beta*build)).
 func dueEarly(left, build time.Duration, beta float64) bool {
 	scale := beta * float64(build)
-	// Beyond that the chance is one in a hundred million, and not worth the dice.
+	// Beyond 18 the chance is one in a hundred million, and not worth the dice.
 	return float64(left) < 18*scale && -math.Log(rand.Float64())*scale >= float64(left)
 }
 
-// jittered is ttl less up to its part jitter. Equal keys and epochs lose the same.
+// jittered subtracts a fraction of up to jitter. Equal keys and epochs have equal fractions.
 func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.Duration {
 	if jitter == 0 || ttl <= 0 {
 		return ttl
 	}
 	h := fnv.New64a()
 	h.Write(binary.LittleEndian.AppendUint64([]byte(key), epoch))
-	// FNV's high bits hardly depend on the last bytes: they are mixed again.
+	// FNV's high bits hardly depend on the last bytes, so they are mixed again.
 	x := h.Sum64()
 	x = (x ^ x>>32) * 0xd6e8feb86659fd93
 	x ^= x >> 32
 	return ttl - time.Duration(float64(ttl)*jitter*float64(x>>11)/(1<<53))
 }
 
-// backOff is the pause after the nth failure in a row: ErrorTTL, doubled with
-// every further failure until it is the longest, of which a random part of up to a
-// half is taken off, so that keys that failed together are not tried again together.
+// backOff returns the pause after the nth failure in a row: ErrorTTL, doubled with each further failure
+// up to longest, less a random part of up to a half, to keep the next tries of several keys apart.
 func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	d := max(0, errorTTL)
 	for ; n > 1 && 0 < d && d < longest; n-- {
@@ -127,25 +115,24 @@ func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
-// Polling starts fast and slows with the time already waited, so that a value is
-// seen at most 2 ms or a sixteenth of its build time late. The reads of a wait are as
-// the logarithm of its length up to 4 s, and four or five for each second beyond.
+// Polling slows with the time already waited: a value is seen at most 2 ms or a sixteenth of its build
+// time late. The reads of a wait grow with the logarithm of its length up to 4 s, and by four or five
+// per second beyond.
 const (
 	minPoll = 2 * time.Millisecond
 	maxPoll = 250 * time.Millisecond
 )
 
-// pollInterval is the pause before the next look, after waiting for waited. Up
-// to a quarter is taken off at random, to keep processes apart that began
-// together.
+// pollInterval returns the pause before the next look. Up to a quarter is subtracted at random, to
+// separate processes that began together.
 func pollInterval(waited time.Duration) time.Duration { return pollPause(waited / 16) }
 
-// looksAhead is the number of looks before the usual end of a build. A build that ends early, or
-// that began before this process came, is seen late by up to the pause between two of these looks.
+// looksAhead is the number of looks before the usual end of a build. An early end, or the end of a
+// build begun before this process came, is seen late by up to the pause between two such looks.
 const looksAhead = 8
 
-// pollBuild is pollInterval for a build that usually takes that long, 0 if that is not known. The looks are
-// few before the usual end. One look comes at that end, and the next looks follow it closely.
+// pollBuild is pollInterval for a build with a usual time, 0 if unknown. Few looks come before the
+// usual end, one look at the end, and the next looks follow closely.
 func pollBuild(waited, usual time.Duration) time.Duration {
 	if ahead := usual - waited; ahead > minPoll {
 		return min(ahead, pollPause(usual/looksAhead))
@@ -153,7 +140,6 @@ func pollBuild(waited, usual time.Duration) time.Duration {
 	return pollPause(min(waited/16, (waited-usual)/8+usual/64))
 }
 
-// pollPause is a pause of about d.
 func pollPause(d time.Duration) time.Duration {
 	d = min(max(d, minPoll), maxPoll)
 	return d - time.Duration(rand.Int64N(int64(d/4)))

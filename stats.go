@@ -5,33 +5,33 @@ import (
 	"unsafe"
 )
 
-// This file counts what a cache does.
+// This file has the counters of a cache. observe.Stats is their snapshot.
 
-// counters are the live side of observe.Stats.
+// counters are the live values of observe.Stats.
 type counters struct {
 	hits                                       hitCounter
 	stale, misses, collapsed, waitTimeouts     atomic.Uint64
 	loads, loadFailures, storeHits, waits      atomic.Uint64
 	fenced, leasesLost, degraded, engineErrors atomic.Uint64
 	hedges                                     atomic.Uint64
-	flights                                    atomic.Int64 // that have not ended
+	flights                                    atomic.Int64 // not ended yet
 }
 
-// A hitCounter counts what happens on every core at once: one shared word, or
-// one chosen at random, would cost more than the hit that it counts.
+// A hitCounter counts events on all cores at once. A shared word, or one chosen at random, would
+// cost more than the hit.
 type hitCounter struct {
 	stripes [64]struct {
-		// Two cache lines each: processors fetch them in pairs.
+		// Two cache lines each, because processors fetch them in pairs.
 		n atomic.Uint64
 		_ [120]byte
 	}
 }
 
-// add counts in a stripe chosen by where the goroutine's stack is: the same
-// one call after call, and seldom that of a goroutine on another core.
+// add counts in a stripe chosen by the address of the goroutine's stack. The address stays the same
+// from call to call, and seldom has the stripe of a goroutine on another core.
 func (c *hitCounter) add() {
 	var here byte
-	at := uint64(uintptr(unsafe.Pointer(&here))) >> 11 // stacks are no smaller
+	at := uint64(uintptr(unsafe.Pointer(&here))) >> 11 // no stack is smaller than 2 KiB
 	c.stripes[at*0x9e3779b97f4a7c15>>58].n.Add(1)
 }
 

@@ -11,11 +11,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file is the effect of sweeps: on the flights that a sweep meets, and on the items of earlier
-// loads whenever an item is read. The log of sweeps is internal/sweeplog.
+// This file applies sweeps: to the flights under way, and to items of earlier loads whenever an
+// item is read. internal/sweeplog keeps the log.
 
-// keepLog gives the engine a log of sweeps. traits returns the tags of an item with a value, and whether
-// the value is only a signpost to other values. keepLog is called before the engine's first use.
+// keepLog gives the engine a log of sweeps, before the engine's first use. traits returns the tags
+// of an item with a value, and whether the value is only a signpost to other values.
 func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost bool)) {
 	e.traits = traits
 	e.sweeps = sweeplog.New(sweeplog.Config{
@@ -32,21 +32,22 @@ func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost
 	})
 }
 
-// meetLog reads the log before the first call: the first calls of a process do not wait for the log
-// then, and the processes of a fleet do not all begin it.
+// meetLog reads the log before the first call: so a process's first calls do not wait for the log,
+// and the processes of a fleet do not all begin one.
 func (e *engine[V]) meetLog() {
 	if e.Store == nil {
 		return
 	}
 	e.behind(func() {
 		if e.sweeps.Follow(e.open, gate.NewBudget(e.EngineTimeout), e.NearTTL/2); e.sweeps.Log() == nil {
-			e.sweeps.Doubt() // the first call that needs the store reads the log itself
+			e.sweeps.Doubt() // the first call for the store reads the log itself
 		}
 	})
 }
 
-// followLogAhead follows the log for a flight that is about to read its key. A store that answers for
-// many keys is asked for both in one call, and the key's answer is left in r.looking.ahead.
+// followLogAhead follows the log for a flight before it reads its key. A store that answers for
+// many keys gets both keys in one call, and the answer for the flight's key stays in
+// r.looking.ahead.
 func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
 	store, ok := e.Store.(driver.BatchGetter)
@@ -65,7 +66,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 		case i == 1:
 			key = reply
 		case reply.err == nil:
-			// At once: no other key waits for the server of this one.
+			// At once: other keys must not wait for the server of this key.
 			turn.Took(ctx, r.budget, reply.entry, nil)
 		default:
 			log = reply
@@ -73,7 +74,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	})
 	if !turn.Over() {
 		if log == nil {
-			// The answer of the key's server is not believed without the log's.
+			// The key's answer does not count without the log's.
 			log, key = &storeReply{err: err}, nil
 		}
 		turn.Took(ctx, r.budget, log.entry, log.err)
@@ -81,7 +82,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	r.looking.ahead = key
 }
 
-// takeLog makes next the log of this process, and holds the log against flights and near tier.
+// takeLog makes next the log of this process, and applies it to the flights and the near tier.
 func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 	e.shards.whole(publish, func(s *shard[V]) {
 		for key, f := range s.flights {
@@ -91,12 +92,12 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 	if known != nil && next.Since <= known.Position() && len(next.Sweeps) == 0 {
 		return
 	}
-	// An item that is put after publish has been held against the new log under the lock. The
-	// items from before are met here.
+	// The near tier comes last. An item put after publish has met the new log under the lock; items
+	// from before meet it here.
 	e.near.Revise(e.spare)
 }
 
-// against returns what a log has against an item: see [sweeplog.Log.Against].
+// against returns the effect of a log on an item, see [sweeplog.Log.Against].
 func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gone bool, stale instant) {
 	return l.Against(key, it.Position, func() (tags []string, signpost bool) {
 		if it.Kind == driver.KindValue {
@@ -106,13 +107,13 @@ func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gon
 	})
 }
 
-// spare returns an item as the sweeps since its load have left it, nil if it is gone.
+// spare returns an item after the sweeps since its load, nil if a sweep has dropped it.
 func (e *engine[V]) spare(key string, it *items.Item[V]) *items.Item[V] {
 	return e.spareFrom(e.sweeps.Log(), key, it)
 }
 
-// spareFrom is spare with another log. The result bears the position of the log, so that no sweep is
-// held against it twice.
+// spareFrom is spare with another log. The result has the log's position, so no sweep applies
+// twice.
 func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
 	if it == nil || it.Position >= l.Position() {
 		return it
@@ -126,11 +127,11 @@ func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *i
 	return &spared
 }
 
-// sweepFlight holds a log against the load of a flight. shard.mu is held.
+// sweepFlight applies a log to the load of a flight. shard.mu is held.
 func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	published := f.state.Load().published
 	if f.current == nil && published == nil {
-		return // it loads nothing, and what it has read is held against the log in the end
+		return // without a load; its result meets the log at the end
 	}
 	it := published
 	if it == nil {
@@ -140,8 +141,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	if !gone && stale == forever {
 		return
 	}
-	// What nobody has yet is void, be it swept softly or not: who has asked since the
-	// sweep waits here too.
+	// An unpublished load is void after a soft sweep too: callers from after the sweep wait for it.
 	if gone || published == nil {
 		f.witness.generation++
 	}
@@ -166,17 +166,17 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 	return fmt.Errorf("writing the log of invalidations: %w", err)
 }
 
-// sweepHere invalidates in this process alone, where the store has not taken the sweeps. The log's
-// epochs are the store's, so the sweeps are held against everything that is here and then forgotten.
-// A load whose tags are not known yet goes on.
+// sweepHere invalidates in this process only, if the store has not taken the sweeps. The log's
+// epochs are the store's, so these sweeps apply to all present items and are then forgotten. A load
+// whose tags are not known yet goes on.
 func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	only := sweeplog.Only(sweeps, e.clock.Now())
-	// Under the locks: a look that begins anew must not find what is to go.
+	// Under the locks: a new look must not find an item that is about to go.
 	revise := func() {
 		e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
 			spared := e.spareFrom(only, key, it)
 			if spared != nil && spared != it {
-				spared.Position = it.Position // that of only is above all logs to come
+				spared.Position = it.Position // only's position is above all logs to come
 			}
 			return spared
 		})
@@ -188,8 +188,8 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 				f.withdraw()
 			}
 		}
-		// No log has the sweeps, so nothing else meets them: what a flight is reading, or has read and not
-		// taken yet, flights that have left the map, and values that no flight makes.
+		// No log has these sweeps. So they void each value that a flight has read or is reading
+		// without having taken it, flights that have left the map, and values without a flight.
 		for key, w := range s.witnesses {
 			for listed := s.flights[key]; w != nil; w = w.next {
 				if w.flight == nil || w.flight != listed || listed.current == nil {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file is the batch window: the flights that calls of this process begin within Options.BatchWindow
-// go in one batch, whether by Get or by GetMany.
+// This file is the batch window: the flights that calls of Get and GetMany begin in this process
+// within Options.BatchWindow load in one batch.
 
 // A window gathers flights into batches.
 type window[V any] struct {
@@ -17,11 +17,11 @@ type window[V any] struct {
 	length time.Duration
 
 	mu   sync.Mutex
-	open *batch[V] // the one that flights still come to; nil: the next flight opens one
+	open *batch[V] // takes further flights; nil: the next flight opens a batch
 }
 
-// join has the waiter join its key's flight, or begin one with those of the window. It reports whether
-// the waiter has a flight now.
+// join adds the waiter to its key's flight, or begins the flight in the open batch. It reports
+// whether the waiter has a flight now.
 func (w *window[V]) join(c *waiter[V]) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -39,7 +39,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 // begin opens a batch. mu is held.
 func (w *window[V]) begin() {
 	c := &manyCall[V]{engine: w.engine, single: w.load, load: w.load, places: semaphore.NewWeighted(maxTogether)}
-	c.places.TryAcquire(maxTogether) // each flight gives one back, and nobody waits for them
+	c.places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
 	b := c.batch()
 	w.open = b
 	w.engine.behind(func() {
@@ -57,7 +57,7 @@ func (w *window[V]) begin() {
 	})
 }
 
-// depart lets a batch go, unless it has gone. mu is held.
+// depart closes the batch to further flights, unless it is closed. mu is held.
 func (w *window[V]) depart(b *batch[V]) {
 	if w.open == b {
 		w.open = nil
