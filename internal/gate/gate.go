@@ -37,8 +37,8 @@ const (
 	maxTroubled = 4096
 	// Pause is the time from the last failure to the next probe.
 	Pause = time.Second
-	// memory is the time after which a failure without a later call no longer counts as an
-	// outage for [Gate.Answers]: a cache that makes no calls knows nothing of its engine.
+	// memory is the time after which a failure without a later call no longer counts as an outage
+	// for [Gate.Answers]: a cache without calls knows nothing of its engine.
 	memory = 30 * time.Second
 )
 
@@ -117,8 +117,8 @@ func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gat
 	return g
 }
 
-// Retries reports whether another call is worth trying after a call without an answer. It is not
-// once the engine seems to answer for no key.
+// Retries reports whether another call is worth trying after a call without an answer. It returns
+// false once the engine seems to answer for no key.
 func (g *Gate) Retries() bool {
 	if g.circuit.State() == gobreaker.StateOpen {
 		return false
@@ -131,7 +131,8 @@ func (g *Gate) Retries() bool {
 // Closed reports whether the gate lets all calls through.
 func (g *Gate) Closed() bool { return !g.tripped.Load() }
 
-// Open reports whether the gate lets no call through. From one Pause after it opened it lets one through.
+// Open reports whether the gate lets no call through. One Pause after the gate opened, it lets one
+// call through.
 func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
 
 // Closing returns a channel that is closed at the gate's next change to Closed.
@@ -266,7 +267,7 @@ func (g *Gate) note(key string, failure error) {
 			clear(g.troubled) // the next failures find these keys again
 		}
 	}
-	// A key that failed already while the engine answered for other keys says nothing about the
+	// A key that failed already while the engine answered for other keys proves nothing about the
 	// other keys.
 	if !t.since.Before(g.heard) && len(g.failing) < Trips && !slices.Contains(g.failing, key) {
 		g.failing = append(g.failing, key)
@@ -286,35 +287,33 @@ func (g *Gate) latest() string {
 	return g.why
 }
 
-// A Budget is the time that a call may still lose to engines that do not answer. All engines
-// share it: a call that has waited for a dead locker does not wait for the dead store as well.
-// A Budget is safe for concurrent use; calls at one time each take their time from it.
+// A Budget is the time that a call may still lose to engines that do not answer. All engines share
+// it: a call that has waited for a dead locker does not wait for the dead store as well. A Budget
+// is safe for concurrent use. Concurrent calls each take their time from it.
 type Budget struct {
 	left atomic.Int64 // in nanoseconds
-	of   *Budget      // it is a part of that one; nil if of none
+	of   *Budget      // the budget of which it is a part; nil if there is none
 }
 
-// NewBudget returns a budget of that time.
 func NewBudget(left time.Duration) *Budget {
 	b := &Budget{}
 	b.Begin(left)
 	return b
 }
 
-// Begin gives a budget that nobody uses yet its time.
+// Begin sets the time of an unused budget.
 func (b *Budget) Begin(left time.Duration) { b.left.Store(int64(left)) }
 
-// Half is a part of the budget for one call: half of what is left now.
+// Half is a part of the budget for one call: half of the remaining time.
 func (b *Budget) Half() *Budget {
 	half := NewBudget(b.Left() / 2)
 	half.of = b
 	return half
 }
 
-// Left is the time that is left; 0 or less is none.
+// Left is the remaining time. Zero or less: the budget is used up.
 func (b *Budget) Left() time.Duration { return time.Duration(b.left.Load()) }
 
-// Spend takes time from the budget.
 func (b *Budget) Spend(lost time.Duration) {
 	for ; b != nil; b = b.of {
 		b.left.Add(-int64(lost))
@@ -325,12 +324,12 @@ func (b *Budget) Spend(lost time.Duration) {
 // no answer.
 var ErrNotAsked = errors.New("no call is made")
 
-// Ask calls an engine about a key. It is for the calls that others wait for: of a flight with a
-// lease or an epoch, of a batch, of the log of sweeps. These calls go before those of AskInTurn.
+// Ask calls an engine about a key, for a call on which others wait: of a flight with a lease or an
+// epoch, of a batch, of the log of sweeps. These calls go before the calls of AskInTurn.
 //
-// An error that is an answer by the engine's contract comes back as it is. Every other error, a
-// panic and a Goexit of call come back wrapped in fault.ErrUnavailable; their time is taken from
-// budget.
+// An error that is an answer by the engine's contract is returned unchanged. Every other error, a
+// panic and a Goexit of call are returned wrapped in fault.ErrUnavailable, and their time is taken
+// from budget.
 func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
 }
@@ -346,8 +345,8 @@ func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, 
 	return askFrom(ctx, g, &g.turns.others, key, budget, inTime, call)
 }
 
-// AskInPieces is AskInTurn for a call that the engine answers piece by piece. The limit is for the
-// silence before each piece: call reports each by calling heard.
+// AskInPieces is AskInTurn for a call that the engine answers piece by piece. The limit bounds the
+// silence before each piece: call calls heard for each piece.
 func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call func(ctx context.Context, heard func()) error) error {
 	_, err := askFrom(ctx, g, &g.turns.others, key, budget, withPatience, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, call(ctx, ctx.(*patience).heard)
@@ -391,7 +390,7 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
 	v, failure, err := askWithin(ctx, g, key, budget.Left(), limit, call, report)
-	// An adapter may return these two errors without a call of its engine.
+	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {
 		budget.Spend(time.Since(start))
@@ -421,7 +420,7 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Dura
 		return v, failure, err
 	}
 	if failure = err; ctx.Err() != nil || errors.Is(err, context.Canceled) {
-		failure = context.Canceled // the caller's own end says nothing about the engine
+		failure = context.Canceled // the caller's own end proves nothing about the engine
 	}
 	var zero T
 	return zero, failure, fmt.Errorf("%w: %w", fault.ErrUnavailable, err)

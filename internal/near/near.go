@@ -12,14 +12,14 @@ import (
 	"github.com/maypok86/otter/v2"
 )
 
-// An Item is a pointer to something that does not change while a tier has it.
+// An Item is a pointer to a value that does not change while a tier has it.
 type Item interface {
 	comparable
 	// Weight is the memory that the item takes, in bytes.
 	Weight() uint32
 	// End is the end of the item's life.
 	End() durations.Instant
-	// Over reports whether now is not before End. Most items are fresh, and tell so sooner.
+	// Over reports whether now is at or after End. For fresh items, which are most, it is quicker.
 	Over(now durations.Instant) bool
 }
 
@@ -30,7 +30,7 @@ const Overhead = 272
 // A Tier holds items by key. It is safe for concurrent use.
 type Tier[T Item] struct {
 	clock *clock
-	max   int64 // bytes
+	max   int64 // in bytes
 	table *otter.Cache[string, T]
 }
 
@@ -83,13 +83,14 @@ func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
 	return e.Value, now
 }
 
-// Put keeps it in the place of the key's item, whatever that is. An item whose life is over is not
-// kept, but ends the item before it all the same.
+// Put stores it in the place of the key's item, whatever that item is. An item whose life is over
+// is not stored, but removes the item before it.
 //
-// callers is the number of callers that have asked for it. A full table admits an item only if the
-// table has seen its key more often than the key of its victim (TinyLFU). A herd's first value would
-// count as seen once, and would be loaded again for the next herd, so the item is put once for each
-// caller. Nothing else may remove the key's item during a Put with several callers.
+// callers is the number of callers that have asked for the item. A full table admits an item only
+// if it has seen the item's key more often than the key of its victim (TinyLFU). A herd's first
+// value would count as seen once, and would be loaded again for the next herd, so Put stores the
+// item once for each caller. Nothing else may remove the key's item during a Put with several
+// callers.
 func (n *Tier[T]) Put(key string, it T, callers int) {
 	n.write(key, it, callers, func(T) bool { return true })
 }
@@ -104,7 +105,7 @@ const mostCounted = 15
 
 func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) {
 	var none T
-	n.clock.tell(n.clock.now(), 0) // an item that is over must not count as there
+	n.clock.tell(n.clock.now(), 0) // an expired item must not count as present
 	known := false
 	replace := func(old T, found bool) (T, otter.ComputeOp) {
 		known = found
@@ -148,7 +149,7 @@ func (n *Tier[T]) Delete(key string) { n.table.Invalidate(key) }
 // Bytes returns the weight of all items.
 func (n *Tier[T]) Bytes() uint64 { return n.table.WeightedSize() }
 
-// Fits reports whether the tier has room for an item of that weight at all.
+// Fits reports whether the tier is large enough for an item of that weight.
 func (n *Tier[T]) Fits(weight uint32) bool { return int64(weight) <= n.max }
 
 // Close empties the tier and ends its goroutines.
@@ -177,7 +178,7 @@ func (c *clock) now() durations.Instant { return time.Since(c.base) }
 // goes back.
 func (c *clock) tell(now durations.Instant, lag time.Duration) {
 	if told := c.told.Load(); int64(now)-told > int64(lag) {
-		c.told.CompareAndSwap(told, int64(now)) // a failure means that another goroutine told the time
+		c.told.CompareAndSwap(told, int64(now)) // on failure another goroutine has told the time
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// A Shared is one slot for many holders. The first holder takes it and the last one gives it back.
-// Then it can be taken again.
+// A Shared is one slot for many holders. The first holder takes the slot, and the last holder gives
+// it back. Then it can be taken again.
 type Shared struct {
 	from    *Slots
 	running *sync.WaitGroup
@@ -17,7 +17,7 @@ type Shared struct {
 
 // A Hand is one taking of a shared slot.
 type Hand struct {
-	// Spent tells that a load has taken the slot. It is for the holders, who guard it.
+	// Spent reports that a load has taken the slot. The holders guard it.
 	Spent bool
 
 	of      *Shared
@@ -59,8 +59,8 @@ func (s *Shared) Try() *Hand {
 	return s.hand
 }
 
-// Wait is Try that waits until ctx ends. One request waits for all holders: more requests would only
-// stand in the way of each other.
+// Wait is Try that waits until ctx ends. One request waits for all holders: several requests would
+// compete with each other.
 func (s *Shared) Wait(ctx context.Context, d *Demand) *Hand {
 	s.mu.Lock()
 	h := s.hand
@@ -102,7 +102,7 @@ func (h *Hand) Hold() {
 	h.holders++
 }
 
-// Release removes a holder. The last one gives the slot back.
+// Release removes a holder. The last holder gives the slot back.
 func (h *Hand) Release() {
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()

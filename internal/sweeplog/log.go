@@ -58,7 +58,7 @@ func (s *Sweep) hits(key string, tags []string) bool {
 	case ByStart:
 		return strings.HasPrefix(key, string(s.What))
 	}
-	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
+	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes apply to both schemes
 	if secure && s.Plain {
 		return false
 	}
@@ -84,8 +84,8 @@ func (s *Sweep) repeats(earlier Sweep) bool {
 
 // A Log is one state of the log. It does not change.
 type Log struct {
-	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load began
-	// with no later log in view may have been swept, and counts as swept.
+	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load saw no
+	// later log may have been swept, and counts as swept.
 	Since  uint64  `json:"since"`
 	Sweeps []Sweep `json:"sweeps"` // the oldest first
 
@@ -100,11 +100,11 @@ const (
 	maxBytes = 256 << 10
 )
 
-// Everything is the epoch after all others.
+// Everything is the epoch after all other epochs.
 const Everything = 1<<64 - 1
 
-// Only returns a log with these sweeps alone, which hit all items whatever log their loads had in
-// view. They were heard at now.
+// Only returns a log with these sweeps alone. They hit all items, whatever log their loads saw.
+// They were heard at now.
 func Only(sweeps []Sweep, now durations.Instant) *Log {
 	l := &Log{Sweeps: slices.Clone(sweeps), epoch: Everything}
 	for i := range l.Sweeps {
@@ -113,8 +113,8 @@ func Only(sweeps []Sweep, now durations.Instant) *Log {
 	return l
 }
 
-// decode returns the log in a store's entry. It returns false if the entry has none: the sweeps in
-// its place are unknown, and nothing that was loaded before it is to be trusted.
+// decode returns the log in a store's entry. It returns false if the entry has no log: then the
+// sweeps are unknown, and every value that was loaded before must count as swept.
 func decode(entry driver.Entry) (*Log, bool) {
 	l := &Log{epoch: entry.Epoch}
 	err := json.Unmarshal(entry.Value, l)
@@ -164,7 +164,7 @@ func (l *Log) hear(known *Log, now durations.Instant) {
 	}
 }
 
-// Position is the log's epoch. A load notes the position of the log that it has in view.
+// Position is the log's epoch. A load records the position of the log that it sees.
 func (l *Log) Position() uint64 {
 	if l == nil {
 		return 0
@@ -172,10 +172,10 @@ func (l *Log) Position() uint64 {
 	return l.epoch
 }
 
-// Against holds the log against an item of key whose load had the log up to position in view. gone
-// says that the item was invalidated. Otherwise stale is when the item became stale, and [durations.Forever] if
-// it did not. traits returns the tags of the item, and whether the item is only a signpost to other
-// items, which no sweep makes stale. Against calls it at most once.
+// Against applies the log to an item of key whose load saw the log up to position. gone reports
+// that the item was invalidated. Otherwise stale is when the item became stale, [durations.Forever]
+// if it did not. traits returns the tags of the item, and whether the item is only a signpost to
+// other items, which no sweep makes stale. Against calls it at most once.
 func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale durations.Instant) {
 	if l == nil || position >= l.epoch {
 		return false, durations.Forever
