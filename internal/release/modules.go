@@ -103,7 +103,7 @@ func readModules(dir string) ([]module, error) {
 	return sorted(found)
 }
 
-// sorted returns the modules in an order in which each follows its requirements.
+// sorted returns the modules in an order in which each module follows its requirements.
 func sorted(modules []module) ([]module, error) {
 	var done []module
 	placed := map[string]bool{}

@@ -12,7 +12,7 @@ import (
 
 // This file makes a release: the checks before it, and its tags.
 
-// passed is the file in which "make test" notes the tree that has passed.
+// passed is the file in which "make test" records the tree that has passed.
 const passed = "dist/passed"
 
 // tag tags the modules below dir, and writes the command that pushes the tags to w. It

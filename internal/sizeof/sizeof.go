@@ -1,4 +1,4 @@
-// Package sizeof estimates the memory that a value takes.
+// Package sizeof estimates the memory of a value.
 package sizeof
 
 import (
@@ -21,15 +21,15 @@ func Of[V any](v V) int {
 }
 
 // A place is memory that a value reaches. A struct and its first field have the same address, and
-// so have two slices of one array, but they reach different things.
+// so have two slices of the same array, but they reach different memory.
 type place struct {
 	p    unsafe.Pointer
 	t    reflect.Type
 	size int
 }
 
-// A walk visits everything that a value reaches. It has a list of its own and no recursion: a long
-// linked list must not overflow the stack.
+// A walk visits all memory that a value reaches. It has a list and no recursion: a long linked list
+// must not overflow the stack.
 type walk struct {
 	bytes int
 	seen  map[place]bool
@@ -47,7 +47,7 @@ func reach(v reflect.Value) int {
 	return w.bytes
 }
 
-// first reports whether v's memory is there and is seen for the first time.
+// first reports whether v is not nil and is visited for the first time.
 func (w *walk) first(v reflect.Value, size int) bool {
 	at := place{v.UnsafePointer(), v.Type(), size}
 	if at.p == nil || w.seen[at] {
@@ -99,7 +99,7 @@ func (w *walk) visit(v reflect.Value) {
 }
 
 // elements puts the elements of a slice or array on the list, unless their kind reaches nothing: a
-// megabyte of bytes is not walked byte by byte.
+// megabyte of bytes is not visited byte by byte.
 func (w *walk) elements(v reflect.Value) {
 	if v.Type().Elem().Kind() < reflect.Array {
 		return
