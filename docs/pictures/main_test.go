@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestPictures_Committed holds that the files in docs are what this program
-// writes. "make pictures" writes them.
+// TestPictures_Committed holds that the files in docs are the output of this program. "make
+// pictures" writes them.
 func TestPictures_Committed(t *testing.T) {
 	for _, p := range pictures {
 		committed, err := os.ReadFile(filepath.Join("..", p.file))
@@ -25,8 +25,8 @@ func TestPictures_Committed(t *testing.T) {
 	}
 }
 
-// TestPictures_WellFormed holds that a strict reader takes the pictures, and
-// that they need nothing from elsewhere.
+// TestPictures_WellFormed holds that a strict XML reader accepts the pictures, and that they load
+// nothing.
 func TestPictures_WellFormed(t *testing.T) {
 	for _, p := range pictures {
 		d := xml.NewDecoder(bytes.NewReader(p.svg()))
