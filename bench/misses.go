@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// This file measures a miss without other processes: one process asks for one cold key after
-// another.
+// This file measures a miss without other processes: one process asks for one cold key after another.
 
 const missScenario = "uncontended misses"
 

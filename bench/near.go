@@ -87,8 +87,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// collect returns the median duration of a garbage collection, and the longest pause of the
-// program.
+// collect returns the median duration of a garbage collection, and the longest pause of the program.
 func collect() (took, pause time.Duration) {
 	const times = 7
 	var all []time.Duration

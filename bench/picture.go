@@ -19,13 +19,11 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// This file is the common part of the pictures: a legend, and panels below each other with one x
-// axis.
+// This file is the common part of the pictures: a legend, and panels below each other with one x axis.
 
 const pictureWidth = 18 * vg.Centimeter
 
-// sans is the font of all text. The picture only names it, so a page may show another font; see
-// fitText.
+// sans is the font of all text. The picture only names it, so a page may show another font; see fitText.
 var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont = sans }

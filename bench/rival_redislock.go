@@ -10,9 +10,8 @@ import (
 )
 
 // bsm/redislock around a cache beside its origin, behind singleflight, so that each process has one
-// caller at the lock. It waits for the lock with its linear back-off of 100 ms, as in its
-// documentation, and then looks for the value again. The lease is not renewed: the library leaves
-// that to its user.
+// caller at the lock. It waits for the lock with its linear back-off of 100 ms, as in its documentation,
+// and then looks for the value again. The lease is not renewed: the library leaves that to its user.
 
 var redislockAside = strategy{
 	name: "bsm/redislock", engines: []string{redisEngine}, traits: locks,

@@ -367,8 +367,7 @@ func (x *trial) driveOpen(change func(o *order), expiries float64) error {
 	})
 }
 
-// expiries has callers that keep coming to a value that is loaded now, for d, or for the size's
-// Drive.
+// expiries has callers that keep coming to a value that is loaded now, for d, or for the size's Drive.
 func (x *trial) expiries(d time.Duration) error {
 	d = cmp.Or(d, x.size.Drive)
 	if err := x.open(); err != nil {

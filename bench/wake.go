@@ -8,8 +8,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file measures the wake lag: the time from the load in one process to the last waiter in
-// another.
+// This file measures the wake lag: the time from the load in one process to the last waiter in another.
 
 const (
 	// wakeProcesses and wakeCallers are the numbers of internal/fleettest, from which the bounds

@@ -16,8 +16,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file is one of the herd's processes: it reads orders and writes reports until its input
-// ends.
+// This file is one of the herd's processes: it reads orders and writes reports until its input ends.
 
 // An order is one line to a worker.
 type order struct {
@@ -189,8 +188,7 @@ func (w *workerSide) burst(o order) {
 	t.wait()
 }
 
-// drive is an open loop: callers come when they are due, even if earlier callers have no answer
-// yet.
+// drive is an open loop: callers come when they are due, even if earlier callers have no answer yet.
 func (w *workerSide) drive(o order) {
 	t := w.begin(o)
 	rng := rand.New(rand.NewPCG(o.Seed, 6))

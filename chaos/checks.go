@@ -117,8 +117,7 @@ func (p *past) contracts(key string, events, hedging []event) {
 }
 
 // calm reports whether nothing in s excuses a process's view of its engines: no fault, no call
-// without an answer, no time in which the process or the supervisor did not run, and no closed
-// cache.
+// without an answer, no time in which the process or the supervisor did not run, and no closed cache.
 func (p *past) calm(who being, s span) bool {
 	for _, f := range p.faults {
 		if (f.worker == who.worker || f.worker < 0) && f.meets(s) {
@@ -236,9 +235,8 @@ type commit struct {
 	end   int64
 }
 
-// epochs returns under which epochs versions were committed: surely, and perhaps (the greatest
-// epoch that was tried). A load's failure has its load's version, and so has the value that its
-// commit keeps.
+// epochs returns under which epochs versions were committed: surely, and perhaps (the greatest epoch
+// that was tried). A load's failure has its load's version, and so has the value that its commit keeps.
 func epochs(events []event) (sure map[int]commit, tried map[int]uint64) {
 	sure, tried = map[int]commit{}, map[int]uint64{}
 	for _, e := range events {
@@ -265,12 +263,11 @@ func (e *event) answers() bool {
 
 // order checks the answers of each process against "versions never fall".
 //
-// The order of rebuilds is the order of their epochs. The origin numbers a version when it is
-// asked: a process that pauses between its claim and its load has an old epoch and a new version.
-// And a failed rebuild commits the previous value under its own epoch. So a falling version is a
-// violation only if all epochs that were ever tried for it are lower than each sure epoch of the
-// greater version. Versions that were made without the store, and never offered to it, are not
-// judged.
+// The order of rebuilds is the order of their epochs. The origin numbers a version when it is asked:
+// a process that pauses between its claim and its load has an old epoch and a new version. And a
+// failed rebuild commits the previous value under its own epoch. So a falling version is a violation
+// only if all epochs that were ever tried for it are lower than each sure epoch of the greater
+// version. Versions that were made without the store, and never offered to it, are not judged.
 //
 // Failures have versions too: no failure is served after something newer. After a failure no older
 // answer is served, except the value that its commit has kept.

@@ -31,8 +31,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// This file is the list of engines: how each is started and reached, and whether it survives a
-// restart.
+// This file is the list of engines: how each is started and reached, and whether it survives a restart.
 
 // An engine is a server that can elect, and may keep entries.
 type engine struct {

@@ -13,8 +13,7 @@ import (
 const clockSlack = 10 * time.Millisecond
 
 // failure checks the calls of a key against "a context error or a lost lease is not shared": a call
-// fails with the failure of a load of the origin, with a bound of the cache, or by its own caller's
-// end.
+// fails with the failure of a load of the origin, with a bound of the cache, or by its own caller's end.
 func (p *past) failure(events []event) {
 	for _, g := range events {
 		if g.Kind != kindGet {

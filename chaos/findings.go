@@ -91,8 +91,7 @@ const (
 	gap  = 40 * time.Millisecond
 )
 
-// A gapMeter finds the times in which its process did not run: it was paused, or the machine was
-// busy.
+// A gapMeter finds the times in which its process did not run: it was paused, or the machine was busy.
 type gapMeter struct {
 	note func(span)
 	end  chan struct{}

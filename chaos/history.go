@@ -345,8 +345,7 @@ func (l *recordedLease) Release(ctx context.Context) error {
 	return err
 }
 
-// Lost implements [driver.LossNotifier]. Without an own channel of the lease, the channel never
-// closes.
+// Lost implements [driver.LossNotifier]. Without an own channel of the lease, the channel never closes.
 func (l *recordedLease) Lost() <-chan struct{} {
 	if n, ok := l.lease.(driver.LossNotifier); ok {
 		return n.Lost()

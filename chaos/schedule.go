@@ -63,8 +63,7 @@ type schedule struct {
 
 const (
 	fleetWorkers = 3
-	// warmUp is when the first fault comes: until then connections, scripts and subscriptions are
-	// ready.
+	// warmUp is when the first fault comes: until then connections, scripts and subscriptions are ready.
 	warmUp = time.Second
 )
 

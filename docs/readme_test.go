@@ -21,10 +21,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// The tests in this file hold that the snippets of README.md and of the guides are programs. A
-// snippet after a marker is a part of the marker's function, word for word. All other snippets pass
-// go vet, in a module of their own that requires this module. The README's snippets that end are
-// built and run.
+// The tests in this file hold that the snippets of README.md and of the guides are programs. A snippet
+// after a marker is a part of the marker's function, word for word. All other snippets pass go vet, in
+// a module of their own that requires this module. The README's snippets that end are built and run.
 
 // TestMain runs the tests in the repository's root.
 func TestMain(m *testing.M) {

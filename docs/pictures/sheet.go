@@ -73,8 +73,7 @@ func (s *sheet) svg(title string) []byte {
 
 func (s *sheet) add(format string, args ...any) { fmt.Fprintf(&s.b, format+"\n", args...) }
 
-// text writes at a baseline. class has the tone, and the size or weight. anchor is start, middle or
-// end.
+// text writes at a baseline. class has the tone, and the size or weight. anchor is start, middle or end.
 func (s *sheet) text(class, anchor string, x, y float64, text string) {
 	s.add(`<text class="%s" text-anchor="%s" x="%g" y="%g">%s</text>`, class, anchor, x, y, html.EscapeString(text))
 }

@@ -42,8 +42,7 @@ new PerformanceObserver(list => {
 	}
 }).observe({ type: 'layout-shift', buffered: true })`
 
-// browser returns a context for a window of headless Chromium that has opened url and receives
-// events.
+// browser returns a context for a window of headless Chromium that has opened url and receives events.
 func browser(t *testing.T, url string, width, height int64, media ...*emulation.MediaFeature) context.Context {
 	t.Helper()
 	program := os.Getenv("BELLWETHER_CHROMIUM")
@@ -436,8 +435,7 @@ func TestBrowser_StaleAndFailures(t *testing.T) {
 	}
 }
 
-// TestBrowser_Presentation holds that the presentation is one screen with the cards, at its own
-// URL.
+// TestBrowser_Presentation holds that the presentation is one screen with the cards, at its own URL.
 func TestBrowser_Presentation(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"100"}, "capacity": {"200"}})

@@ -122,8 +122,7 @@ func connect(c config) (*engines, error) {
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()
 	}
-	// With -store memory both are nil: the cache's own memory is the store, and its own flights
-	// elect.
+	// With -store memory both are nil: the cache's own memory is the store, and its own flights elect.
 	return e, nil
 }
 

@@ -179,8 +179,7 @@ const (
 // kinds are the kinds of page, in the order of the report.
 var kinds = []string{"private", "Set-Cookie", "Vary", "no-cache", "Authorization", "errors", "panics", "aborts", "over MaxBodyBytes", "leaving", "directives"}
 
-// hostilePages returns the pages of all kinds. Each page has any number of URLs,
-// which end in a number.
+// hostilePages returns the pages of all kinds. Each page has any number of URLs, which end in a number.
 func hostilePages() []hostilePage {
 	pages := []hostilePage{
 		{kind: "private", cacheControl: "private", of: oneClient},

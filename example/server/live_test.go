@@ -190,8 +190,7 @@ func TestLive_MadeWith(t *testing.T) {
 	}
 }
 
-// TestLive_TimeLimit holds that a request without an answer at the limit has failed, and is counted
-// so.
+// TestLive_TimeLimit holds that a request without an answer at the limit has failed, and is counted so.
 func TestLive_TimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -267,8 +266,7 @@ func TestLive_Trail(t *testing.T) {
 	})
 }
 
-// TestLive_AxisGrows holds that a herd that takes longer than its settings promised is drawn to its
-// end.
+// TestLive_AxisGrows holds that a herd that takes longer than its settings promised is drawn to its end.
 func TestLive_AxisGrows(t *testing.T) {
 	h := herdRun{number: 1, settings: map[string]int{"herd": 1000, "capacity": 1000, "delay_ms": 300}}
 	for elapsed, want := range map[time.Duration]time.Duration{

@@ -41,8 +41,7 @@ type server struct {
 	draining atomic.Bool
 }
 
-// run serves until ctx ends, and then shuts down within stopTime. The error is why it could not
-// serve.
+// run serves until ctx ends, and then shuts down within stopTime. The error is why it could not serve.
 func run(ctx context.Context, c config, log *slog.Logger) error {
 	// First, so that a taken port ends the program before it has done anything.
 	listener, err := net.Listen("tcp", c.addr)
@@ -206,9 +205,8 @@ func (s *server) router(site site) http.Handler {
 // noName is the Host of requests to an address.
 const noName = "localhost"
 
-// siteHost returns the name under which the site of host is cached. An address is no name: it
-// selects a process, and all processes of a fleet serve one site. So clients of any address share
-// the same pages.
+// siteHost returns the name under which the site of host is cached. An address is no name: it selects a
+// process, and all processes of a fleet serve one site. So clients of any address share the same pages.
 func siteHost(host string) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
@@ -220,8 +218,7 @@ func siteHost(host string) string {
 	return host
 }
 
-// nameHost is the middleware in front of the cache that replaces each request's Host by its
-// siteHost.
+// nameHost is the middleware in front of the cache that replaces each request's Host by its siteHost.
 func nameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name := siteHost(r.Host); name != r.Host {

@@ -27,8 +27,7 @@ import (
 // The tests here run the program as processes with flags, around real engines, in front of an
 // upstream that counts.
 
-// TestMain is also the program: the test binary starts itself, with the race detector if it has
-// one.
+// TestMain is also the program: the test binary starts itself, with the race detector if it has one.
 func TestMain(m *testing.M) {
 	if program := os.Getenv("BELLWETHER_TEST_SERVER"); program != "" {
 		go func() {

@@ -113,8 +113,7 @@ func (s *strategy) waitingFor(page int) int {
 	return s.waiting[page]
 }
 
-// buckets are the upper ends of the histogram of waits, in milliseconds. The last bucket has no
-// end.
+// buckets are the upper ends of the histogram of waits, in milliseconds. The last bucket has no end.
 var buckets = [...]int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, math.MaxInt}
 
 type histogram [len(buckets)]int
@@ -199,8 +198,7 @@ type recording struct {
 	body   []byte
 }
 
-// ask has a handler answer a request. A panic breaks the connection off, which the client sees as
-// 502.
+// ask has a handler answer a request. A panic breaks the connection off, which the client sees as 502.
 func ask(h http.Handler, r *http.Request) (got *recording) {
 	got = &recording{header: http.Header{}}
 	defer func() {

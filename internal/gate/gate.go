@@ -179,8 +179,7 @@ func (g *Gate) silent(timeout time.Duration) bool {
 	return silence >= silenceTimeouts*timeout || len(g.failing) >= Trips && silence >= timeout
 }
 
-// blocks reports whether the key's server counts as down. Once in each Pause it lets one call
-// through.
+// blocks reports whether the key's server counts as down. Once in each Pause it lets one call through.
 func (g *Gate) blocks(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -212,8 +211,7 @@ func (g *Gate) Answers() bool {
 var ErrSilent = errors.New("the engine answers no call")
 
 // WhileUp returns a context that ends, with cause ErrSilent, when the gate opens. Without it, each
-// call under way would wait out the silence that the first calls have found. Call end after the
-// calls.
+// call under way would wait out the silence that the first calls have found. Call end after the calls.
 func (g *Gate) WhileUp(ctx context.Context) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	g.mu.Lock()

@@ -13,15 +13,13 @@ import (
 )
 
 // lull is how long the ready members wait for the others while no member moves: one slow answer of
-// an engine must not hold up a batch, and a dead process's leases do not end all at the same
-// moment.
+// an engine must not hold up a batch, and a dead process's leases do not end all at the same moment.
 const lull = 20 * time.Millisecond
 
 // Options configure a Group.
 type Options[K, R any] struct {
-	// Load loads the keys of some members: it sets the Result of each seat. It runs on a goroutine
-	// of its own, and must not panic. Nil: each member loads by itself, and no member calls
-	// [Member.Load].
+	// Load loads the keys of some members: it sets the Result of each seat. It runs on a goroutine of
+	// its own, and must not panic. Nil: each member loads by itself, and no member calls [Member.Load].
 	Load func(ctx context.Context, seats []*Seat[K, R])
 	// Slots has the slots for the loads. All members share the first load's slot.
 	Slots *slots.Slots
@@ -82,8 +80,7 @@ func (g *Group[K, R]) Join(key K, order int) *Member[K, R] {
 	return &Member[K, R]{group: g, key: key, order: order}
 }
 
-// Held reports to the group that the member waits for another process: no other member waits for
-// it.
+// Held reports to the group that the member waits for another process: no other member waits for it.
 func (m *Member[K, R]) Held() { m.turnTo(away) }
 
 // End reports to the group that the member has ended, with or without an answer.
@@ -119,8 +116,7 @@ func (m *Member[K, R]) Wait(ctx context.Context, d *slots.Demand) (free func()) 
 	}
 }
 
-// shares reports whether the member's next slot is the first load's. If not, it is a slot of its
-// own.
+// shares reports whether the member's next slot is the first load's. If not, it is a slot of its own.
 func (m *Member[K, R]) shares() bool {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
@@ -182,8 +178,7 @@ type Seat[K, R any] struct {
 }
 
 // Load loads the member's key together with the other ready keys. If ctx ends first, the error is
-// ctx's cause. The load goes on for the other members, and is cancelled when all members have left
-// it.
+// ctx's cause. The load goes on for the other members, and is cancelled when all members have left it.
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)

@@ -30,8 +30,7 @@ type Delta struct {
 	Duration time.Duration
 }
 
-// lower sets d, or lowers it: of two contradictory values the smaller counts (RFC 9111 section
-// 4.2.1).
+// lower sets d, or lowers it: of two contradictory values the smaller counts (RFC 9111 section 4.2.1).
 func (d *Delta) lower(v time.Duration) {
 	if !d.Set || v < d.Duration {
 		*d = Delta{Set: true, Duration: v}
@@ -79,9 +78,8 @@ func OwnTrailer(name string, qualified []string) bool {
 	return name == "Set-Cookie" || name == "Set-Cookie2" || slices.Contains(qualified, name)
 }
 
-// ResponseDirectives returns the directives that apply to a response. They come from the first
-// field of targets that is present, well-formed and not empty (RFC 9213 section 2.2), else from
-// Cache-Control.
+// ResponseDirectives returns the directives that apply to a response. They come from the first field of
+// targets that is present, well-formed and not empty (RFC 9213 section 2.2), else from Cache-Control.
 func ResponseDirectives(h http.Header, targets ...string) Directives {
 	for _, name := range targets {
 		if d, ok := parseTargeted(h.Values(name)); ok {

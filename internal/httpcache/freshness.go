@@ -35,8 +35,7 @@ type Freshness struct {
 	// StaleIfError is how long after Lifetime the response may be used because rebuilds fail (RFC
 	// 5861 section 4).
 	StaleIfError time.Duration
-	// Source is the source of Lifetime. From SourceExpires upwards the response states its own
-	// lifetime.
+	// Source is the source of Lifetime. From SourceExpires upwards the response states its own lifetime.
 	Source Source
 	// NoStale reports that the response must never be used stale (RFC 9111 section 4.2.4). Then
 	// both windows are 0.

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// This file joins the rules into one answer about a response: whether it is shared, and for how
-// long.
+// This file joins the rules into one answer about a response: whether it is shared, and for how long.
 
 // A Judgement is the meaning of a response's header for its use.
 type Judgement struct {
@@ -65,10 +64,9 @@ func JudgeAged(req Request, status int, resp http.Header, age time.Duration, rec
 	return j
 }
 
-// OpenToAll reports whether a stored response may also answer a request with Authorization. RFC
-// 9111 section 3.5 restricts only the storing of responses to such requests. But an origin often
-// answers them differently without a Vary, so they get only a response that itself states that it
-// is for everyone.
+// OpenToAll reports whether a stored response may also answer a request with Authorization. RFC 9111
+// section 3.5 restricts only the storing of responses to such requests. But an origin often answers them
+// differently without a Vary, so they get only a response that itself states that it is for everyone.
 func OpenToAll(resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	return d.openToAll()
@@ -87,9 +85,8 @@ func ValidatedFor(req Request, resp http.Header, opt Options) bool {
 	return req.Header["Cookie"] == nil || d.Public || d.SMaxAge.Set
 }
 
-// Validatable reports whether a stored response can be validated (RFC 9111 section 4.3.1).
-// Conditions count only for successes (RFC 9110 section 13.2.1): a 304 about an error is about the
-// recovered page.
+// Validatable reports whether a stored response can be validated (RFC 9111 section 4.3.1). Conditions
+// count only for successes (RFC 9110 section 13.2.1): a 304 about an error is about the recovered page.
 func Validatable(status int, resp http.Header) bool {
 	return status < 300 && (resp.Get("ETag") != "" || resp.Get("Last-Modified") != "")
 }

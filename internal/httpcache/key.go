@@ -15,10 +15,9 @@ import (
 // recommends to support URIs of 8000 bytes.
 const MaxKey = 8 << 10
 
-// Secure is the prefix of the keys of requests over TLS. No other key has it: in a host, a digit
-// follows a colon. Without the prefix a handler that redirects plain requests to https would
-// redirect the secure requests in circles. The key of a plain request has no scheme: behind a proxy
-// the scheme is unknown.
+// Secure is the prefix of the keys of requests over TLS. No other key has it: in a host, a digit follows
+// a colon. Without the prefix a handler that redirects plain requests to https would redirect the secure
+// requests in circles. The key of a plain request has no scheme: behind a proxy the scheme is unknown.
 const Secure = "https://"
 
 // Key returns the primary cache key of a request (RFC 9111 section 2): its host and its target,
@@ -28,12 +27,10 @@ const Secure = "https://"
 //
 //   - The host has the form of [CanonicalHost].
 //   - The path has the form of canonicalPath: "/%7Ea" is "/~a", and "/a%2Fb" is not "/a/b".
-//   - The query is unchanged, in its order. "/a?" is not "/a": they are two URIs (RFC 3986 section
-//
-// 6.2.3), and at worst a response is stored twice.
-//   - A URL that was rewritten before the cache, as by [http.StripPrefix], adds the original target
-//
-// to the key: two prefixes may lead to two handlers.
+//   - The query is unchanged. "/a?" is not "/a": they are two URIs (RFC 3986 section 6.2.3), and at
+//     worst a response is stored twice.
+//   - A URL that was rewritten before the cache, as by [http.StripPrefix], adds the original
+//     target: two prefixes may lead to two handlers.
 func Key(r *http.Request) (key string, ok bool) {
 	scheme := ""
 	if secure(r) {
@@ -128,8 +125,7 @@ func Locate(r *http.Request) (l Location, ok bool) {
 // join builds a key. scheme is [Secure] or empty.
 func join(scheme, hostport, target string) (string, bool) {
 	host, ok := CanonicalHost(hostport)
-	// A canonical host has no slash, and a target begins with one, so that no two pairs make one
-	// key.
+	// A canonical host has no slash, and a target begins with one, so that no two pairs make one key.
 	if !ok || len(host)+len(target) > MaxKey {
 		return "", false
 	}
@@ -355,8 +351,7 @@ func clean(target string) bool {
 // false unless hostport is a name or an address, with or without a port.
 //
 // A rebuild's request also carries this host. Otherwise a client could have a response built for
-// "example.com:443" or "example.com." that quotes this host, and clients of "example.com" would get
-// it.
+// "example.com:443" or "example.com." that quotes this host, and clients of "example.com" would get it.
 func CanonicalHost(hostport string) (host string, ok bool) {
 	if len(hostport) > 255+len(":65535") { // a DNS name and a port
 		return "", false

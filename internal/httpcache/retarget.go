@@ -16,10 +16,9 @@ import (
 // this name, so no Vary contains it.
 const RetargetingFields = "(retargeting)"
 
-// retargetingFields choose another scheme, host, port or path: the fields that proxies, gateways
-// and frameworks document, and their usual spellings. Fields about the client, such as
-// X-Forwarded-For, are left out: a response that depends on them is not shareable, and its origin
-// must state so.
+// retargetingFields choose another scheme, host, port or path: the fields that proxies, gateways and
+// frameworks document, and their usual spellings. Fields about the client, such as X-Forwarded-For,
+// are left out: a response that depends on them is not shareable, and its origin must state so.
 var retargetingFields = []string{
 	"$wsis", "$wssc", "$wssn", "$wssp", "Cf-Visitor", "Cloudfront-Forwarded-Proto", "Fastly-Ssl", "Forwarded",
 	"Front-End-Https", "Host-Override", "Ssl-Offloaded", "Wl-Proxy-Ssl", "X-App-Base-Path", "X-Appengine-Https",
@@ -51,8 +50,7 @@ var retargetingFields = []string{
 // Retargeting is a set of fields that choose another target. It is immutable.
 type Retargeting struct {
 	names map[string]bool
-	// begins has the beginnings of the names. It saves most fields of a request the lookup in
-	// names.
+	// begins has the beginnings of the names. It saves most fields of a request the lookup in names.
 	begins [256]bool
 }
 
@@ -131,8 +129,7 @@ func (opt *Options) Aliased(req http.Header) bool {
 	return false
 }
 
-// Retargeted reports whether a request has a field that may choose another target. Each hit calls
-// it.
+// Retargeted reports whether a request has a field that may choose another target. Each hit calls it.
 func (opt *Options) Retargeted(req http.Header) bool {
 	t := opt.retargeting()
 	for name := range req {
@@ -143,8 +140,7 @@ func (opt *Options) Retargeted(req http.Header) bool {
 	return false
 }
 
-// values returns the fields that may choose another target, sorted by name, each value with its
-// name.
+// values returns the fields that may choose another target, sorted by name, each value with its name.
 func (t *Retargeting) values(req http.Header) []string {
 	var names []string
 	for name := range req {

@@ -14,9 +14,8 @@ import (
 // a lifetime (RFC 9111 section 3, last item). The response is otherwise storable.
 const ReasonStatusNoLifetime = "status-without-lifetime"
 
-// storable reports whether a shared cache may store the response, and so whether other clients may
-// have it (RFC 9111 section 3). If not, reason is the cause in a word or two, for the detail of
-// Cache-Status.
+// storable reports whether a shared cache may store the response, and so whether other clients may have
+// it (RFC 9111 section 3). If not, reason is the cause in a word or two, for the detail of Cache-Status.
 //
 // A response that is never fresh is also storable: it may answer the waiting requests, see
 // [Freshness.shareable].
@@ -36,12 +35,10 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 		// RFC 6585 sections 3 to 6: no cache stores them, whatever their directives.
 		return false, "status"
 	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
-		// Stricter than section 3: they answer one request's If-* or Range, which is not in the
-		// key.
+		// Stricter than section 3: they answer one request's If-* or Range, which is not in the key.
 		return false, "status"
 	}
-	// Section 5.2.2.3: must-understand limits storing to known statuses, and then overrides
-	// no-store.
+	// Section 5.2.2.3: must-understand limits storing to known statuses, and then overrides no-store.
 	if d.MustUnderstand && !understood(status) {
 		return false, "must-understand"
 	}
@@ -111,10 +108,9 @@ var connectionFields = []string{
 	"Http2-Settings", // RFC 7540 section 3.2.1
 }
 
-// CanonicalHeader returns h with all names in canonical form, h itself if they already are. This
-// package looks names up in that form, but a handler may write any spelling into the map, and
-// net/http sends it. So each response passes through here before it is judged: otherwise its
-// "set-cookie" goes unseen.
+// CanonicalHeader returns h with all names in canonical form, h itself if they already are. This package
+// looks names up in that form, but a handler may write any spelling into the map, and net/http sends it.
+// So each response passes through here before it is judged: otherwise its "set-cookie" goes unseen.
 func CanonicalHeader(h http.Header) http.Header {
 	canonical := true
 	for name := range h {
@@ -166,6 +162,7 @@ func EndToEnd(h http.Header) http.Header {
 }
 
 // StoredHeader returns a copy of h with the shared fields:
+//
 //   - without the fields of one connection (RFC 9111 section 3.1) and trailers (section 3.1);
 //   - without the fields of a qualified no-cache or private (sections 5.2.2.4 and 5.2.2.7);
 //   - without Age, which the cache counts itself (section 4.2.3);

@@ -161,9 +161,8 @@ func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Req
 }
 
 // TrimToRange removes the fields from h, the header of a stored response, that do not apply to the
-// answer to a Range with that status. The digests of content are the whole's (RFC 9530 section 2,
-// RFC 2616 section 14.15). A 416 is about one request, so the fields of the whole's freshness go
-// too.
+// answer to a Range with that status. The digests of content are the whole's (RFC 9530 section 2, RFC
+// 2616 section 14.15). A 416 is about one request, so the fields of the whole's freshness go too.
 func TrimToRange(h http.Header, status int) {
 	if status == http.StatusOK {
 		return // the answer is the whole

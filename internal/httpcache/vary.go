@@ -48,11 +48,10 @@ func JoinNames(lists ...[]string) (names []string, ok bool) {
 	return names, n <= maxVary
 }
 
-// VariantKey returns the key of the variant that req selects among the variants of the named
-// fields. Two requests have the same key if each of these fields matches (RFC 9111 section 4.1):
-// has the same normal form. Otherwise only a collision of SHA-256 gives them the same key. Without
-// names the key is empty. The key is a hash of fixed length: a name may be Cookie, whose value is
-// long and secret.
+// VariantKey returns the key of the variant that req selects among the variants of the named fields.
+// Two requests have the same key if each of these fields matches (RFC 9111 section 4.1): has the same
+// normal form. Otherwise only a collision of SHA-256 gives them the same key. Without names the key
+// is empty. The key is a hash of fixed length: a name may be Cookie, whose value is long and secret.
 //
 // The names have the form of VaryNames. Host is in [Key], not in a server's request header, so a
 // Vary on it always matches. A caller that gives several hosts one key must take care of this.
@@ -104,18 +103,12 @@ func Normalise(req http.Header, opt Options) {
 //
 //   - Space around a value has no meaning (RFC 9110 section 5.5), for any field.
 //   - The lines of a list are one list, and space around its commas has no meaning (RFC 9110
-//     sections
-//
-// 5.3 and 5.6.1), for all fields except known exceptions.
+//     sections 5.3 and 5.6.1), for all fields except known exceptions.
 //   - Accept-Encoding ignores case, order and empty members (RFC 9110 section 12.5.3). Other fields
-//     keep
-//
-// empty members: a handler may read only the first member.
+//     keep empty members: a handler may read only the first member.
 //   - Accept-Language ignores case, and gets the usual case (RFC 5646 section 2.1.1), with which
-//     handlers
-//
-// compare. Its order counts unless opt ignores it: RFC 9110 section 12.5.4 says that some take it
-// for a preference, and Go's own matcher does.
+//     handlers compare. Its order counts unless opt ignores it: RFC 9110 section 12.5.4 says that
+//     some take it for a preference, and Go's own matcher does.
 //
 // Space within a member stays: "d e-DE" is no language, and not "de-DE".
 func normal(name string, lines []string, opt Options) []string {

@@ -57,8 +57,7 @@ func (it *Item[V]) Answer() (V, error) {
 	return zero, it.Err
 }
 
-// A Clock gives a cache's instants. Reading the monotonic clock alone is half the price of
-// time.Now.
+// A Clock gives a cache's instants. Reading the monotonic clock alone is half the price of time.Now.
 type Clock struct{ Base time.Time }
 
 func (c Clock) Now() durations.Instant { return time.Since(c.Base) }

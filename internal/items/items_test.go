@@ -24,8 +24,7 @@ func TestNewLifetime_Age(t *testing.T) {
 		{Windows{TTL: durations.Forever, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, durations.Forever, durations.Forever, durations.Forever},
 		{Windows{TTL: s, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, 101 * s, durations.Forever, durations.Forever},
 		{Windows{Age: durations.Forever, TTL: s}, 101*s - durations.Forever, 101*s - durations.Forever, 101*s - durations.Forever},
-		// A negative age is zero: a value must not be served longer because it was made in the
-		// future.
+		// A negative age is zero: a value must not be served longer because it was made in the future.
 		{Windows{Age: -s, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
 		{Windows{Age: math.MinInt64, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
 	} {

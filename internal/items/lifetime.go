@@ -77,8 +77,7 @@ func (l *Lifetime) RemembersFailures() bool { return l.Failures > 0 && l.RetryAt
 // StaleFrom returns the lifetime with its freshness ending at t, if it does not end earlier. Its
 // windows begin then.
 func (l Lifetime) StaleFrom(t durations.Instant) Lifetime {
-	// A plain difference could overflow: an old value may have been made long before the clock
-	// began.
+	// A plain difference could overflow: an old value may have been made long before the clock began.
 	if t = max(t, l.Born); t < l.FreshUntil {
 		early := durations.Between(t, l.FreshUntil)
 		for _, end := range []*durations.Instant{&l.FreshUntil, &l.StaleUntil, &l.ErrorUntil, &l.KeepUntil} {

@@ -200,8 +200,7 @@ func (c *check) visitInterface(p place, path string) {
 	}
 }
 
-// visitKeys records the losses of a map whose keys have no name in JSON, or a name that does not
-// decode.
+// visitKeys records the losses of a map whose keys have no name in JSON, or a name that does not decode.
 func (c *check) visitKeys(p place, path string) {
 	key := p.t.Key()
 	kind := key.Kind()

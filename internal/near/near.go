@@ -1,6 +1,5 @@
-// Package near is the in-process tier of a cache: decoded items, bounded in bytes, each with the end
-// of its life. otter evicts and expires the items. This package decides which of two items of a key
-// stays.
+// Package near is the in-process tier of a cache: decoded items, bounded in bytes, each with the end of
+// its life. otter evicts and expires the items. This package decides which of two items of a key stays.
 package near
 
 import (
@@ -86,11 +85,10 @@ func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
 // Put stores it in the place of the key's item, whatever that item is. An item whose life is over
 // is not stored, but removes the item before it.
 //
-// callers is the number of callers that have asked for the item. A full table admits an item only
-// if it has seen the item's key more often than the key of its victim (TinyLFU). A herd's first
-// value would count as seen once, and would be loaded again for the next herd, so Put stores the
-// item once for each caller. Nothing else may remove the key's item during a Put with several
-// callers.
+// callers is the number of callers that have asked for the item. A full table admits an item only if
+// it has seen the item's key more often than the key of its victim (TinyLFU). A herd's first value
+// would count as seen once, and would be loaded again for the next herd, so Put stores the item once
+// for each caller. Nothing else may remove the key's item during a Put with several callers.
 func (n *Tier[T]) Put(key string, it T, callers int) {
 	n.write(key, it, callers, func(T) bool { return true })
 }

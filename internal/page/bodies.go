@@ -75,8 +75,7 @@ func (b *bodies) besideNear(fits int64) int64 {
 	return n
 }
 
-// An account is the share of one body in bodies, from its first byte until its first readers have
-// left.
+// An account is the share of one body in bodies, from its first byte until its first readers have left.
 type account struct {
 	of     *bodies
 	n      int64         // guarded by of.mu

@@ -128,12 +128,10 @@ type Attempt interface {
 	Present() *Item
 	// Position is the position of the log of sweeps that was known when the load began.
 	Position() uint64
-	// Second reports that the first caller has waited for another load, and was outside its
-	// audience.
+	// Second reports that the first caller has waited for another load, and was outside its audience.
 	Second() bool
-	// Publish answers the flight's callers with a response that the load is still making: the
-	// callers of the audience that come before until. It returns false if the flight has given up
-	// the load.
+	// Publish answers the flight's callers with a response that the load is still making: the callers
+	// of the audience that come before until. It returns false if the flight has given up the load.
 	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool
 	// Tell ends the load with its result before the load returns.
 	Tell(res *Response, err error)

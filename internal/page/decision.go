@@ -135,10 +135,10 @@ func (d *decision) keeps() bool { return d.audience == audience.Everyone || d.ch
 func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !d.checked }
 
 // joinableUntil is the moment from which new callers no longer join the response.
+//
 //   - A response that may be served stale takes callers to its end.
 //   - A response that must not be served stale (RFC 9111 section 4.2.4) takes callers while it is
-//
-// fresh. Later callers wait for its end, and for the next response.
+//     fresh. Later callers wait for its end, and for the next response.
 //   - An error for one client takes only the callers that already wait.
 func (d *decision) joinableUntil(now instant) instant {
 	res := d.content()

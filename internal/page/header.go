@@ -60,8 +60,7 @@ func contentLength(h http.Header) (int64, bool) {
 	return int64(n), err == nil
 }
 
-// trailerNames returns the fields that the Trailer field announces, the first of net/http's two
-// ways.
+// trailerNames returns the fields that the Trailer field announces, the first of net/http's two ways.
 func trailerNames(h http.Header) []string {
 	var names []string
 	for name := range httpcache.Members(h["Trailer"]) {
@@ -88,8 +87,7 @@ func trailerOf(h http.Header, announced []string) http.Header {
 }
 
 // within returns the handler's part of the header h, which was outer before the handler. An outer
-// middleware's fields are for one client: no other client gets them, and that client gets them
-// once.
+// middleware's fields are for one client: no other client gets them, and that client gets them once.
 func within(h, outer http.Header) http.Header {
 	own := maps.Clone(h)
 	for name, before := range outer {

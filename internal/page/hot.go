@@ -86,8 +86,7 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	return h
 }
 
-// writeHit is writeStored for a fresh item. It uses the shared header unless the reply needs its
-// own.
+// writeHit is writeStored for a fresh item. It uses the shared header unless the reply needs its own.
 func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *Item, now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {

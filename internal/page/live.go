@@ -170,8 +170,7 @@ func (r *reading) replyNotModified(body *spool.Reader, header http.Header, age t
 	}
 }
 
-// replyWhole answers with the response, or with one range of a response that the cache does not
-// store.
+// replyWhole answers with the response, or with one range of a response that the cache does not store.
 func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {
 	s, h := r.live, r.w.Header()
 	copyHeader(h, header, r.res.guessed)
@@ -266,8 +265,7 @@ func flusher(w http.ResponseWriter) func() error {
 	}
 }
 
-// relay sends the body while it is written, and then the trailers. It panics if the body breaks
-// off.
+// relay sends the body while it is written, and then the trailers. It panics if the body breaks off.
 func (r *reading) relay(body *spool.Reader, to delivery) {
 	_, err := body.CopyTo(r.r.Context(), to.w, to.flush)
 	if errors.Is(err, errPartSent) {
@@ -332,8 +330,7 @@ func statusOf(client context.Context, err error) (code int, detail string) {
 	return http.StatusBadGateway, "failed"
 }
 
-// replyError answers a request whose rebuild failed, or that waited in vain. s is its answer so
-// far.
+// replyError answers a request whose rebuild failed, or that waited in vain. s is its answer so far.
 func (q *query) replyError(c *call, key string, s Answer, err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {

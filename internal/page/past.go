@@ -156,9 +156,8 @@ func (q *query) passChecked(key string, it *Item) {
 // has made out of date (RFC 9111 section 4.4) before the client can see the success: the client's
 // next request sees the change.
 //
-// A transaction around the handler may commit only when the handler has returned. So the
-// invalidation runs again at the end, even after an early one: other clients may have read old
-// data in between.
+// A transaction around the handler may commit only when the handler has returned. So the invalidation
+// runs again at the end, even after an early one: other clients may have read old data in between.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect {
 		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})

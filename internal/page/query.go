@@ -129,9 +129,8 @@ func (q *query) spared(key string) *Item {
 	return it
 }
 
-// fallback returns the key's response behind errors: the item itself, or the item that it, an
-// error, has displaced. Nil if there is none. The displaced item has missed the sweeps of the
-// meantime.
+// fallback returns the key's response behind errors: the item itself, or the item that it, an error,
+// has displaced. Nil if there is none. The displaced item has missed the sweeps of the meantime.
 func (m *Middleware) fallback(key string, it *Item) *Item {
 	switch {
 	case it == nil || it.Kind != driver.KindValue:

@@ -9,8 +9,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file decides how long the cache remembers a key's response, and the record of its last
-// responses.
+// This file decides how long the cache remembers a key's response, and the record of its last responses.
 
 // varyingTTL is how long a signpost is kept. An outdated signpost is harmless: new names are learnt
 // when the next variant is rebuilt.
@@ -66,8 +65,7 @@ func (m *Middleware) learnAuthorized(key string, shared bool) {
 	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable}, items.Windows{TTL: m.options.UncacheableTTL})
 }
 
-// learntAuthorized returns the knowledge of learnAuthorized: open, uncacheable, or plain if
-// unknown.
+// learntAuthorized returns the knowledge of learnAuthorized: open, uncacheable, or plain if unknown.
 func (m *Middleware) learntAuthorized(key string) responseKind {
 	if it, now := m.cache.Near(authorizedKey(key)); it != nil && now < it.FreshUntil {
 		return it.Value.kind

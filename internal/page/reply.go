@@ -54,8 +54,7 @@ func loadedHere(s Answer) bool {
 // staleIfError is the detail of a stale response in place of an error (RFC 5861 section 4).
 const staleIfError = "stale-if-error"
 
-// replySpare answers with a stale response in place of an error. status describes the way to the
-// error.
+// replySpare answers with a stale response in place of an error. status describes the way to the error.
 func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
 	q.add(observe.Serve{Way: observe.WayStale})
 	q.m.cache.CountStale()
@@ -176,8 +175,7 @@ func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 	}
 }
 
-// writeStored answers the request with s, with the ranges of s that the request asks for, or with
-// 304.
+// writeStored answers the request with s, with the ranges of s that the request asks for, or with 304.
 func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):

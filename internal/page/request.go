@@ -137,9 +137,8 @@ func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcach
 	return ""
 }
 
-// routed reports whether chi has routed the request, or a part of its path, before the cache. chi
-// routes by the path as sent: "/%61nna" may have another handler than "/anna", and both have the
-// same key.
+// routed reports whether chi has routed the request, or a part of its path, before the cache. chi routes
+// by the path as sent: "/%61nna" may have another handler than "/anna", and both have the same key.
 func routed(r *http.Request) bool {
 	rc := chi.RouteContext(r.Context())
 	return rc != nil && (rc.RoutePath != "" || len(rc.RoutePatterns) > 0)

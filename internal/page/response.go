@@ -32,9 +32,8 @@ type responseKind uint8
 const (
 	// plain is a response for every client that asks for the key.
 	plain responseKind = iota
-	// varying is a signpost under the URL's key: the responses to this URL differ by request
-	// fields. The key of a variant consists of the URL's key and of the request's fields with the
-	// signpost's names.
+	// varying is a signpost under the URL's key: the responses to this URL differ by request fields. The
+	// key of a variant consists of the URL's key and of the request's fields with the signpost's names.
 	varying
 	// uncacheable records that the last response to this key was unshareable, so that the next herd
 	// does not queue to find out (hit-for-miss).
@@ -69,10 +68,9 @@ type Response struct {
 	live      *stream           // the response while it is written
 }
 
-// A variance is a signpost: the names of the request fields by which a URL's responses vary. The
-// names and a request lead to the key of a variant. A response with more names replaces the
-// signpost by one with all names. So each variant is one step away, even if a handler names its
-// fields one by one.
+// A variance is a signpost: the names of the request fields by which a URL's responses vary. The names
+// and a request lead to the key of a variant. A response with more names replaces the signpost by one
+// with all names. So each variant is one step away, even if a handler names its fields one by one.
 type variance struct {
 	names   []string  // request field names in lower case, and the pseudonyms
 	mark    string    // gives the variants new keys after an invalidation

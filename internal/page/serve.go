@@ -114,8 +114,7 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 		return s, hopDone
 	case liveBroken:
 		// The response broke off before this client had any of it. The client gets a stale copy, or
-		// fails with the other callers. It asks again only once: the retries of a herd must not add
-		// up.
+		// fails with the other callers. It asks again only once: the retries of a herd must not add up.
 		if err = errBroken; !at.broken {
 			at.broken = true
 			err = q.m.cache.Landing(q.r.Context(), at.key, s.Item)

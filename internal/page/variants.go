@@ -14,8 +14,7 @@ import (
 
 const (
 	// maxVariants is the number of variants of a key that this process builds for the cache within
-	// variantMemory. Requests for other variants go to the handler. Existing variants are still
-	// served.
+	// variantMemory. Requests for other variants go to the handler. Existing variants are still served.
 	maxVariants   = 1024
 	variantMemory = 10 * time.Minute
 )

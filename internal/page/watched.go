@@ -18,8 +18,7 @@ import (
 // copy of it, or hold it back.
 
 // A watchedWriter is the real writer with a callback on the final header. Then our member of
-// Cache-Status comes after the members of the caches that the handler has asked (RFC 9211 section
-// 2).
+// Cache-Status comes after the members of the caches that the handler has asked (RFC 9211 section 2).
 type watchedWriter struct {
 	http.ResponseWriter
 	m      *Middleware // whose request it is

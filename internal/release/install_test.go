@@ -24,10 +24,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// The test in this file uses the next release: it tags the modules in a copy of the repository,
-// serves them from a proxy of files, and builds programs outside of the repository, without a
-// workspace or a replacement. The programs are the examples of the packages, so they follow each
-// change of the API.
+// The test in this file uses the next release: it tags the modules in a copy of the repository, serves
+// them from a proxy of files, and builds programs outside of the repository, without a workspace or a
+// replacement. The programs are the examples of the packages, so they follow each change of the API.
 
 // servers has the engines by their ports in the examples.
 var servers = map[string]func(testing.TB) *testserver.Server{

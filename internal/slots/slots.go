@@ -28,21 +28,16 @@ type Source interface {
 // process, holds its slot without using the origin. So MaxRebuilds has two bounds:
 //
 //   - A rebuild for which no load waits begins while fewer than size loads hold a slot, waiting or
-//     not.
-//
-// Otherwise loads would begin without end while the first loads are half done.
+//     not. Otherwise loads would begin without end while the first loads are half done.
 //   - A rebuild for which a load waits begins while fewer than size loads work. Otherwise size
-//     loads that
-//
-// each ask for another key would wait for each other until RebuildTimeout.
+//     loads that each ask for another key would wait for each other until RebuildTimeout.
 //
 // When every load waits, the second bound lets the next rebuild begin. Two caches whose loads ask
 // each other continue in the same way: each load that waits for the other cache makes room in its
 // own. No cache uses the slots of another cache, which may have another origin.
 //
-// A load that stops waiting for its rebuild works beside that rebuild. Then more than size loads
-// work, as many more as have waited for each other, until some of them end. No rebuild begins
-// meanwhile.
+// A load that stops waiting for its rebuild works beside that rebuild. Then more than size loads work,
+// as many more as have waited for each other, until some of them end. No rebuild begins meanwhile.
 //
 // Slots are safe for concurrent use.
 type Slots struct {

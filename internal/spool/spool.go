@@ -1,7 +1,6 @@
-// Package spool holds a body that grows while many clients read it. A rebuild writes its response
-// into a [Spool], and each waiting caller copies the response out through its own [Reader]. So the
-// first byte reaches all callers when it is written, and a slow or leaving reader does not affect
-// the others.
+// Package spool holds a body that grows while many clients read it. A rebuild writes its response into
+// a [Spool], and each waiting caller copies the response out through its own [Reader]. So the first
+// byte reaches all callers when it is written, and a slow or leaving reader does not affect the others.
 package spool
 
 import (
@@ -29,9 +28,8 @@ var (
 
 // A reader loses its place in a body over the limit if the other readers have waited for it for
 // patience within one stride. A reader that takes a stride in that time, 0.8 MB/s, keeps its place
-// beside any other: otherwise one fast reader could break off all others. And a stride is much
-// longer than a chunk: otherwise a reader that takes a chunk in that time could hold all others to
-// its pace.
+// beside any other: otherwise one fast reader could break off all others. And a stride is much longer
+// than a chunk: otherwise a reader that takes a chunk in that time could hold all others to its pace.
 const (
 	// patience outlasts a connection that loses four packets in a row: TCP sends them again after
 	// 0.2, 0.4, 0.8 and 1.6 s.
@@ -62,9 +60,7 @@ const (
 //   - The parts that all present readers have passed are dropped. Without byte 0, NewReader fails.
 //   - The writer waits while the slowest reader is more than the limit behind.
 //   - A reader loses its place if readers at the end of the body wait for it too long. If all
-//     readers are
-//
-// slow, none loses its place.
+//     readers are slow, none loses its place.
 //
 // Memory is one copy of the body for any number of readers: at most the limit, and after the
 // overflow at most the limit and one chunk (256 KiB or less).
@@ -291,9 +287,8 @@ func (s *Spool) writeError() error {
 	return s.end
 }
 
-// Flush makes each CopyTo flush before its first wait, even before a byte is written: the header
-// must go out. Later Flushes change nothing, because a CopyTo flushes before each wait after a
-// write.
+// Flush makes each CopyTo flush before its first wait, even before a byte is written: the header must
+// go out. Later Flushes change nothing, because a CopyTo flushes before each wait after a write.
 func (s *Spool) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -338,9 +333,8 @@ func (s *Spool) Overflowed() bool {
 	return s.overflow
 }
 
-// NewReader returns a Reader that begins at byte 0. It returns false if byte 0 was dropped, or if
-// the body is broken off: a new client can still get a whole body elsewhere. The caller closes the
-// Reader.
+// NewReader returns a Reader that begins at byte 0. It returns false if byte 0 was dropped, or if the
+// body is broken off: a new client can still get a whole body elsewhere. The caller closes the Reader.
 func (s *Spool) NewReader() (*Reader, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

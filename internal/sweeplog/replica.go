@@ -1,8 +1,7 @@
 // Package sweeplog invalidates many keys together: all keys with a common beginning, or with values
-// of a common tag. No process knows all these keys, so they cannot be invalidated one by one. A
-// sweep is a line in a log in the store, and each process has a replica of the log. An item records
-// the position of the log that its load saw. When the item is read, each later sweep is applied to
-// it.
+// of a common tag. No process knows all these keys, so they cannot be invalidated one by one. A sweep
+// is a line in a log in the store, and each process has a replica of the log. An item records the
+// position of the log that its load saw. When the item is read, each later sweep is applied to it.
 //
 // log.go has the log itself, replica.go the exchange between the store's log and this process's.
 package sweeplog
@@ -235,9 +234,8 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 // begin writes a log if there is none. There must be a log before the first load. It distinguishes
 // loads before the first sweep from loads before a log was lost.
 //
-// The lease selects a writer among the processes that find no log together. It is not worth a long
-// wait: a log without sweeps counts all earlier values as swept, so writing over another such log
-// is harmless.
+// The lease selects a writer among the processes that find no log together. It is not worth a long wait:
+// a log without sweeps counts all earlier values as swept, so writing over another such log is harmless.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2))
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
@@ -255,10 +253,9 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 
 // Write adds sweeps to the log in the store, and then to the replica.
 //
-// A store has no compare-and-swap, so the log is written under its lease. The commit counts only if
-// the lease has held until after it: a process that has read the log before the commit might write
-// over it afterwards. Without a Locker that answers, two processes that sweep at the same moment
-// may do so.
+// A store has no compare-and-swap, so the log is written under its lease. The commit counts only if the
+// lease has held until after it: a process that has read the log before the commit might write over it
+// afterwards. Without a Locker that answers, two processes that sweep at the same moment may do so.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	for try := 1; ; try++ {

@@ -139,8 +139,7 @@ func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 	return walks, json.Unmarshal([]byte(recorded), &walks)
 }
 
-// probed writes the counted files to dir, with probes. It returns the path in dir of each file of
-// tree.
+// probed writes the counted files to dir, with probes. It returns the path in dir of each file of tree.
 func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	counted, err := output(ctx, tree, "go", "list", "-deps", "-f",
 		`{{if and .Module .Module.Main}}{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}`, ".")
