@@ -14,8 +14,7 @@ import (
 // This file parses the Cache-Control of responses and requests, and the targeted fields in its
 // place. Malformed, doubled or contradictory directives are read in the way that stores the least.
 
-// Forever is the value of a max-stale without an argument (RFC 9111 section 5.2.1.2). It is longer
-// than any argument.
+// Forever is the value of a max-stale without an argument (RFC 9111 section 5.2.1.2), beyond all others.
 const Forever = time.Duration(math.MaxInt64)
 
 // maxDelta is the value of a delta-seconds beyond 31 bits (RFC 9111 section 1.2.2).
@@ -25,8 +24,7 @@ const maxDelta = (1 << 31) * time.Second
 type Delta struct {
 	// Set reports whether the directive is present.
 	Set bool
-	// Duration is the argument. It is 0 if the argument is malformed: an unreadable lifetime is
-	// over (RFC 9111 section 4.2.1).
+	// Duration is the argument, 0 if it is malformed: a lifetime then is over (RFC 9111 section 4.2.1).
 	Duration time.Duration
 }
 
@@ -56,8 +54,7 @@ type Directives struct {
 	// canonical form, sorted. Nil if the directive is also present unqualified.
 	NoCacheFields, PrivateFields []string
 
-	// Targeted reports that the directives come from a targeted field, beside which Expires does
-	// not count (RFC 9213 section 2.2).
+	// Targeted: the directives are a targeted field's, so Expires does not count (RFC 9213 section 2.2).
 	Targeted bool
 }
 
@@ -66,8 +63,7 @@ func (d *Directives) QualifiedFields() []string {
 	return slices.Concat(d.NoCacheFields, d.PrivateFields)
 }
 
-// openToAll reports whether a response to a request with Authorization is for everyone: only if a
-// directive allows it (RFC 9111 section 3.5).
+// openToAll reports whether a response to Authorization is for everyone (RFC 9111 section 3.5).
 func (d *Directives) openToAll() bool { return d.Public || d.SMaxAge.Set || d.MustRevalidate }
 
 // OwnTrailer reports whether a trailer of a shared response is for its first client alone: a field
@@ -204,7 +200,7 @@ func (dir directive) seconds() time.Duration {
 	return v
 }
 
-// delta returns the argument if it is a delta-seconds (RFC 9111 section 1.2.2), quoted or not
+// delta returns the argument if it is a delta-seconds (RFC 9111 section 1.2.2), also in quotes
 // (section 5.2).
 func (dir directive) delta() (time.Duration, bool) {
 	if dir.broken {
@@ -249,9 +245,8 @@ func (dir directive) appendFields(names *[]string) bool {
 // directives yields the directives in a field's lines.
 //
 // The grammar is #( token [ "=" ( token / quoted-string ) ] ). Characters outside the grammar break
-// the rest of their list member, up to the next comma, and the directive before them. "no-store;
-// private" is two directives that forbid, "public; max-age=60" has no permission, and "max-age =60"
-// is an unreadable lifetime.
+// the rest of their list member, and the directive before them. "no-store; private" is two directives
+// that forbid, "public; max-age=60" has no permission, and "max-age =60" is an unreadable lifetime.
 func directives(lines []string) func(yield func(directive) bool) {
 	return func(yield func(directive) bool) {
 		for _, s := range lines {
@@ -266,8 +261,7 @@ func directives(lines []string) func(yield func(directive) bool) {
 					s = s[1:]
 					continue
 				case s[0] == '"' && quotes:
-					// A string in the place of a name: the loop skips it, so that no part of it
-					// counts as a directive.
+					// Skip a string in the place of a name: no part of it is a directive.
 					_, s, quotes = cutString(s)
 					broken = true
 					continue
@@ -307,10 +301,9 @@ func cutToken(s string) (token, rest string) {
 	return s[:i], s[i:]
 }
 
-// cutString splits s after the quoted-string at its start (RFC 9110 section 5.6.4), and returns the
-// text in the quotes. If the string does not end, it returns false and cuts off the quote alone:
-// the text inside may forbid something. From then on quotes have no meaning in s, so that no line
-// is searched for their end twice.
+// cutString splits s after the quoted-string at its start (RFC 9110 section 5.6.4), and returns the text
+// in the quotes. If the string does not end, it returns false and cuts off the quote alone: the text may
+// forbid something. Quotes then have no meaning in s, so that no line is searched for their end twice.
 func cutString(s string) (quoted, rest string, ok bool) {
 	var b strings.Builder
 	for i := 1; i < len(s); i++ {

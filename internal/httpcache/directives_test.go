@@ -175,8 +175,8 @@ func FuzzCacheControl(f *testing.F) {
 	})
 }
 
-// The parser must not search a line of unterminated strings for their ends again and again: 1 MiB
-// of them is the most that a server accepts.
+// A line of unterminated strings, 1 MiB at most in a server, must not be searched for their ends
+// repeatedly.
 func BenchmarkParseCacheControl(b *testing.B) {
 	for name, line := range map[string]string{
 		"usual":  "public, max-age=60, stale-while-revalidate=600",

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// This file has a response's age, its freshness, and its reuse at an age. Everything is on the axis
-// of the response's age. The clock appears only where a date is parsed.
+// This file has a response's age, freshness, and reuse at an age. The clock appears only at parsed
+// dates.
 
 // A Source is the origin of a lifetime.
 type Source uint8
@@ -24,29 +24,26 @@ const (
 	SourceSMaxAge
 )
 
-// Freshness is how long a response may be used, counted by its age. The zero value is a response
-// that was never fresh.
+// Freshness is how long a response may be used, by its age. The zero value was never fresh.
 type Freshness struct {
 	// Lifetime is the age from which the response is stale (RFC 9111 section 4.2).
 	Lifetime time.Duration
-	// StaleWhileRevalidate is how long after Lifetime the response may be used while a rebuild runs
-	// in the background (RFC 5861 section 3).
+	// StaleWhileRevalidate is the stale window in which a rebuild runs in the background (RFC 5861
+	// section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after Lifetime the response may be used because rebuilds fail (RFC
-	// 5861 section 4).
+	// StaleIfError is the stale window after failed rebuilds (RFC 5861 section 4). Both begin at
+	// Lifetime.
 	StaleIfError time.Duration
 	// Source is the source of Lifetime. From SourceExpires upwards the response states its own lifetime.
 	Source Source
-	// NoStale reports that the response must never be used stale (RFC 9111 section 4.2.4). Then
-	// both windows are 0.
+	// NoStale forbids stale use (RFC 9111 section 4.2.4). Then both windows are 0.
 	NoStale bool
-	// NoCache reports that the response must not be used without validation (RFC 9111 section
-	// 5.2.2.4). Then Lifetime is 0, and NoStale is set.
+	// NoCache forbids use without validation (RFC 9111 section 5.2.2.4). Then Lifetime is 0 and
+	// NoStale set.
 	NoCache bool
 }
 
-// freshnessOf returns the freshness (RFC 9111 section 4.2.1) and the stale windows of a response
-// that was received at the given time.
+// freshnessOf returns the freshness (RFC 9111 section 4.2.1) of a response that was received then.
 func freshnessOf(status int, resp http.Header, d Directives, received time.Time, opt Options) Freshness {
 	var f Freshness
 	switch {
@@ -65,8 +62,7 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 		}
 	}
 
-	// Section 4.2.4: these directives forbid stale answers, also beside a stated window and
-	// s-maxage (section 5.2.2.10).
+	// Section 4.2.4: these forbid stale answers, also beside a window and s-maxage (section 5.2.2.10).
 	f.NoCache = d.NoCache
 	f.NoStale = d.NoCache || d.MustRevalidate || d.ProxyRevalidate || d.SMaxAge.Set
 	if f.NoCache {
@@ -86,8 +82,7 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 	return f
 }
 
-// ruled is f with Options.Freshness. The directives no-cache, must-revalidate, proxy-revalidate and
-// s-maxage still forbid stale answers.
+// ruled is f with Options.Freshness. The directives that forbid stale answers still do.
 func (f Freshness) ruled(req Request, status int, resp http.Header, age time.Duration, opt Options) Freshness {
 	if opt.Freshness == nil || f.NoCache || IsServerError(status) {
 		return f
@@ -160,8 +155,7 @@ func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
 	}
 	var apparent time.Duration
 	if dated {
-		// Date has whole seconds. The fraction of a second after it is no age: with it, a response
-		// with max-age=1 would often be stale at once.
+		// Date has whole seconds. With the fraction as age, max-age=1 would often be stale at once.
 		apparent = max(0, received.Sub(at).Truncate(time.Second))
 	}
 	delay := max(0, received.Sub(sent))
@@ -180,17 +174,15 @@ func ageValue(h http.Header) time.Duration {
 	return age
 }
 
-// FormatAge returns age as the value of an Age field: whole seconds, rounded down (RFC 9111 section
-// 5.1).
+// FormatAge returns age for an Age field: whole seconds, rounded down (RFC 9111 section 5.1).
 func FormatAge(age time.Duration) string {
 	return strconv.FormatInt(int64(min(max(0, age), maxDelta)/time.Second), 10)
 }
 
 // shareable reports whether a storable response of this age on arrival may answer the requests that
-// were waiting before it was asked for. RFC 9111 section 4 lets one response satisfy several
-// requests if each may reuse it. A response that arrives stale was still made after they asked. A
-// response that demands a validation for every request, by no-cache or because it is stale and
-// forbids stale answers, is not shareable.
+// waited before it was asked for. RFC 9111 section 4 lets a response satisfy several requests if each
+// may reuse it. A response that arrives stale was still made after they asked. It is not shareable if it
+// demands a validation for every request: by no-cache, or because it is stale and forbids stale answers.
 func (f Freshness) shareable(age time.Duration) bool {
 	return age < f.Lifetime || !f.NoStale
 }
@@ -213,8 +205,8 @@ func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	stale := age - f.Lifetime
 	switch {
 	case req.MaxStale.Set:
-		// Section 5.2.1.2. The client may accept an older response than the window allows, or only
-		// a younger one.
+		// Section 5.2.1.2. The client may accept an older response than the window, or only a
+		// younger one.
 		return stale <= req.MaxStale.Duration
 	case req.MaxAge.Set:
 		return false // section 5.2.1.1: no stale response without max-stale
@@ -244,8 +236,8 @@ func IsServerError(status int) bool {
 	return false
 }
 
-// The forms of an HTTP-date (RFC 9110 section 5.6.7), character for character: 0 is a digit, J a
-// month, D a weekday, and _ a digit or a space.
+// The forms of an HTTP-date (RFC 9110 section 5.6.7): 0 is a digit, J a month, D a weekday, _ a
+// digit or a space.
 const (
 	imfFixdate = "DDD, 00 JJJ 0000 00:00:00 GMT"
 	rfc850Date = ", 00-JJJ-00 00:00:00 GMT" // after the long weekday
@@ -257,9 +249,9 @@ const (
 	months   = "janfebmaraprmayjunjulaugsepoctnovdec"
 )
 
-// parseDate parses an HTTP-date (RFC 9110 section 5.6.7) in one of its three forms, and nothing
-// else: [http.ParseTime] accepts spaces, one-digit hours and other zones, which a cache must treat
-// as invalid. It ignores letter case (RFC 9111 section 4.2) and a wrong weekday. now places a year
+// parseDate parses an HTTP-date (RFC 9110 section 5.6.7) in one of its three forms.
+// [http.ParseTime] accepts spaces, one-digit hours and other zones, which a cache must treat as
+// invalid. Letter case (RFC 9111 section 4.2) and a wrong weekday do not count. now places a year
 // of two digits: at most 50 years ahead.
 func parseDate(s string, now time.Time) (time.Time, bool) {
 	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {

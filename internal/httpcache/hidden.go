@@ -19,8 +19,7 @@ func NewHidden(names []string) Hidden {
 }
 
 // Remove removes the fields from the response header h: in any spelling, as trailers, and from the
-// announcement of trailers. It returns the previous values of the changed entries, nil if there are
-// none.
+// announcement of trailers. It returns the previous values of the changed entries, nil without changes.
 func (f Hidden) Remove(h http.Header) (removed http.Header) {
 	if len(f) == 0 {
 		return nil

@@ -9,8 +9,8 @@ import (
 
 // This file finds the responses that an unsafe request has made invalid.
 
-// Safe reports whether a method is defined as safe (RFC 9110 section 9.2.1), and so invalidates
-// nothing. An unknown method is unsafe (RFC 9111 section 4.4).
+// Safe reports whether a method is safe (RFC 9110 section 9.2.1). An unknown one is not (RFC 9111
+// section 4.4).
 func Safe(method string) bool {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
@@ -70,10 +70,9 @@ func (c Changed) Keys() []string {
 	return keys
 }
 
-// referenced returns the plain key of a reference in the answer to r. It returns false unless the
-// reference is on the host of r (RFC 9111 section 4.4): otherwise any response could invalidate any
-// URL. http and https of one host count as one origin: a handler behind a proxy that ends TLS
-// writes https in the answers to plain requests.
+// referenced returns the plain key of a reference in the answer to r. It returns false for another host
+// (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and https of one host
+// are one origin: a handler behind a proxy that ends TLS writes https in the answers to plain requests.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
 	hostport := hostOf(r)
 	host, ok := CanonicalHost(hostport)
@@ -126,8 +125,7 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 	return join("", hostport, canonicalPath(path)+query)
 }
 
-// TagFields are the tag fields of content delivery networks: Surrogate-Key has words, Cache-Tag has
-// list members.
+// TagFields are the tag fields of delivery networks: Surrogate-Key has words, Cache-Tag list members.
 var TagFields = []string{"Surrogate-Key", "Cache-Tag"}
 
 // Tags returns a response's tags in the fields, for invalidation. Fields other than TagFields may

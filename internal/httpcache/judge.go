@@ -14,8 +14,7 @@ type Judgement struct {
 	Freshness  Freshness
 	// Age is the response's age when it was received.
 	Age time.Duration
-	// Shared reports whether other clients may have the response. If not, Reason is the cause in a
-	// word or two.
+	// Shared reports whether other clients may have the response. If not, Reason is a word or two.
 	Shared bool
 	Reason string
 	// Checked reports that a response that is not Shared may be stored for validation: it answers
@@ -34,8 +33,7 @@ func Judge(req Request, status int, resp http.Header, sent, received time.Time, 
 	return JudgeAged(req, status, resp, InitialAge(resp, sent, received), received, opt)
 }
 
-// JudgeAged is Judge for a response whose age is not in its own header: a response that a 304 has
-// freshened has the age of the 304 (see [Freshen]).
+// JudgeAged is Judge with the age of a 304 that has freshened the response (see [Freshen]).
 func JudgeAged(req Request, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...), Age: age}
 	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
@@ -72,11 +70,10 @@ func OpenToAll(resp http.Header, opt Options) bool {
 	return d.openToAll()
 }
 
-// ValidatedFor reports whether a 304 to the request proves a stored response valid for the
-// request's client. A page that depends on the Cookie often has the Last-Modified of its template,
-// and a 304 about the template proves nothing about the client. So a request with a Cookie needs a
-// response with public or s-maxage, and a request with credentials a response for everyone. RFC
-// 9111 section 4.3.3 does not require this.
+// ValidatedFor reports whether a 304 to the request proves a stored response valid for the request's
+// client. A page that depends on the Cookie often has the Last-Modified of its template, and the 304
+// is about the template. So a request with a Cookie needs a response with public or s-maxage, and a
+// request with credentials a response for everyone. RFC 9111 section 4.3.3 does not require this.
 func ValidatedFor(req Request, resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	if req.Credentials {

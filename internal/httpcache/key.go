@@ -11,8 +11,7 @@ import (
 
 // This file builds the key of a request.
 
-// MaxKey is the largest key, in bytes. A request with a longer key has none. RFC 9110 section 4.1
-// recommends to support URIs of 8000 bytes.
+// MaxKey is the longest key, in bytes. RFC 9110 section 4.1 recommends to support URIs of 8000 bytes.
 const MaxKey = 8 << 10
 
 // Secure is the prefix of the keys of requests over TLS. No other key has it: in a host, a digit follows
@@ -39,8 +38,7 @@ func Key(r *http.Request) (key string, ok bool) {
 	return keyBehind(scheme, r)
 }
 
-// secure reports whether a request came over TLS. For a request that no server has read, the URL's
-// scheme decides.
+// secure reports whether a request came over TLS. Without a server, the URL's scheme decides.
 func secure(r *http.Request) bool {
 	return r.TLS != nil || r.RequestURI == "" && r.URL.Scheme == "https"
 }
@@ -94,8 +92,7 @@ type Location struct {
 	Query  string // without the question mark
 	// Rewritten is the path for the handler, in canonical form. Empty: it is Path.
 	Rewritten string
-	// Own reports that the request's key is the key of the URL of these parts: its URL was not
-	// rewritten before the cache.
+	// Own: the request's key is the key of this URL, which was not rewritten before the cache.
 	Own bool
 }
 
@@ -132,8 +129,7 @@ func join(scheme, hostport, target string) (string, bool) {
 	return scheme + host + target, true
 }
 
-// targetOf returns the path and the query of a URL. If they equal sent, it returns sent itself,
-// which saves each hit a copy.
+// targetOf returns the path and query of a URL. If they equal sent, it is sent itself, to save a copy.
 func targetOf(u *url.URL, sent string) (string, bool) {
 	if u.Opaque != "" || u.User != nil || u.Fragment != "" || u.RawFragment != "" {
 		return "", false
@@ -226,8 +222,8 @@ func canonicalPath(path string) string {
 	return string(b)
 }
 
-// staysEncoded reports whether an encoded byte stays encoded: it cannot be bare, or the bare byte
-// has another meaning.
+// staysEncoded reports whether an encoded byte stays encoded: it cannot be bare, or means something
+// else.
 func staysEncoded(c byte) bool { return !bare[c] || c == '/' || c == ';' || c == '+' }
 
 // escapedByte returns the encoded byte at the start of s.
@@ -283,8 +279,7 @@ func Canonicalise(r *http.Request) {
 	}
 }
 
-// Canonical reports whether host and path of r have the spelling of Canonicalise. A target in
-// absolute-form may have it too.
+// Canonical reports whether host and path of r have Canonicalise's spelling, also in absolute-form.
 func Canonical(r *http.Request) bool {
 	c := *r
 	c.URL = new(*r.URL)
@@ -293,8 +288,7 @@ func Canonical(r *http.Request) bool {
 	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && (sent == "" || c.RequestURI == sent)
 }
 
-// Respelled reports whether the path differs from its canonical form for a router that matches
-// encoded paths, such as chi's.
+// Respelled reports whether the path is not canonical for a router of encoded paths, such as chi's.
 func Respelled(u *url.URL) bool {
 	if u.RawPath == "" && isBare(u.Path) {
 		return false
@@ -304,8 +298,7 @@ func Respelled(u *url.URL) bool {
 	return cmp.Or(u.RawPath, u.Path) != cmp.Or(c.URL.RawPath, c.URL.Path)
 }
 
-// Ordinary reports whether a request's target is a path with or without a query, and has no user
-// information, fragment or opaque part.
+// Ordinary reports whether a request's target is a path with or without a query, and nothing else.
 func Ordinary(r *http.Request) bool {
 	ok := r.RequestURI == "" // in a request that no server has read
 	if !ok {
@@ -335,8 +328,7 @@ func OriginForm(uri string) (target string, ok bool) {
 	return rest[i:], true
 }
 
-// clean reports whether a target is short enough and has no byte that ends a line, a field or the
-// target.
+// clean reports whether a target is short, and has no byte that ends a line, a field or the target.
 func clean(target string) bool {
 	for i := range len(target) {
 		if c := target[i]; c <= ' ' || c == 0x7f || c == '#' {

@@ -196,8 +196,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// decodedTarget is a target with its path decoded byte by byte. A mark stands before each byte that
-// means something else when it is encoded.
+// decodedTarget is a target with its path decoded, and a mark before bytes that differ when encoded.
 func decodedTarget(target string) string {
 	path, query, found := strings.Cut(target, "?")
 	var b strings.Builder
@@ -304,8 +303,7 @@ func TestChangedBy(t *testing.T) {
 	}
 }
 
-// FuzzChangedBy: a response invalidates only keys of the request's own host, and only keys that a
-// request can have.
+// FuzzChangedBy: a response invalidates only keys of requests to its own host.
 func FuzzChangedBy(f *testing.F) {
 	f.Add("h", "/a", "/b?c", "http://h/d")
 	f.Add("H:80", "/a/", "../x#y", "//h.:443/..")

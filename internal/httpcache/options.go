@@ -7,23 +7,21 @@ import (
 
 // Options are the choices that RFC 9111 leaves to a cache. The zero value trusts only the origin.
 type Options struct {
-	// Targets are the targeted fields for this cache, such as "CDN-Cache-Control". The first that
+	// Targets are the targeted fields for this cache, such as "CDN-Cache-Control"; the first that
 	// applies counts (RFC 9213 section 2.2). Empty: Cache-Control only. Only [ResponseDirectives]
 	// uses it.
 	Targets []string
 
-	// SetCookie stores responses with a Set-Cookie field, with the cookies, if they have an
-	// explicit lifetime. RFC 9111 section 7.3 allows it, but a cookie is usually for one client.
-	// Default: they are not stored.
+	// SetCookie stores responses with a Set-Cookie field if they have an explicit lifetime. RFC 9111
+	// section 7.3 allows it, but a cookie is usually for one client. Default: they are not stored.
 	SetCookie bool
 
 	// DefaultLifetime is the freshness of a response without a lifetime whose status is
 	// heuristically cacheable (RFC 9111 section 4.2.2). 0: HeuristicFraction decides.
 	DefaultLifetime time.Duration
 
-	// HeuristicFraction is the fraction of a response's time since Last-Modified for which it is
-	// fresh without a lifetime and without DefaultLifetime (RFC 9111 section 4.2.2), at most a day.
-	// 0: no heuristic.
+	// HeuristicFraction is the part of the time since Last-Modified for which a response is fresh
+	// by default (RFC 9111 section 4.2.2), at most a day, without DefaultLifetime. 0: no heuristic.
 	HeuristicFraction float64
 
 	// AnyLanguageOrder sorts the normal form of Accept-Language. RFC 9110 section 12.5.4 says that

@@ -9,9 +9,8 @@ import (
 type Request struct {
 	// Header is the client's header, with the entry of [WithVariant].
 	Header http.Header
-	// Credentials reports that the request identifies its client, by Authorization or by other
-	// fields with the same role. Its response is for everyone only if the response states so (RFC
-	// 9111 section 3.5).
+	// Credentials: the request identifies its client, by Authorization or fields with the same
+	// role. Its response is for everyone only if the response states so (RFC 9111 section 3.5).
 	Credentials bool
 	// Asked is the handler's request, for Options.Freshness.
 	Asked *http.Request
@@ -19,8 +18,7 @@ type Request struct {
 	NoStore bool
 }
 
-// KeyVariant is the name, in a list of Vary names, for the part of a request's key beside its URL.
-// No field has this name, so no Vary contains it.
+// KeyVariant is the name, among Vary names, of the part of a key beside its URL. No field has the name.
 const KeyVariant = "(key)"
 
 // WithVariant returns h with the variant under KeyVariant, h itself if variant is empty.

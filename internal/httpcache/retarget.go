@@ -11,9 +11,8 @@ import (
 // URL key and few Varys contain them. Without this file a client could have a response built for
 // another target, and clients of the request's own target would get it.
 
-// RetargetingFields is the name, in a list of Vary names, for all retargeting fields. A response to
-// a request with such a field is a variant for requests with the same field values. No field has
-// this name, so no Vary contains it.
+// RetargetingFields is the name, among Vary names, of all retargeting fields. A response to a request
+// with such a field is a variant for requests with the same field values. No field has the name.
 const RetargetingFields = "(retargeting)"
 
 // retargetingFields choose another scheme, host, port or path: the fields that proxies, gateways and

@@ -48,8 +48,7 @@ func TestRetargeting(t *testing.T) {
 	}
 }
 
-// FuzzRetargeting: two requests for different targets never share a variant, in any spelling of the
-// fields.
+// FuzzRetargeting: requests for different targets never share a variant, in any spelling of the fields.
 func FuzzRetargeting(f *testing.F) {
 	f.Add("X-Forwarded-Host", "a", "X-Forwarded-Host", "b")
 	f.Add("Forwarded", "for=x;host=a", "Forwarded", `for="y;host=a"`)

@@ -22,11 +22,10 @@ const (
 	FwdStale    Forward = "stale"     // the stored response is stale
 )
 
-// A Status describes one cache's handling of one request: a member of the list in Cache-Status (RFC
-// 9211 section 2).
+// A Status is one cache's handling of a request: a member of Cache-Status (RFC 9211 section 2).
 type Status struct {
-	// Hit reports that the request was answered without the origin. Then Fwd, FwdStatus, Stored and
-	// Collapsed do not count.
+	// Hit: the request was answered without the origin. Fwd, FwdStatus, Stored and Collapsed do not
+	// count.
 	Hit bool
 	// Fwd is why the request went to the origin. Empty: unknown.
 	Fwd Forward
@@ -44,8 +43,8 @@ type Status struct {
 	Detail string
 }
 
-// maxStatusKey is the longest key in a Status. Proxies bound a response's header, nginx by 4 or 8
-// KiB, and answer 502 to a longer one.
+// maxStatusKey is the longest key in a Status: nginx bounds a response's header by 4 or 8 KiB, and
+// answers 502.
 const maxStatusKey = 1 << 10
 
 // String returns the member, without a Key or a Detail that is not printable ASCII.
@@ -84,14 +83,13 @@ func (s Status) String() string {
 	return string(b)
 }
 
-// AppendTo adds the member to Cache-Status in h, after the caches nearer to the origin (RFC 9211
-// section 2).
+// AppendTo adds the member to Cache-Status in h, after caches nearer to the origin (RFC 9211 section 2).
 func (s Status) AppendTo(h http.Header) {
 	h.Add("Cache-Status", s.String())
 }
 
-// appendTokenOrString appends s, which is printable and not empty, as a Token if possible (RFC 9651
-// section 3.3.4), else as a String.
+// appendTokenOrString appends s, printable and not empty, as a Token (RFC 9651 section 3.3.4) or a
+// String.
 func appendTokenOrString(b []byte, s string) []byte {
 	for i := range len(s) {
 		c := s[i]

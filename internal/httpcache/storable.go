@@ -60,8 +60,7 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 	}
 	explicit := d.SMaxAge.Set || d.MaxAge.Set || !d.Targeted && len(resp["Expires"]) > 0
 	for _, name := range [...]string{"Set-Cookie", "Set-Cookie2"} {
-		// Section 7.3. A qualified private or no-cache removes the cookie from the stored response,
-		// and the rest is for everyone.
+		// Section 7.3. A qualified private or no-cache removes the cookie, and the rest is for everyone.
 		if len(resp[name]) > 0 && !slices.Contains(d.PrivateFields, name) &&
 			!slices.Contains(d.NoCacheFields, name) && !(opt.SetCookie && explicit) {
 			return false, "set-cookie"
@@ -84,8 +83,8 @@ func heuristicallyCacheable(status int) bool {
 	return false
 }
 
-// understood reports whether a status is one of RFC 9110 section 15 whose caching needs nothing
-// beyond this package (RFC 9111 section 3).
+// understood reports whether this package does all that a status of RFC 9110 section 15 needs (RFC
+// 9111 section 3).
 func understood(status int) bool {
 	switch {
 	case 200 <= status && status <= 205, 300 <= status && status <= 303:
@@ -100,8 +99,8 @@ func understood(status int) bool {
 	return false
 }
 
-// connectionFields are for the next hop only (RFC 9110 section 7.6.1), or for a client's proxy (RFC
-// 9111 section 3.1).
+// connectionFields are for the next hop (RFC 9110 section 7.6.1) or a client's proxy (RFC 9111
+// section 3.1).
 var connectionFields = []string{
 	"Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 	"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
@@ -127,8 +126,7 @@ func CanonicalHeader(h http.Header) http.Header {
 	return c
 }
 
-// remove removes the fields from h. The names are in canonical form: to canonicalise them again, as
-// Del does, was a twentieth of a rebuild's time.
+// remove removes fields in canonical form: Del's canonicalisation was a twentieth of a rebuild's time.
 func remove(h http.Header, names []string) {
 	for _, name := range names {
 		delete(h, name)
@@ -172,8 +170,7 @@ func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
 	if c == nil {
 		c = http.Header{}
 	}
-	// net/http has two ways to send a trailer: its name in Trailer, or a prefix to its name that no
-	// field can have.
+	// net/http sends a trailer by its name in Trailer, or by a prefix that no field can have.
 	for name := range Members(c["Trailer"]) {
 		c.Del(name)
 	}

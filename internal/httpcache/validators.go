@@ -11,8 +11,7 @@ import (
 
 // This file validates a stored response with the origin, and answers clients that validate with us.
 
-// conditions are the fields that make a request conditional or partial (RFC 9110 sections 13.1 and
-// 14.2).
+// conditions make a request conditional or partial (RFC 9110 sections 13.1 and 14.2).
 var conditions = []string{
 	"If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range", "Range",
 }
@@ -58,13 +57,11 @@ func Selects(stored, notModified http.Header) bool {
 	return modified == "" || ownModified == "" || modified == ownModified
 }
 
-// notUpdated are the fields that a 304 does not change (RFC 9111 section 3.2): they describe the
-// stored bytes.
+// notUpdated describe the stored bytes, so a 304 does not change them (RFC 9111 section 3.2).
 var notUpdated = []string{"Content-Length", "Content-Encoding", "Content-Range"}
 
-// Freshen returns a copy of stored with the fields of notModified in place of its own (RFC 9111
-// section 3.2). notModified has been through [StoredHeader]. Judge the result anew, with the
-// [InitialAge] of the 304.
+// Freshen returns a copy of stored with the fields of notModified, which has been through
+// [StoredHeader] (RFC 9111 section 3.2). Judge the result anew, with the [InitialAge] of the 304.
 func Freshen(stored, notModified http.Header) http.Header {
 	h := stored.Clone()
 	if h == nil {
@@ -78,9 +75,9 @@ func Freshen(stored, notModified http.Header) http.Header {
 	return h
 }
 
-// HeadAgrees reports whether the 200 to a HEAD is about the same bytes as the stored response to
-// GET. Then it may update the response through [Freshen]. Otherwise the stored response is stale
-// (RFC 9111 section 4.3.5).
+// HeadAgrees reports whether the 200 to a HEAD has the bytes of the stored response to GET. Then it
+// may update the response through [Freshen]. Otherwise the stored response is stale (RFC 9111
+// section 4.3.5).
 func HeadAgrees(stored, head http.Header) bool {
 	for _, name := range [...]string{"ETag", "Last-Modified", "Content-Length"} {
 		if v := head.Get(name); v != "" && v != stored.Get(name) {
@@ -90,8 +87,8 @@ func HeadAgrees(stored, head http.Header) bool {
 	return true
 }
 
-// maxRanges is the largest number of ranges in a request. Each range costs a part of its own: RFC
-// 9110 section 14.2 lets a server ignore a request for many.
+// maxRanges is the most ranges of a request, each with a part: RFC 9110 section 14.2 allows to
+// ignore more.
 const maxRanges = 16
 
 // AsksForRanges reports whether a request asks for ranges that we serve: of bytes, and of no other
@@ -110,9 +107,9 @@ func AsksForRanges(r *http.Request) bool {
 }
 
 // SingleRange returns the range that a GET asks for, of a response of that size with the header h.
-// It returns false if the request asks for several ranges or none, if the range does not exist, or
-// if If-Range does not have the response's strong entity tag. Then the client gets the whole
-// response (RFC 9110 sections 13.1.5 and 14.2).
+// It returns false for several ranges or none, for a range outside, and if If-Range does not have
+// the response's strong entity tag. Then the client gets the whole response (RFC 9110 sections
+// 13.1.5 and 14.2).
 func SingleRange(r *http.Request, h http.Header, size int64) (first, length int64, ok bool) {
 	from, to, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
 	if !ok || r.Method != http.MethodGet || len(r.Header["Range"]) != 1 || !AsksForRanges(r) {
@@ -142,8 +139,8 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 
 // ForRange returns r as a request of its Range alone, for [http.ServeContent]: without If-Match and
 // If-Unmodified-Since, which are for the origin (RFC 9111 section 4.3.2), and without Range if
-// If-Range is a date that is no strong validator of the stored response (RFC 9110 sections 13.1.5
-// and 8.8.2.2). received is when the stored response came.
+// If-Range is a date that is no strong validator (RFC 9110 sections 13.1.5 and 8.8.2.2). stored was
+// received at received.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
 	weak := false
 	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
@@ -231,21 +228,18 @@ var contentFields = []string{
 }
 
 // InNotModified reports whether a 304 has the stored response's field of that name (RFC 9110
-// section 15.4.5). It has no fields of the content, which is not sent, and no Last-Modified beside
-// an ETag. It has caching fields and all other fields.
+// section 15.4.5). It has no fields of the content, and no Last-Modified beside an ETag.
 func InNotModified(name string, tagged bool) bool {
 	return !slices.Contains(contentFields, name) && (!tagged || name != "Last-Modified")
 }
 
-// strongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2): both are strong and
-// equal. An empty tag matches no tag.
+// strongMatch compares entity tags strongly (RFC 9110 section 8.8.3.2). An empty tag matches no tag.
 func strongMatch(a, b string) bool {
 	return a != "" && a == b && !weak(a)
 }
 
-// weakMatch compares two entity tags weakly (RFC 9110 section 8.8.3.2): equal without their marks
-// of weakness. An empty tag matches no tag. A tag without quotes, which the RFC does not allow,
-// matches an equal tag.
+// weakMatch compares entity tags weakly (RFC 9110 section 8.8.3.2). An empty tag matches no tag. A
+// tag without quotes, which the RFC does not allow, matches an equal tag.
 func weakMatch(a, b string) bool {
 	a, b = strings.TrimPrefix(a, "W/"), strings.TrimPrefix(b, "W/")
 	return a != "" && a == b

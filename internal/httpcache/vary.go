@@ -10,16 +10,14 @@ import (
 	"strings"
 )
 
-// This file distinguishes the variants of a response: their request fields, and the requests that
-// share a variant.
+// This file distinguishes the variants of a response by request fields.
 
 // maxVary is about how many bytes of names a response may vary by.
 const maxVary = 2 << 10
 
 // VaryNames returns the names in Vary (RFC 9110 section 12.5.5) in lower case, sorted, each once.
 // It returns false if no other request can match: for a "*" (RFC 9111 section 4.1), for a member
-// that is no field name and so has no meaning, and for more than maxVary bytes, too many to look up
-// for each request.
+// that is no field name, and for more than maxVary bytes, too many to look up for each request.
 func VaryNames(h http.Header) (names []string, ok bool) {
 	n := 0
 	for name := range Members(h["Vary"]) {
@@ -35,8 +33,7 @@ func VaryNames(h http.Header) (names []string, ok bool) {
 	return slices.Compact(names), true
 }
 
-// JoinNames returns the names of all lists, sorted, each once. It returns false for more than
-// maxVary bytes.
+// JoinNames returns the names of all lists, sorted, each once, and false for more than maxVary bytes.
 func JoinNames(lists ...[]string) (names []string, ok bool) {
 	names = slices.Concat(lists...)
 	slices.Sort(names)
@@ -63,8 +60,7 @@ func VariantKey(names []string, req http.Header, opt Options) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// selection is the names with the normal form of their values. Each string has its length, so that
-// two selections never have the same bytes.
+// selection is the names and their values' normal form, each with its length so that no two are equal.
 func selection(names []string, req http.Header, opt Options) (b []byte) {
 	appendString := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
@@ -79,8 +75,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 			name = http.CanonicalHeaderKey(name)
 			values = normal(name, req[name], opt)
 		}
-		// No values are an absent field, which matches only an absent field. An empty field has one
-		// value.
+		// No values: an absent field, which matches only an absent one. An empty field has one value.
 		b = binary.AppendUvarint(b, uint64(len(values)))
 		for _, v := range values {
 			appendString(v)
@@ -89,8 +84,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 	return b
 }
 
-// Normalise gives each field of req its normal form. So a handler sees the same values in two
-// requests with the same [VariantKey], in the fields of the key.
+// Normalise gives each field of req its normal form, so that one [VariantKey] means the same values.
 func Normalise(req http.Header, opt Options) {
 	for name, lines := range req {
 		req[name] = normal(name, lines, opt)
@@ -126,8 +120,7 @@ func normal(name string, lines []string, opt Options) []string {
 		}
 		return trimmed
 	}
-	// The lines are joined first: a quoted string may begin in one line and end in the next, and
-	// the handler sees the whole.
+	// The lines are joined first, because a quoted string may begin in one and end in the next.
 	line := strings.Join(lines, ", ")
 	var members []string
 	switch name {
@@ -170,8 +163,8 @@ func acceptMembers(line string, value func(string) string) []string {
 	return members
 }
 
-// languageRange returns a language range in its usual case (RFC 5646 section 2.1.1): regions like
-// DE, scripts like Latn, and all else in lower case.
+// languageRange returns a range in its usual case (RFC 5646 section 2.1.1): regions like DE,
+// scripts like Latn.
 func languageRange(s string) string {
 	subtags := strings.Split(lowerASCII(s), "-")
 	for i, subtag := range subtags[1:] {
@@ -199,8 +192,7 @@ func isList(name string) bool {
 	return true
 }
 
-// Members yields the non-empty members of a list without quoted strings, such as a list of names
-// (RFC 9110 section 5.6.1).
+// Members yields the non-empty members of a list without quoted strings (RFC 9110 section 5.6.1).
 func Members(lines []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, line := range lines {
@@ -213,8 +205,8 @@ func Members(lines []string) iter.Seq[string] {
 	}
 }
 
-// appendMembers appends the members of the list in line, with the empty ones. A comma in a
-// quoted-string is no separator (RFC 9110 section 5.6.1).
+// appendMembers appends all members of the list in line. A quoted comma is no separator (RFC 9110
+// section 5.6.1).
 func appendMembers(members []string, line string) []string {
 	start, quoted := 0, false
 	for i := 0; i <= len(line); i++ {
@@ -231,8 +223,7 @@ func appendMembers(members []string, line string) []string {
 	return members
 }
 
-// lowerASCII is strings.ToLower for ASCII letters. strings.ToLower would make all bytes outside
-// UTF-8 equal.
+// lowerASCII is strings.ToLower for ASCII alone: strings.ToLower makes all bytes outside UTF-8 equal.
 func lowerASCII(s string) string { return mapASCII(s, 'A', 'Z') }
 
 // upperASCII is strings.ToUpper for ASCII letters.

@@ -127,8 +127,7 @@ func TestNormalise(t *testing.T) {
 	}
 }
 
-// FuzzNormalise: the handler sees the same values of the key's fields in two requests with one
-// variant key.
+// FuzzNormalise: requests with one variant key have the same values of the key's fields.
 func FuzzNormalise(f *testing.F) {
 	f.Add("Accept-Language", "d e-DE", "", "de-DE", "", true)
 	f.Add("Accept-Encoding", "g zip", "br", "gzip,BR", ",", false)

@@ -7,12 +7,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file bounds the bodies that clients hold, in sum. A body that is still written, or that the
-// near tier has evicted, stays in memory as long as its slowest client reads it, and slow clients
-// of many URLs are cheap to create.
+// This file bounds the bodies that clients hold, in sum. A body outside the near tier stays in
+// memory as long as its slowest client reads, and slow clients of many URLs are cheap to create.
 
-// smallBody is the largest body that a client may hold uncounted. net/http and the kernel buffer as
-// much for the client, and a limit on connections bounds that memory.
+// smallBody is the largest uncounted body: net/http and the kernel buffer as much for each client.
 const smallBody = writePart
 
 // reasonMemory is the detail for a body that would pass HTTPOptions.MaxHeldBytes.
@@ -63,8 +61,7 @@ func (b *bodies) release(at *list.Element) {
 	}
 }
 
-// besideNear is the number of bytes of complete bodies outside the near tier. It asks the near tier
-// only if the sum exceeds fits. b.mu is held.
+// besideNear is the number of complete bytes outside the near tier, looked up above fits. b.mu is held.
 func (b *bodies) besideNear(fits int64) int64 {
 	n := b.sent
 	for e := b.sending.Front(); e != nil && b.sent > fits; e = e.Next() {

@@ -8,20 +8,18 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file bounds the requests that bypass the cache because of their fields. Any client can send
-// such a field. So for a page that may be served only a few of these requests run at a time, and
-// the others get the page.
+// This file bounds the requests that bypass the cache because of their fields, which any client can
+// send. For a page that may be served only a few of them run at a time, and the others get the page.
 
 const (
 	// maxBypasses is the number of requests for one page that bypass the cache at a time.
 	maxBypasses = 8
-	// bypassPatience is how long a request for an upgrade or an event stream waits for a place. A
-	// granted request gives its place back when it is granted.
+	// bypassPatience is how long an upgrade or an event stream waits for a place. A granted request
+	// gives its place back.
 	bypassPatience = time.Second
 )
 
-// bypasses are the requests that bypass the cache for a page that may be served. It is safe for
-// concurrent use.
+// bypasses are the bypasses of pages that may be served. It is safe for concurrent use.
 type bypasses struct {
 	mu sync.Mutex // guards of
 	of map[string]*keyBypasses
@@ -33,8 +31,7 @@ type keyBypasses struct {
 	users  int // requests with a place or waiting for one; guarded by bypasses.mu
 }
 
-// begin takes a place for the key until end is called. It returns false when ctx ends. end may be
-// called several times.
+// begin takes a place for the key until the first call of end. It returns false when ctx ends.
 func (b *bypasses) begin(ctx context.Context, key string) (end func(), ok bool) {
 	b.mu.Lock()
 	if b.of == nil {

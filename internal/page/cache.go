@@ -27,28 +27,23 @@ type Cache interface {
 
 	// Near returns the near tier's item for a key, nil if there is none, and the present moment.
 	Near(key string) (*Item, durations.Instant)
-	// Fits reports whether the near tier has room for an item. A heavier item than the whole tier
-	// is on its way out.
+	// Fits reports whether the item is not heavier than the whole near tier.
 	Fits(it *Item) bool
 	// HoldsNear reports whether the near tier has the item, by its epoch.
 	HoldsNear(key string, it *Item) bool
 	// Remember keeps a response in the near tier, and in no store.
 	Remember(key string, res *Response, w items.Windows)
 
-	// Hit answers from the near tier if the answer needs no flight. If ok is false, the item may be
-	// served when the client's patience ends; it may be nil. early: the item is fresh, and its
-	// rebuild is due.
+	// Hit answers from the near tier if the answer needs no flight. If ok is false, it may be served
+	// when the client's patience ends, or is nil. early: the item is fresh, and its rebuild is due.
 	Hit(key string, w Want) (it *Item, early, ok bool)
 	// Wait answers the call by way of the key's flight, and begins a flight if there is none.
 	Wait(w *Waiting, b Binder)
-	// Refresh begins a flight for a key with a fresh item, unless there is a flight. It does not
-	// wait for the flight.
+	// Refresh begins a flight for a key with a fresh item, unless there is one, and does not wait.
 	Refresh(ctx context.Context, key string, it *Item, client string, b Binder)
-	// Landing waits for the end of the flight that has published the item. It returns the error of
-	// a flight without an answer.
+	// Landing waits for the end of the flight that has published the item, and returns its error.
 	Landing(ctx context.Context, key string, it *Item) error
-	// Within returns the request's context with the values of its rebuild. The value of the key own
-	// is the request's.
+	// Within returns the request's context with its rebuild's values, except the value of own.
 	Within(request, rebuild context.Context, own any) context.Context
 
 	// Apart begins work on a key without a flight.
@@ -74,7 +69,6 @@ type Cache interface {
 
 	// CountHit counts a hit, and reports it to the observers.
 	CountHit(ctx context.Context, key string)
-	// CountStale counts a stale answer.
 	CountStale()
 	// CountLoadFailure counts a handler's error that is an answer.
 	CountLoadFailure()
@@ -92,8 +86,7 @@ type Waiting struct {
 	Key   string
 	Stale *Item // served when the request's patience ends; nil: nothing to serve
 	Want  Want
-	// Budget is the request's, nil before the first wait. After the wait it is the budget of the
-	// joined flight.
+	// Budget is the request's, nil before the first wait, and then the joined flight's.
 	Budget *gate.Budget
 
 	Answer Answer
@@ -107,22 +100,18 @@ type Answer struct {
 	Item      *Item
 	Flown     bool // it came from a flight
 	Collapsed bool // the request joined another request's flight
-	// Live is the flight of an item that is still being made. The request is one of its callers
-	// until it has its place among the readers, and calls Left.
+	// Live is the flight of an item that is still being made. The request is its caller until Left.
 	Live interface{ Left() }
 }
 
-// A Binder gives the load of a flight that begins now. The flight calls Bind only for the request
-// that begins it, while the client is still there.
+// A Binder gives the load of a flight. The flight calls Bind for the request that begins it, at once.
 type Binder interface{ Bind() Loader }
 
 // A Loader is a load: it may publish its response on the flight before it returns.
 type Loader func(ctx context.Context, a Attempt) (*Response, error)
 
-// An Attempt is one load of a flight, with the state from which it starts. A flight continues while
-// a load runs that it has given up.
+// An Attempt is one load of a flight, with its initial state. The flight may give it up and go on.
 type Attempt interface {
-	// Key is the flight's.
 	Key() string
 	// Present is the latest known item of the key, nil if there is none.
 	Present() *Item
@@ -137,8 +126,7 @@ type Attempt interface {
 	Tell(res *Response, err error)
 	// AwaitReaders waits until all callers have their places among the readers, or for done.
 	AwaitReaders(done <-chan struct{})
-	// SetWindows sets how long the load's result is served and kept. It comes before the result, on
-	// the same goroutine or ordered by the load.
+	// SetWindows sets how long the load's result is served and kept. The load calls it before Tell.
 	SetWindows(w items.Windows)
 }
 
@@ -146,8 +134,7 @@ type Attempt interface {
 type Apart interface {
 	// Find returns the item of the key in the near tier or the store, nil if there is none.
 	Find(ctx context.Context) *Item
-	// Draft begins a response. It claims the epoch now, so that an invalidation meanwhile fences
-	// the response off.
+	// Draft begins a response. It claims the epoch now, so that an invalidation fences it off.
 	Draft(ctx context.Context) Draft
 }
 
@@ -159,12 +146,9 @@ type Draft interface {
 	End()
 }
 
-// A Witness counts the invalidations of a key while a response is made without a flight and for no
-// store.
+// A Witness counts the invalidations of a key while a response is made without flight and store.
 type Witness interface {
-	// Keep keeps the response, unless the key was invalidated more than times times, or a flight is
-	// making a newer response.
+	// Keep keeps the response, unless the key was invalidated more than times times or has a flight.
 	Keep(res *Response, w items.Windows, times int)
-	// End ends the count.
 	End()
 }

@@ -7,18 +7,15 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the client's side of an exchange: the waiting request, and the work of the client's
-// own goroutine while it waits.
+// This file is the waiting request's side of an exchange, and its goroutine's work while it waits.
 
 // A call is a request that waits for a key.
 type call struct {
 	query *query
 	route *chi.Context // read before the locks under which Bind is called
-	// signpost is the item whose names have led to the call's key. Nil: the call waits for the key
-	// of its URL.
+	// signpost is the item with the names of the call's key. Nil: the call waits for the URL's key.
 	signpost *Item
-	// excluded reports that the request needs a variant and there is no signpost yet: a response
-	// under the URL's own key is not for the request.
+	// excluded: the request needs a variant without a signpost yet, and no response of the URL's key.
 	excluded bool
 	aside    chan func() // work for the call's own goroutine while it waits
 	waiting  Waiting
@@ -44,8 +41,7 @@ func (c *call) names() []string {
 	return c.signpost.Value.vary.names
 }
 
-// hint hands an interim response to the call's client. Only the client's own goroutine may use its
-// ResponseWriter. The handler does not wait for that goroutine.
+// hint hands an interim response to the call's goroutine, which alone may use its ResponseWriter.
 func (c *call) hint(status int, h http.Header) {
 	h = h.Clone() // the handler goes on with its own map
 	select {
@@ -65,8 +61,7 @@ func (c *call) settleAside() {
 	}
 }
 
-// inform sends an interim response to the client (RFC 9110 section 15.2). The client's own
-// goroutine calls it.
+// inform sends an interim response (RFC 9110 section 15.2), on the client's own goroutine.
 func (q *query) inform(status int, interim http.Header) {
 	if status == http.StatusContinue || !q.r.ProtoAtLeast(1, 1) {
 		return // 100 is the server's task; HTTP/1.0 has no interim responses

@@ -15,8 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file turns the handler's answer into the result of a load: once when the handler has written
-// its header, and again when the response is complete.
+// This file turns the handler's header, and then the complete response, into the result of a load.
 
 // An answer is a heading with the judgement of the rules.
 type answer struct {
@@ -64,7 +63,6 @@ type decision struct {
 	recording recording
 }
 
-// decide makes the response, and sets its audience.
 func (l *load) decide(a answer, now time.Time) *decision {
 	post, found := l.signpost(a.header)
 	v := facts{
@@ -92,8 +90,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	if v.audience == audience.Owner {
 		d.response.kind = uncacheable
 	}
-	// An unshareable response makes only its own variant uncacheable. One user's page must not keep
-	// the other variants out of the cache.
+	// An unshareable response makes only its own variant uncacheable, not all other users' variants.
 	if post != nil {
 		post.variant = d.response
 		d.response = &Response{kind: varying, vary: post}
@@ -151,8 +148,8 @@ func (d *decision) joinableUntil(now instant) instant {
 	return forever
 }
 
-// failsForAll reports whether the response is an error to a request with credentials, for a key
-// whose responses are also for such requests.
+// failsForAll reports whether the response is an error to a request with credentials, for a key that
+// also answers such requests.
 func (l *load) failsForAll(d *decision) bool {
 	return d.ownersAlone() && l.request().Credentials && httpcache.IsServerError(d.content().status) && l.before != nil && l.before.Value.forAll
 }
@@ -168,10 +165,9 @@ func (l *load) provesUncacheable(d *decision) bool {
 	return l.before == nil || !l.servable() && l.attempt.Second()
 }
 
-// signpost returns the signpost to a response with this header. Nil: the call's key already selects
-// the response. It returns false if no request could find the response: Vary has too many names; or
-// the response has a Vary, the request needs a variant, and the URL has a response that the cache
-// may still serve.
+// signpost returns the signpost to a response with this header. Nil: the call's key already selects the
+// response. It returns false if no request could find the response: Vary has too many names; or the
+// response has a Vary, the request needs a variant, and the cache may still serve a response of the URL.
 func (l *load) signpost(header http.Header) (*variance, bool) {
 	vary, _ := httpcache.VaryNames(header)
 	req, known := l.request().Header, l.owner.names()
@@ -217,8 +213,7 @@ func (l *load) keep(d *decision) (*Response, error) {
 	return l.record(d, done, f), nil
 }
 
-// remember returns the value to keep under the key for an unshareable response: a record of the
-// response, or a signpost if only a variant is unshareable.
+// remember returns the record of an unshareable response, or the signpost to it if it is a variant.
 func (l *load) remember(d *decision, reason string) *Response {
 	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.content().live.decidedAt.Sub(l.sent)))
 }
@@ -238,8 +233,8 @@ func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	return l.pointTo(d.response.vary)
 }
 
-// pointTo keeps a signpost under the URL's key. It returns the value for the load's own key: the
-// same signpost. The two keys can be equal.
+// pointTo keeps a signpost under the URL's key, and returns it for the load's own key, which may be
+// the same.
 func (l *load) pointTo(post *variance) *Response {
 	cache, base, f := l.m.cache, l.base(), items.Windows{TTL: varyingTTL}
 	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
@@ -252,8 +247,7 @@ func (l *load) pointTo(post *variance) *Response {
 		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
-		// The signpost displaces a response to a request without any of the names. The response
-		// moves to the key to which the signpost leads such requests.
+		// The signpost displaces a response without the names, which moves to its own variant key.
 		cache.Put(l.ctx, l.m.variantKey(post, base, nil), l.before.Value, l.before.Windows(now), l.before.Position, nil)
 	}
 	l.attempt.SetWindows(f)

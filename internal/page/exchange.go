@@ -16,15 +16,12 @@ import (
 )
 
 // This file runs the handler for a key, detached from the request that began the flight. The
-// handler writes into a spool that all callers can read. The audience is decided when the handler
-// has written its header.
+// handler writes into a spool for all callers, and its header decides their audience.
 
-// errUnselected ends an exchange whose handler has answered 304 about another response than the
-// stored one (RFC 9111 section 4.3.4).
+// errUnselected: the handler's 304 is not about the stored response (RFC 9111 section 4.3.4).
 var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
 
-// fetch is the HTTP face's load: it runs the handler and returns the value to keep under the key.
-// It validates a response that the key already has.
+// fetch is the load: it runs the handler, with validation, and returns the value to keep under the key.
 func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
 	before := m.fallback(a.Key(), a.Present())
 	l := m.newLoad(ctx, a, c, before)
@@ -47,13 +44,11 @@ type exchange struct {
 	writer  writer
 	cancel  context.CancelCauseFunc // ends the handler's context
 	running context.Context         // the handler's
-	// unlink separates the handler from the load's end. It returns false if the load or the handler
-	// has already ended.
+	// unlink separates the handler from the load's end. It returns false if one of them has ended.
 	unlink   func() bool
 	decided  chan struct{} // closed when decision is set
 	decision *decision     // nil before the handler has written its header
-	// told reports that the load has its result although the handler goes on. telling counts the
-	// writes of that result.
+	// told: the load has its result, and the handler goes on. telling counts the result's writes.
 	told    bool
 	telling sync.WaitGroup
 	err     error // the handler's
@@ -100,8 +95,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	return x.keep(x.decision)
 }
 
-// link gives the handler its context. The context ends with the load until the response turns out
-// to be for one client alone.
+// link gives the handler its context, which ends with the load unless the response is one client's.
 func (x *exchange) link(r *http.Request) {
 	// The parent is the request's own context, not the rebuild's: the rebuild's context still has
 	// the values that detach has replaced. Within adds the load to it: a handler that calls the
@@ -109,8 +103,7 @@ func (x *exchange) link(r *http.Request) {
 	x.running, x.cancel = context.WithCancelCause(x.m.cache.Within(r.Context(), x.ctx, chi.RouteCtxKey))
 	x.run = x.owner.begin()
 	// The load's end ends the body too, also if the handler ignores its context. The body ends
-	// first, and by itself ends the handler if there are no readers. So a handler that heeds its
-	// context and returns has not made a complete body.
+	// first: a handler that heeds its context and returns has not made a complete body.
 	x.unlink = context.AfterFunc(x.ctx, func() {
 		cause := context.Cause(x.ctx)
 		select {
@@ -144,10 +137,8 @@ func (x *exchange) serve(next http.Handler, r *http.Request) {
 	})
 }
 
-// stream is the decided response, as its readers have it.
 func (x *exchange) stream() *stream { return x.decision.recording.stream }
 
-// spool is the body of the decided response.
 func (x *exchange) spool() *spool.Spool { return x.stream().body }
 
 func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
@@ -176,8 +167,7 @@ func (x *exchange) settle(a answer, now time.Time) {
 		// The handler has no reader; or its load has ended, which is the cause then.
 		x.cancel(context.Cause(x.ctx))
 	})
-	// The owner takes its place before the first byte is written: it must not lose the start of a
-	// body that the cache does not keep.
+	// The owner's place comes before the first byte: it must not lose the start of an unkept body.
 	x.owner.attach(x.run, x.spool())
 	close(x.decided)
 	x.offer()
@@ -200,17 +190,15 @@ func (x *exchange) flush() {
 func (x *exchange) overflow() {
 	s := x.stream()
 	if s.audience != audience.Owner {
-		// A handler can write faster than a herd wakes up. Each waiting caller must have its place
-		// at the start of the body before the spool drops the start: otherwise each caller would
-		// need a call of its own.
+		// A handler can write faster than a herd wakes up. Without its place before the spool drops
+		// the start, each waiting caller would need a call of its own.
 		x.attempt.AwaitReaders(x.running.Done())
 	}
 	switch {
 	case x.told:
 	case !x.unlink():
-		// The load has already ended. A handler that ignores its context, or writes after it has
-		// returned, decides nothing more about the key. A running handler keeps its slot of
-		// MaxRebuilds until it returns.
+		// The load has already ended. A handler that ignores this decides nothing more about the
+		// key, and keeps its slot of MaxRebuilds until it returns.
 		s.body.CloseWithError(context.Cause(x.ctx))
 	case s.excess == reasonMemory:
 		// From here on the body belongs to its readers, and ends with the last reader.
@@ -247,9 +235,8 @@ func (x *exchange) share() {
 	}
 	to, remembered := d.audience, x.provesUncacheable(d)
 	if d.checked || remembered || to != audience.Everyone && x.attempt.Second() {
-		// All callers get the response, and callers outside its audience go to the handler. A first
-		// private page or error does not send them there: it may be about one client, and the key's
-		// next response may be for everyone.
+		// All callers get the response, and callers outside its audience go to the handler. Not so
+		// after a first private page or error: the key's next response may be for everyone.
 		to = audience.Everyone
 	}
 	if !x.publish(to) || d.keeps() {
@@ -273,8 +260,7 @@ func (x *exchange) share() {
 	}
 }
 
-// publish shows the response to the callers of an audience. It returns false if the flight has
-// given up the load.
+// publish shows the response to an audience, and returns false if the flight has given up the load.
 func (x *exchange) publish(to audience.Audience) bool {
 	d := x.decision
 	ok := x.attempt.Publish(x.ctx, d.response, d.joinableUntil(x.m.cache.Now()), to)
@@ -284,9 +270,8 @@ func (x *exchange) publish(to audience.Audience) bool {
 	return ok
 }
 
-// refuse breaks the body off, and fails the load at once: the waiting callers do not depend on the
-// rest of the handler. If the flight has given up the load, the callers already know, and a handler
-// that ignores its context keeps its slot of MaxRebuilds.
+// refuse breaks the body off, and fails the load at once: the callers do not wait for the handler.
+// A handler whose load the flight has given up keeps its slot of MaxRebuilds.
 func (x *exchange) refuse(err error) {
 	x.spool().CloseWithError(err)
 	if cause := context.Cause(x.ctx); cause == nil || errors.Is(cause, fault.ErrInvalidated) {
@@ -345,9 +330,8 @@ func (x *exchange) failure(err error) error {
 	return err
 }
 
-// failed reports whether the load has answered its callers with a response that is a handler's
-// error. The rebuild counts such a response as an answer. A rebuild that ends as a failure counts
-// the failure itself.
+// failed reports whether the load's response is a handler's error, which the rebuild counts as an
+// answer. A rebuild that ends as a failure counts the failure itself.
 func (x *exchange) failed() bool {
 	d := x.decision
 	return d != nil && !x.backed && !d.validated && httpcache.IsServerError(d.content().status) &&

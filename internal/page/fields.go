@@ -5,9 +5,8 @@ import (
 	"net/http"
 )
 
-// This file encodes the header of a kept response as one string without pointers. Header maps of
-// three objects each were more than half of the garbage collector's work, and few of a cache's
-// responses are asked for again.
+// This file encodes a kept header as one string without pointers. Header maps, of three objects
+// each, were more than half of the garbage collector's work.
 
 // fields are header fields as stored:
 //
@@ -33,7 +32,6 @@ func fieldsOf(h http.Header) fields {
 	return fields(b)
 }
 
-// count is the number of field names.
 func (f fields) count() int {
 	d := decoder[fields]{rest: f}
 	return d.count()
@@ -134,12 +132,10 @@ func (d *decoder[T]) uvarint(most uint64) uint64 {
 	return v
 }
 
-// count reads a number of things of at least a byte each. So a bad number allocates no more than
-// there are bytes.
+// count reads a number of things of a byte or more, so a bad number allocates no more than there is.
 func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
-// number is count for things that cost more than their bytes: header fields. A kept header has at
-// most maxHeader of them.
+// number is count for header fields, which cost more than their bytes: a header has at most maxHeader.
 func (d *decoder[T]) number() int { return int(d.uvarint(uint64(min(len(d.rest), maxHeader)))) }
 
 func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }

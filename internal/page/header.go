@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file has the properties of a header alone: its size, its announcements, and the fields of a
-// reply.
+// This file has a header's size, its announcements, and the fields of a reply.
 
 // eventStream is the media type of server-sent events, which do not end.
 const eventStream = "text/event-stream"
@@ -36,7 +35,6 @@ func headerBytes(h http.Header) int {
 	return n
 }
 
-// hasAll reports whether kept has all fields of h.
 func hasAll(kept, h http.Header) bool {
 	for name := range h {
 		if _, ok := kept[name]; !ok {
@@ -50,7 +48,6 @@ func hasAny(h http.Header, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return h[name] != nil })
 }
 
-// contentLength returns the announced Content-Length.
 func contentLength(h http.Header) (int64, bool) {
 	lines := h["Content-Length"]
 	if len(lines) == 0 {
@@ -60,7 +57,7 @@ func contentLength(h http.Header) (int64, bool) {
 	return int64(n), err == nil
 }
 
-// trailerNames returns the fields that the Trailer field announces, the first of net/http's two ways.
+// trailerNames returns the fields that the Trailer field announces, net/http's first way.
 func trailerNames(h http.Header) []string {
 	var names []string
 	for name := range httpcache.Members(h["Trailer"]) {
@@ -71,8 +68,7 @@ func trailerNames(h http.Header) []string {
 	return names
 }
 
-// trailerOf returns the trailer from the header of a handler that has returned: the announced
-// fields, and the fields with net/http's prefix, which they keep.
+// trailerOf returns the trailer in the header of a returned handler: announced and prefixed fields.
 func trailerOf(h http.Header, announced []string) http.Header {
 	var t http.Header
 	for name, values := range h {
@@ -123,8 +119,7 @@ func hasAdded(h http.Header) bool {
 	return hasAny(h, addedFields)
 }
 
-// setType keeps net/http from guessing the type of a response without a type. The exchange has made
-// the guess, if there was a body to guess from.
+// setType keeps net/http from guessing a missing type: the exchange has guessed, if it could.
 func setType(h http.Header) {
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil
@@ -138,8 +133,7 @@ func setAge(h http.Header, age time.Duration) {
 // guessLen is the length of the start from which a type is guessed, see [http.DetectContentType].
 const guessLen = 512
 
-// untyped reports whether net/http would guess the type of a body with the header h. It does not if
-// a handler has set the type to nil.
+// untyped reports whether net/http would guess a body's type. A nil Content-Type forbids the guess.
 func untyped(h http.Header) bool {
 	if h["Content-Type"] != nil || h["Transfer-Encoding"] != nil || h.Get("Content-Encoding") != "" {
 		return false
@@ -148,10 +142,9 @@ func untyped(h http.Header) bool {
 	return !named
 }
 
-// unsigned reports whether a body that begins with first and more is too short for its type.
-// Templates begin with an empty line, and some write "<!" and "DOCTYPE" separately. The cache does
-// not wait for other bodies, as net/http does until its buffer is full: clients read the start
-// while the handler makes the rest.
+// unsigned reports whether a body that begins with first and more is too short for its type. Templates
+// begin with an empty line, and some write "<!" and "DOCTYPE" separately. Other bodies do not wait, as
+// they would for net/http's buffer: clients read the start while the handler makes the rest.
 func unsigned(first, more []byte) bool {
 	b := more
 	if len(first) > 0 {

@@ -9,9 +9,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file is the shortest way of the HTTP face: a fresh response of the near tier for a plain
-// request. The reply is the same as on the long way. Its header fields are made once a second and
-// shared by all replies.
+// This file is the shortest way: a fresh response of the near tier for a plain request. The reply
+// is the same as on the long way, with header fields that are made once a second for all replies.
 
 // hot answers the request from the near tier. If it returns false, it has written nothing.
 func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
@@ -86,7 +85,7 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	return h
 }
 
-// writeHit is writeStored for a fresh item. It uses the shared header unless the reply needs its own.
+// writeHit is writeStored for a fresh item, with the shared header unless the reply needs its own.
 func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *Item, now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {

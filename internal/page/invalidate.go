@@ -11,8 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file invalidates stored responses: by URL, by prefix and by tag, through calls and through
-// unsafe requests.
+// This file invalidates responses by URL, prefix and tag, through calls and unsafe requests.
 
 // A Match selects responses to invalidate: each response that matches any of its fields.
 type Match struct {
@@ -73,8 +72,7 @@ func (m *Middleware) changedBy(t target, status int, h http.Header) httpcache.Ch
 	return httpcache.ChangedBy(t.url, status, h, m.options.InvalidateLocations)
 }
 
-// invalidateChanged invalidates the URLs that an unsafe request has changed, also if the client has
-// left. It reports whether it has dropped responses.
+// invalidateChanged invalidates the URLs of an unsafe request, and reports whether it dropped responses.
 func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed) (dropped bool) {
 	if len(c.URLs) == 0 || m.options.Unsafe == UnsafeNothing {
 		return false
@@ -100,9 +98,8 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-// maxSoftUnsafe is the number of invalidations a minute up to which unsafe requests may write to
-// the log: a tenth of the sweeps that the log remembers. Any client can send unsafe requests. They
-// must not make the log forget, which invalidates everything.
+// maxSoftUnsafe is the invalidations a minute up to which unsafe requests write to the log: a tenth of
+// its sweeps. Any client can send them, and must not make the log forget, which invalidates everything.
 const maxSoftUnsafe = sweeplog.MaxSweeps / 10
 
 // softly takes a place for an unsafe request's invalidation in the log. It returns false if the log
@@ -119,8 +116,7 @@ func (m *Middleware) softly() bool {
 	return true
 }
 
-// Traits returns a function that returns the traits of a response for sweeps. fields are the
-// canonical names of the fields with tags.
+// Traits returns a function of a response's traits. fields are the canonical names of tag fields.
 func Traits(fields []string) func(*Response) (tags []string, varies bool) {
 	return func(r *Response) ([]string, bool) { return r.traits(fields) }
 }

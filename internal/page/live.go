@@ -83,9 +83,9 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	return liveDone
 }
 
-// landsOnError waits for the end of the flight if the response is an error and the client would
-// take a stale response instead: only the end decides about the stale copy. It returns false if the
-// response is no such error, or is no answer in the end.
+// landsOnError waits for the flight's end if the client would take a stale response in place of
+// this error: only the end decides about the stale copy. False: there is no such error, or no
+// answer in the end.
 func (r *reading) landsOnError() bool {
 	return r.directives.StaleIfError.Set && httpcache.IsServerError(r.res.status) && r.m.cache.Landing(r.r.Context(), r.key, r.answer.Item) == nil
 }
@@ -170,7 +170,7 @@ func (r *reading) replyNotModified(body *spool.Reader, header http.Header, age t
 	}
 }
 
-// replyWhole answers with the response, or with one range of a response that the cache does not store.
+// replyWhole answers with the response, or with one range if the cache does not store it.
 func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {
 	s, h := r.live, r.w.Header()
 	copyHeader(h, header, r.res.guessed)
@@ -253,8 +253,7 @@ func (q *query) unsent() delivery {
 	return delivery{&partWriter{io.Discard, 0, maxUnsent}, flusher(q.w)}
 }
 
-// flusher returns a function that flushes w. A writer without Flush sends in its own time, which is
-// no reason to break a response off.
+// flusher returns a function that flushes w, if w can. A writer without Flush is no failure.
 func flusher(w http.ResponseWriter) func() error {
 	rc := http.NewResponseController(w)
 	return func() error {
@@ -265,16 +264,15 @@ func flusher(w http.ResponseWriter) func() error {
 	}
 }
 
-// relay sends the body while it is written, and then the trailers. It panics if the body breaks off.
+// relay sends the body while it is written, then the trailers. It panics if the body breaks off.
 func (r *reading) relay(body *spool.Reader, to delivery) {
 	_, err := body.CopyTo(r.r.Context(), to.w, to.flush)
 	if errors.Is(err, errPartSent) {
 		return
 	}
 	if err != nil {
-		// The client must see that the body broke off: on a panic net/http closes the connection,
-		// or resets the stream, without the end of a complete body. The handler's own panic reaches
-		// its own client's server unchanged.
+		// The client must see the break: on a panic net/http closes the connection or resets the
+		// stream. The handler's own panic reaches its own client's server unchanged.
 		reset(r.w, r.r)
 		if p, ok := errors.AsType[*fault.PanicError](err); ok && r.own {
 			panic(p.Value)
@@ -288,8 +286,8 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 	}
 }
 
-// reset resets the connection of an HTTP/1.0 client that gets a body without Content-Length. For
-// such a client the end of the connection is the end of a complete body.
+// reset resets the connection of an HTTP/1.0 client without Content-Length: its end would be the
+// body's end.
 func reset(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
 		return

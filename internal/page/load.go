@@ -12,7 +12,7 @@ import (
 
 // This file prepares a load: the items that the key has, and the request that the handler gets.
 
-// A load is one run of the handler for a flight, with the state from which it starts. It is immutable.
+// A load is one run of the handler for a flight, with its initial state. It is immutable.
 type load struct {
 	m       *Middleware
 	owner   *call // the call that began the flight
@@ -57,8 +57,7 @@ func (l *load) servable() bool {
 	return l.before != nil && l.m.cache.Now() < max(l.before.StaleUntil, l.before.ErrorUntil)
 }
 
-// sharesByDefault reports whether the key's responses are for everyone by default: by TTL, or
-// because the key has had a response for everyone.
+// sharesByDefault: the key's responses are for everyone, by TTL or because one was.
 func (l *load) sharesByDefault() bool { return l.m.options.TTL > 0 || l.before != nil }
 
 // A condition asks a handler whether a stored response is still valid.
@@ -83,10 +82,9 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	return &condition{res, h}
 }
 
-// ownRoute returns ctx with a copy of its chi routing context, if it has a routing context. When
-// the request ends, chi returns the original to a pool and gives it to another request, while our
-// handler still reads its parameters. And a router continues where the handler's last run has left
-// the routing context.
+// ownRoute returns ctx with a copy of its chi routing context, if any. chi gives the original to
+// another request when the request ends, and our handler still reads it. And a router continues
+// where the last run left it.
 func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
 
 func withRoute(ctx context.Context, rc *chi.Context) context.Context {
@@ -108,9 +106,8 @@ func detach(r *http.Request, route *chi.Context) *http.Request {
 	return d
 }
 
-// withServer returns ctx with a server, ctx itself if it has one. ReverseProxy panics on a body
-// that breaks off only below a server. Without a server it returns, and the part of the body would
-// count as the whole.
+// withServer returns ctx with a server. Only below a server ReverseProxy panics on a body that
+// breaks off. Otherwise it returns, and the part of the body would count as the whole.
 func withServer(ctx context.Context) context.Context {
 	if ctx.Value(http.ServerContextKey) != nil {
 		return ctx
@@ -145,8 +142,7 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	return d
 }
 
-// retarget gives r the host and the query of t. A part of the URL that the key leaves out must not
-// get into the response.
+// retarget gives r the host and query of t: a part outside the key must not get into the response.
 func retarget(r, t *http.Request) {
 	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
 	path, _, _ := strings.Cut(r.RequestURI, "?")

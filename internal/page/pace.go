@@ -8,26 +8,22 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file bounds the patience with clients. A client that reads a shared body slowly costs only
-// the body's memory. A client that reads nothing would hold that memory as long as it likes:
-// net/http has no such bound without a WriteTimeout. Over MaxBody other clients wait, and the
-// spool's patience is shorter.
+// This file bounds the patience with clients. A client that reads nothing would hold a shared
+// body's memory as long as it likes: net/http has no such bound without a WriteTimeout. Over
+// MaxBody, where other clients wait, the spool's patience is shorter.
 
 const (
-	// writePart is how much a client must take within writePatience: about 1 KB/s, a tenth of the
-	// slowest line in use. The unit is a write: one burst of a client may be the end of one write
-	// and most of the next.
+	// writePart is the size of a write that a client must take within writePatience: about 1 KB/s,
+	// a tenth of the slowest line in use. One burst may end a write and be most of the next.
 	writePart     = 64 << 10
 	writePatience = time.Minute
-	// storedParts are written at once for a body that no other client waits with: the overhead of
-	// each write exceeds the cost of its bytes.
+	// storedParts are written at once if no other client waits: a write costs more than its bytes.
 	storedParts = 4
 )
 
 var errStalled = errors.New("bellwether: client takes nothing")
 
-// A pacedWriter writes a body to a client, and gives up a client that takes nothing. For all other
-// clients a write deadline that another middleware has set stays.
+// A pacedWriter writes a body, and gives up a client that takes nothing. Other write deadlines stay.
 type pacedWriter struct {
 	w     http.ResponseWriter
 	parts int           // written at once, with the patience for each added up
@@ -43,10 +39,8 @@ func paced(w http.ResponseWriter, parts int, drop func()) *pacedWriter {
 	return p
 }
 
-// patience is the time for one write.
 func (p *pacedWriter) patience() time.Duration { return time.Duration(p.parts) * writePatience }
 
-// Write writes b in writes of some parts.
 func (p *pacedWriter) Write(b []byte) (int, error) {
 	total := 0
 	for {
@@ -96,9 +90,8 @@ func (p *pacedWriter) giveUp() {
 	http.NewResponseController(p.w).SetWriteDeadline(time.Now())
 }
 
-// hurry ends the patience with the current write at once. Any goroutine may call it, once. Without
-// a write it does nothing. If the write ends between the two lines, stalled finds the timer stopped
-// and waits for its function.
+// hurry ends the patience with the current write, if any. Any goroutine may call it, once. If the
+// write ends between the two lines, stalled finds the timer stopped and waits for its function.
 func (p *pacedWriter) hurry() {
 	if p.timer.Stop() {
 		p.timer.Reset(0)

@@ -27,8 +27,7 @@ type Options struct {
 	PassThrough    int
 	UncacheableTTL time.Duration
 
-	// Key returns the URL and the variant that a request asks for, or false to keep the request out
-	// of the cache. Nil: the request's own URL.
+	// Key returns a request's URL and variant, or false to bypass the cache. Nil: the request's own URL.
 	Key                     func(r *http.Request) (url, variant string, ok bool)
 	IgnoreRequestDirectives bool
 	HideStatusKey           bool
@@ -63,8 +62,7 @@ type Middleware struct {
 	bodies    bodies              // MaxHeld
 }
 
-// maxSoftWrites is the largest number of soft invalidations on their way into the log. The sweep
-// count of the last minute does not include these writes yet.
+// maxSoftWrites is the most soft invalidations on their way into the log, not yet in the sweep count.
 const maxSoftWrites = 4
 
 // New returns the HTTP face of a cache.

@@ -27,7 +27,6 @@ func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.
 	next.ServeHTTP(w, r)
 }
 
-// pass hands the request to the handler.
 func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	u.before = func(int) { why.AppendTo(w.Header()) }
@@ -49,8 +48,8 @@ func (q *query) pass(why httpcache.Status) {
 	q.m.pass(q.w, q.r, q.next, why)
 }
 
-// passUncacheable hands the request to the handler because the key's last response was unshareable.
-// A shareable response ends that.
+// passUncacheable hands the request to the handler after an unshareable response. A shareable one
+// ends that.
 func (q *query) passUncacheable(key string, it *Item) {
 	q.bypassed()
 	reason := it.Value.reason
@@ -123,8 +122,7 @@ func (q *query) passChecked(key string, it *Item) {
 		case j.Shared:
 			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
-			// The response has changed. A response that changes with each request is not worth
-			// keeping, and the next flight will see.
+			// A response that changes with each request is not worth keeping. The next flight will see.
 			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(sent)))
 		}
 		status.FwdStatus = code
@@ -205,9 +203,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
 		j := httpcache.Judge(m.request(r, t, m.directives(r)), status, own, sent, now, m.options.Rules)
-		// As in decide. Also no client gets a response to fields that a GET of the cache would not
-		// have. The checks read the whole header: a Vary or a cookie may be the handler's too, if
-		// it has set the same value.
+		// As in decide. Also, a GET of the cache would have sent the same fields. The whole header
+		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
 			u.keepAs(status, own, j, now)
 		}

@@ -71,14 +71,12 @@ func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || r
 // excludedFrom reports whether no response under the key is for the request, see needsVariant.
 func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
 
-// selects reports whether the request asks for the variant that is still written and has made the
-// signpost.
+// selects reports whether the request asks for the variant that made the signpost, and is still written.
 func (q *query) selects(signpost *variance) bool {
 	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
 }
 
-// client is equal for requests with the same Cookie and credentials: a response to one of them
-// could be a response to the other.
+// client is equal for requests with the same Cookie and credentials, which could share a response.
 func (q *query) client() string {
 	if !q.request.Credentials {
 		return strings.Join(q.r.Header["Cookie"], "; ")
@@ -129,8 +127,8 @@ func (q *query) spared(key string) *Item {
 	return it
 }
 
-// fallback returns the key's response behind errors: the item itself, or the item that it, an error,
-// has displaced. Nil if there is none. The displaced item has missed the sweeps of the meantime.
+// fallback returns the response behind errors: the item, or the item that this error has displaced.
+// Nil if there is none. The displaced item has missed the sweeps of the meantime.
 func (m *Middleware) fallback(key string, it *Item) *Item {
 	switch {
 	case it == nil || it.Kind != driver.KindValue:

@@ -9,10 +9,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file decides how long the cache remembers a key's response, and the record of its last responses.
+// This file decides how long the cache remembers a key's response, and the record of its last ones.
 
-// varyingTTL is how long a signpost is kept. An outdated signpost is harmless: new names are learnt
-// when the next variant is rebuilt.
+// varyingTTL is the life of a signpost. An outdated one is harmless: the next variant brings new names.
 const varyingTTL = 24 * time.Hour
 
 // keepFor is how long a response with a validator is kept for validation by the next rebuild.
@@ -33,21 +32,19 @@ func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
 		f.Keep = keepFor
 	default:
-		// The next response may be an error, or for one client: sharesByDefault and
-		// provesUncacheable need this response to judge it.
+		// The next response may be an error or private: sharesByDefault and provesUncacheable need
+		// this one.
 		f.Keep = m.options.UncacheableTTL
 	}
 	return f
 }
 
-// uncacheableFor returns the windows of the record of an unshareable response that took so long: at
-// least until the next response can renew the record.
+// uncacheableFor is the life of an unshareable response's record, until the next response at least.
 func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
 	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
 }
 
-// authorizedKey is the near tier's key for the knowledge about a key's responses to requests with
-// Authorization.
+// authorizedKey is the near tier's key for learnAuthorized.
 func authorizedKey(key string) string { return key + "\x00\x00authorization" }
 
 // tellsAudience reports whether a response with that status proves the audience of a key's
@@ -65,7 +62,7 @@ func (m *Middleware) learnAuthorized(key string, shared bool) {
 	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable}, items.Windows{TTL: m.options.UncacheableTTL})
 }
 
-// learntAuthorized returns the knowledge of learnAuthorized: open, uncacheable, or plain if unknown.
+// learntAuthorized returns what learnAuthorized remembers: open, uncacheable, or plain for nothing.
 func (m *Middleware) learntAuthorized(key string) responseKind {
 	if it, now := m.cache.Near(authorizedKey(key)); it != nil && now < it.FreshUntil {
 		return it.Value.kind
@@ -73,8 +70,7 @@ func (m *Middleware) learntAuthorized(key string) responseKind {
 	return plain
 }
 
-// replace puts res in the place of old in the background. Of a herd with equal responses one
-// request replaces.
+// replace puts res in the place of old in the background, once for a herd with equal responses.
 func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windows) {
 	if !m.cache.HoldsNear(key, old) {
 		return
@@ -85,8 +81,7 @@ func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windo
 	m.cache.Replace(key, old, res, f, func() { m.replacing.Delete(key) })
 }
 
-// prolong renews the record of a key's unshareable responses before it expires, so that no request
-// queues to find out again. The present response took so long.
+// prolong renews the record of unshareable responses in time, so that no request queues to find out.
 func (m *Middleware) prolong(key string, it *Item, reason string, took time.Duration) {
 	if took > m.options.RebuildTimeout {
 		reason = reasonSlow

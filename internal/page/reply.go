@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file replies to a query: with a stored response or a part of it, with a stale response in
-// place of an error, and with the cache's own refusals.
+// This file replies to a query: with a stored response, a stale one, or the cache's own refusal.
 
 // reply answers with a complete response: from the near tier, or from an ended flight.
 func (q *query) reply(key string, s Answer) {
@@ -45,8 +44,7 @@ func (m *Middleware) statusKey(key string) string {
 	return key
 }
 
-// loadedHere reports whether the answer or its failure comes from a load in this process, and not
-// from the store or from a refusal.
+// loadedHere reports whether the answer or its failure comes from a load in this process.
 func loadedHere(s Answer) bool {
 	return s.Flown && s.Item.Made > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
 }
@@ -54,7 +52,7 @@ func loadedHere(s Answer) bool {
 // staleIfError is the detail of a stale response in place of an error (RFC 5861 section 4).
 const staleIfError = "stale-if-error"
 
-// replySpare answers with a stale response in place of an error. status describes the way to the error.
+// replySpare answers with a stale response in place of an error, to which status describes the way.
 func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
 	q.add(observe.Serve{Way: observe.WayStale})
 	q.m.cache.CountStale()
@@ -73,8 +71,7 @@ func replyNotCached(w http.ResponseWriter) {
 	replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
 }
 
-// replyFailure answers with an error of the cache's own, with no-store. After a 503 the client may
-// come again in a second.
+// replyFailure answers with the cache's own error and no-store, and with Retry-After: 1 for a 503.
 func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
 	retry := time.Duration(0)
 	if code == http.StatusServiceUnavailable {
@@ -93,8 +90,7 @@ func replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry 
 	http.Error(w, http.StatusText(code), code)
 }
 
-// failedForward is the status of a request that went to the handler although the response was
-// stored, and failed with err.
+// failedForward is the status of a request that failed with err although the response was stored.
 func failedForward(it *Item, now instant, err error) httpcache.Status {
 	status := httpcache.Status{Fwd: forwardDespite(it, now)}
 	if e, ok := errors.AsType[serverError](err); ok {
@@ -175,7 +171,7 @@ func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 	}
 }
 
-// writeStored answers the request with s, with the ranges of s that the request asks for, or with 304.
+// writeStored answers the request with s, with the ranges that it asks for, or with 304.
 func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):

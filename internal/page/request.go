@@ -14,8 +14,8 @@ import (
 
 // This file reads a request: its URL, its variant, and whether the cache may answer it.
 
-// runs reports whether w belongs to a run of the handler for m. A second pass through m would wait
-// for the response that this run is making, or would make a bypass wait.
+// runs reports whether w belongs to a run of the handler for m. A second pass would wait for its
+// own response.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
 		if run, ok := w.(interface{ belongsTo(*Middleware) bool }); ok && run.belongsTo(m) {
@@ -36,8 +36,7 @@ type target struct {
 	header http.Header   // the request's header, with Key.Variant
 }
 
-// target returns the request's target. It returns false if the URL has no key, or if
-// HTTPOptions.Key has refused the request.
+// target returns the request's target, and false if the URL has no key or HTTPOptions.Key refuses.
 func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	t = target{url: r, header: httpcache.EndToEnd(r.Header)}
 	if m.options.Key != nil {
@@ -63,8 +62,8 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	return t, ok
 }
 
-// seenByKey returns the request for HTTPOptions.Key. header has no fields of the connection: the
-// handler does not see these fields, so they must not select a variant.
+// seenByKey returns the request for HTTPOptions.Key, without the connection's fields: the handler
+// does not see them.
 func seenByKey(r *http.Request, header http.Header) *http.Request {
 	if len(header) == len(r.Header) {
 		return r
@@ -110,15 +109,14 @@ const (
 	reasonBody        = "request body"
 )
 
-// bypassReason returns why a safe request bypasses the cache. Empty: no bypass. outer is the
-// response's header from the middlewares around this one.
+// bypassReason returns why a safe request bypasses the cache, or "". outer is the outer
+// middlewares' header.
 func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return "method"
 	case r.Header["Upgrade"] != nil && !strings.EqualFold(strings.Join(r.Header["Upgrade"], ","), "h2c"):
-		// net/http never accepts an offer of h2c, which RFC 9113 section 3.1 has dropped. Some
-		// clients send the offer with each request.
+		// net/http accepts no h2c (RFC 9113 section 3.1 has dropped it). Some clients always offer it.
 		return reasonUpgrade
 	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
 		return reasonEventStream
@@ -144,8 +142,8 @@ func routed(r *http.Request) bool {
 	return rc != nil && (rc.RoutePath != "" || len(rc.RoutePatterns) > 0)
 }
 
-// forbids reports whether an outer middleware forbids shared caches to keep the response. The
-// handler and TTL do not know about that header.
+// forbids reports whether an outer middleware forbids to share the response: neither handler nor
+// TTL knows.
 func (m *Middleware) forbids(outer http.Header) bool {
 	if len(outer) == 0 {
 		return false
@@ -154,19 +152,17 @@ func (m *Middleware) forbids(outer http.Header) bool {
 	return d.NoStore || d.Private
 }
 
-// maxHops bounds the steps from a URL's key to a response: a signpost, a newer signpost, the
-// variant, and a retry for a response that breaks off.
+// maxHops bounds the steps to a response: a signpost, a newer one, the variant, and a retry.
 const maxHops = 4
 
 // reasonAuthorization is the detail of a bypass because of the request's Authorization.
 const reasonAuthorization = "authorization"
 
-// pseudonyms are names on each signpost. Each name stands for a part of a request that no URL key
-// and no Vary contains. No field has such a name.
+// pseudonyms are on each signpost, for parts of a request outside URL keys and Vary. No field has
+// such a name.
 var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 
-// needsVariant reports whether the request header req has a part for which a pseudonym stands. A
-// response under the URL's own key is not for such a request.
+// needsVariant reports whether req has such a part. A response under the URL's own key is not for it.
 func (m *Middleware) needsVariant(req http.Header) bool {
 	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
 }

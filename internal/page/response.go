@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is the value under a key: a response, or a record about the key's responses, and its
-// encoding for a store.
+// This file is the value under a key, a response or a record, and its encoding for a store.
 
 type (
 	// An Item is a response under a key, as this process knows it.
@@ -35,19 +34,16 @@ const (
 	// varying is a signpost under the URL's key: the responses to this URL differ by request fields. The
 	// key of a variant consists of the URL's key and of the request's fields with the signpost's names.
 	varying
-	// uncacheable records that the last response to this key was unshareable, so that the next herd
-	// does not queue to find out (hit-for-miss).
+	// uncacheable records an unshareable response: the next herd does not queue (hit-for-miss).
 	uncacheable
-	// checked is a response that the handler must confirm for each request, by the response's
-	// validators.
+	// checked is a response that the handler must confirm for each request, by its validators.
 	checked
-	// open records that requests with Authorization may share the key's responses. It stays in this
-	// process, and is never stored.
+	// open records, in this process alone, that requests with Authorization share the key's responses.
 	open
 )
 
-// A Response is a value of the cache. It is immutable, except hit and the variants of its variance,
-// which are safe for concurrent use.
+// A Response is a value of the cache. It is immutable, except hit and its variants, which are
+// concurrent.
 type Response struct {
 	kind      responseKind
 	status    int
@@ -102,8 +98,7 @@ func (r *Response) Size() int {
 	return n
 }
 
-// complete sets the header and the whole body of a kept response. A response without a type gets
-// the type that net/http has guessed for its first readers.
+// complete sets the header and body of a kept response, with the type that net/http has guessed.
 func (r *Response) complete(header http.Header, body spool.Body) {
 	var guessed bool
 	header, guessed = typed(header, body)

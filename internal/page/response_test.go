@@ -48,8 +48,7 @@ func TestResponse_RoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzResponse decodes arbitrary bytes. No input panics or allocates more than its length, and a
-// decoded response survives another round.
+// FuzzResponse: no input panics or allocates more than its length, and a response survives a round.
 func FuzzResponse(f *testing.F) {
 	for _, r := range sampleResponses() {
 		data, _ := Marshal(r)

@@ -159,16 +159,15 @@ func (q *query) replyPlain(key string, s Answer) {
 	q.reply(key, s)
 }
 
-// atHand looks for an item that answers without the handler. If ok is false, it is the item that
-// may be served when the client's patience ends, or nil.
+// atHand looks for an item that answers without the handler. Otherwise it is served after the
+// patience, or nil.
 func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	cache, want := q.m.cache, q.want(key)
 	if it, early, ok = cache.Hit(key, want); ok {
 		return it, early, true
 	}
 	if q.directives.MaxStale.Set {
-		// A client with max-stale accepts an older response than the cache would serve, if this
-		// process has the response.
+		// A client with max-stale accepts an older response, if this process has it.
 		it, now := cache.Near(key)
 		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
 			cache.CountStale()
@@ -222,8 +221,7 @@ func (c *call) Bind() Loader {
 	}
 }
 
-// refresh rebuilds a fresh response in the background. The rebuild has no reader that must keep up,
-// and no client for interim responses.
+// refresh rebuilds in the background, without a reader to keep up and a client for interim responses.
 func (q *query) refresh(key string, it, signpost *Item) {
 	c := q.call(signpost)
 	c.aside = make(chan func())

@@ -15,11 +15,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is a response that is still written: the state for its readers, the place of the client
-// whose request runs the handler, and the body on its way.
+// This file is a response that is still written: its readers' state, its owner's place, and its body.
 
-// A serverError is the failure of a handler that answered with this status while there is a stale
-// response to serve instead.
+// A serverError is a handler's error status while there is a stale response to serve instead.
 type serverError int
 
 func (e serverError) Error() string {
@@ -52,8 +50,7 @@ func (s *stream) admits(p *place) bool {
 	return s.audience.Admits(s.owner == p, s.owner.client == p.client)
 }
 
-// reader returns the client's reader of the body: the attached reader of the owner, or a new reader
-// if the start of the body is still there.
+// reader returns the owner's attached reader, or a new one if the start of the body is still there.
 func (s *stream) reader(p *place) (*spool.Reader, bool) {
 	if s.owner != p {
 		return s.body.NewReader()

@@ -38,11 +38,10 @@ func (f facts) verdict() verdict {
 	}
 	if f.unplannedError() {
 		// A broken origin must not get a request from each client of a herd. If the key's responses
-		// are for everyone, so is the error: it answers the waiting requests and the requests of
-		// the next ErrorTTL. Otherwise the error may be about its client, and answers only that
-		// client's waiting requests. The error has no stale windows, because no response falls back
-		// on an error. ErrorTTL counts from now, whatever the Age of the response. The directive
-		// public shares the error, and sets no lifetime.
+		// are for everyone, the error answers all requests until ErrorTTL. Otherwise the error may
+		// be about its client, and answers only that client's waiting requests. It has no stale
+		// windows, because no response falls back on an error. ErrorTTL counts from now, not by
+		// Age. The directive public shares it, and sets no lifetime.
 		v.audience, v.freshness = audience.Alike, httpcache.Freshness{}
 		if f.judged.Directives.Public || f.ttl > 0 || f.had {
 			v.audience, v.freshness.Lifetime = audience.Everyone, f.judged.Age+max(0, f.errorTTL)
@@ -54,8 +53,7 @@ func (f facts) verdict() verdict {
 	return v
 }
 
-// unplannedError reports whether the response is a server error that may be shared and states no
-// freshness of its own.
+// unplannedError reports whether the response is a shareable server error without its own freshness.
 func (f facts) unplannedError() bool {
 	permitted := f.judged.Shared || f.judged.Reason == httpcache.ReasonStatusNoLifetime || f.judged.Reason == httpcache.ReasonNotFresh
 	return permitted && httpcache.IsServerError(f.status) && f.judged.Freshness.Source < httpcache.SourceExpires && !f.judged.Freshness.NoCache

@@ -14,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file has the writers of the requests that bypass the cache. They watch a response, keep a
-// copy of it, or hold it back.
+// This file has the writers of bypassing requests, which watch, copy or hold back a response.
 
 // A watchedWriter is the real writer with a callback on the final header. Then our member of
 // Cache-Status comes after the members of the caches that the handler has asked (RFC 9211 section 2).
@@ -132,9 +131,8 @@ func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 	return n + rest, err
 }
 
-// begin copies the first bytes by w's Write, unless the header is out, and reports whether there
-// may be more. If the copy fails before the first byte, the handler may still answer with an error,
-// as with net/http's writer.
+// begin copies the first bytes by w's Write, unless the header is out, and reports whether there may be
+// more. A copy that fails before them leaves the handler free to answer with an error, as with net/http.
 func (u *watchedWriter) begin(w io.Writer, r io.Reader) (n int64, more bool, err error) {
 	if u.done {
 		return 0, true, nil
@@ -145,25 +143,22 @@ func (u *watchedWriter) begin(w io.Writer, r io.Reader) (n int64, more bool, err
 
 func (u *watchedWriter) Flush() { u.FlushError() }
 
-// FlushError is the method that http.ResponseController looks for first: it tells a handler whether
-// the real writer can flush.
+// FlushError is the method that http.ResponseController looks for: it tells whether the writer can
+// flush.
 func (u *watchedWriter) FlushError() error {
 	u.look(http.StatusOK)
 	u.tell()
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
-// maxUnsent is how much of a body a handler may write for a client that gets the header alone. The
-// handler of a single client ends when that client has left, not because the client gets no body.
-// But it must not make a gigabyte for no reader.
+// maxUnsent is how much of a body a handler may write to a HEAD. A single client's handler ends when
+// its client leaves, not because the client gets no body, but must not make a gigabyte for no reader.
 const maxUnsent = 64 << 10
 
-// maxKept is the largest body that a keptWriter copies. The copy lives as long as the client reads,
-// and is outside MaxHeld.
+// maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeld.
 const maxKept = smallBody
 
-// A keptWriter is a watchedWriter that keeps a copy of the response, up to maxKept, if keepAs is
-// called before the header goes out.
+// A keptWriter is a watchedWriter that, after keepAs, keeps a copy of the response up to maxKept.
 type keptWriter struct {
 	watchedWriter
 	request *http.Request
@@ -192,15 +187,14 @@ func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, 
 func (u *keptWriter) runBelowServer(next http.Handler) {
 	r := u.request
 	if r.Context().Value(http.ServerContextKey) == nil {
-		// Only if necessary: a server removes the form files of its own request, and a copy of the
-		// request has a form of its own.
+		// Only if necessary: a copy of the request has its own form, whose files the server does
+		// not remove.
 		r = r.WithContext(withServer(r.Context()))
 	}
 	u.run(func() { next.ServeHTTP(u, r) })
 }
 
-// kept returns the response if it is kept. Without a length, a handler whose client has left may
-// have returned in the middle of the body.
+// kept returns the response, if kept. Without a length, a left client's handler may have stopped midway.
 func (u *keptWriter) kept() (*Response, items.Windows, bool) {
 	n, announced := contentLength(u.Header())
 	if !u.keeping || announced && n != int64(u.body.Len()) || !announced && u.request.Context().Err() != nil {
@@ -290,8 +284,7 @@ func (u *heldWriter) WriteHeader(status int) {
 	}
 }
 
-// reset restores the client's header of before the handler. The reply to a held response resets it
-// again: a handler may still have the map.
+// reset restores the client's earlier header, again before the reply: a handler may still have the map.
 func (u *heldWriter) reset() {
 	h := u.watchedWriter.Header()
 	clear(h)

@@ -7,8 +7,7 @@ import (
 	"slices"
 )
 
-// This file is the ResponseWriter of a detached handler: its header, the guess of a missing type,
-// and the announced length.
+// This file is a detached handler's ResponseWriter: header, guessed type, and announced length.
 
 // errShortBody is the failure of a handler that wrote less than its Content-Length.
 var errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
@@ -54,11 +53,10 @@ type writer struct {
 
 func (w *writer) belongsTo(m *Middleware) bool { return w.m == m }
 
-// Header returns the header for WriteHeader.
 func (w *writer) Header() http.Header { return w.header }
 
-// WriteHeader starts the response, and so decides its audience. An interim response goes to the
-// first client.
+// WriteHeader starts the response, and so decides its audience. The first client gets an interim
+// response.
 func (w *writer) WriteHeader(status int) {
 	if w.phase != headerOpen {
 		return
