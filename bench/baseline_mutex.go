@@ -78,8 +78,7 @@ func polling(mc *memcache.Client, p policy, load loader, take func(lock *memcach
 // seconds is d in memcached's unit, rounded up.
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
-// wrapFresh puts the end of its freshness before a value: memcached's own expiry counts in whole
-// seconds, and comes up to a second early.
+// wrapFresh puts the end of its freshness before a value: memcached's expiry is up to a second early.
 func wrapFresh(v string, ttl time.Duration) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(ttl).UnixNano())), v...)
 }

@@ -192,8 +192,7 @@ func TestOutage_Quick(t *testing.T) {
 	}
 }
 
-// The picture of waits has a panel for each strategy, so that no line covers another. It reaches
-// beyond the queue of its last expiry.
+// The picture of waits has a panel for each strategy, and reaches beyond the queue of its last expiry.
 func TestPlots_Expiry(t *testing.T) {
 	if got, want := plotFull.expiriesShown(), 2*(2*time.Second+900*time.Millisecond+100*time.Millisecond); got != want {
 		t.Errorf("the picture shows %v, want %v: two TTLs, each with nine rounds of the origin and a load", got, want)
@@ -339,8 +338,7 @@ func TestProcessTime(t *testing.T) {
 	}
 }
 
-// The lag ends with the last return in a process that has not loaded. Other keys and the loader's
-// own callers do not count.
+// The lag ends with the last return in a process that has not loaded, for the same key.
 func TestWakeLags(t *testing.T) {
 	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
 	events := []event{

@@ -63,8 +63,7 @@ func printClaims(w io.Writer, claims []claim, caveat string) {
 	fmt.Fprintf(w, "%d of %d do not hold\n", failed, len(claims))
 }
 
-// ofRounds returns the results of of for a's and b's measurements of the same round, and so of the
-// same state of the machine.
+// ofRounds applies of to a's and b's measurements of each round, and so of one state of the machine.
 func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool)) (xs []float64) {
 	for _, x := range a {
 		for _, y := range b {
@@ -110,16 +109,14 @@ func herdClaims(r *record, size size) (claims []claim) {
 	return claims
 }
 
-// herdLimits are the bounds of the 99th percentile of a cold key's waits beyond the load and the
-// fan-out, in milliseconds.
+// herdLimits are the bounds of a cold key's p99 beyond the load and the fan-out, in milliseconds.
 var herdLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 10}
 
 // herdCommands are the bounds of the fleet's commands for a cold key.
 var herdCommands = map[string]float64{bellwetherRedis.name: 30, bellwetherRedisPair.name: 40}
 
-// httpClaims are the bounds of Bellwether beside the bare handler and nginx, for the measured
-// loads. CPU is of all processes of a server: of nginx and of the Go server behind it, which does
-// nothing for a hit.
+// httpClaims are the bounds of Bellwether beside the bare handler and nginx. CPU is of all
+// processes: of nginx and of the Go server behind it, which does nothing for a hit.
 func httpClaims(r *record) (claims []claim) {
 	for _, c := range []struct {
 		load, figure, beside, name string

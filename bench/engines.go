@@ -38,8 +38,8 @@ type engines struct {
 // as it is, and counts the commands of all its clients.
 func startEngines() (e *engines, err error) {
 	e = &engines{tb: &life{}}
-	// 1,000 keys in 8 processes exceed memcached's default of 1,024 connections: gomemcache opens
-	// as many as it has requests.
+	// 1,000 keys in 8 processes exceed memcached's 1,024 connections: gomemcache opens one for each
+	// request.
 	err = e.tb.do(func() {
 		e.servers = map[string]*testserver.Server{
 			redisEngine:     testserver.Redis(e.tb),
@@ -146,8 +146,7 @@ func (e *engines) memcachedCommands() (int, error) {
 	return 0, errors.New("the statistics have no end")
 }
 
-// etcdMessages counts etcd's received messages: each request, and each begin and end of a watch on
-// a stream.
+// etcdMessages counts etcd's received messages: requests, and begins and ends of watches.
 func (e *engines) etcdMessages() (int, error) {
 	client := http.Client{Timeout: 5 * time.Second}
 	resp, err := client.Get("http://" + e.servers[etcdEngine].Addr + "/metrics")
@@ -169,8 +168,7 @@ func (e *engines) etcdMessages() (int, error) {
 	return int(total), in.Err()
 }
 
-// A life is the part of a testing.TB that package testserver uses: a server that is started under
-// it ends with it.
+// A life is the part of a testing.TB that testserver uses: its servers end with it.
 type life struct {
 	testing.TB // nil: all other methods are unused
 	ends       []func()

@@ -14,8 +14,7 @@ import (
 
 // This file is the fleet: the bench executes its own program once for each process.
 
-// workerEnv names the variable that makes this program a process of the fleet. It has the engines'
-// addresses.
+// workerEnv names the variable, with the engines' addresses, of a process of the fleet.
 const workerEnv = "BELLWETHER_BENCH_WORKER"
 
 // quickExit is for executed processes: by default the race detector delays every exit by a second.
@@ -98,8 +97,7 @@ func (w *worker) tell(o order) (report, error) {
 	return r, nil
 }
 
-// all gives every process its order at the same time. A process that is killed meanwhile has no
-// report, and is no error.
+// all gives every process its order at the same time. A process that is killed meanwhile has no report.
 func (f *fleet) all(of func(i int) order) ([]report, error) {
 	reports, errs := make([]report, len(f.workers)), make([]error, len(f.workers))
 	var wg sync.WaitGroup

@@ -135,7 +135,7 @@ func measureHerd(size size, scenarios []scenario, strategies []strategy, p *prog
 	return rec, nil
 }
 
-// trial puts one strategy through one scenario, once. after, if not nil, gets the trial before it ends.
+// trial puts one strategy through one scenario, once, and calls after, if any, before the end.
 func (b *herdBench) trial(sc scenario, s strategy, round int, after func(x *trial)) (measurement, error) {
 	b.trials++
 	log, err := os.CreateTemp(b.dir, "origin-*")

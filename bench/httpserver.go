@@ -21,8 +21,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is the measured HTTP server: one handler, bare or behind a middleware, in a process of
-// its own.
+// This file is the measured HTTP server: one handler, bare or behind a middleware, in its own process.
 
 // serverEnv names the variable that makes this program a server. It has a serverConfig.
 const serverEnv = "BELLWETHER_BENCH_SERVER"
@@ -38,9 +37,8 @@ var bodies = map[string][]byte{
 	"1k": bytes.Repeat([]byte("b"), 1<<10), "64k": bytes.Repeat([]byte("b"), 64<<10), "1m": bytes.Repeat([]byte("b"), 1<<20),
 }
 
-// newHandler returns the common handler of all servers, which is also behind the proxies.
-// /SIZE/AGE/DELAY/KEY is a body of that size, fresh for AGE seconds, made in DELAY milliseconds. It
-// may be served stale while it is rebuilt.
+// newHandler returns the common handler of servers and proxies: /SIZE/AGE/DELAY/KEY is a body of that
+// size, fresh for AGE seconds, made in DELAY milliseconds, and served stale while it is rebuilt.
 func newHandler(runs *atomic.Int64) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{size}/{age}/{delay}/{key}", func(w http.ResponseWriter, r *http.Request) {
@@ -74,8 +72,8 @@ var middlewares = map[string]func(http.Handler) (http.Handler, error){
 		if err != nil {
 			return nil, err
 		}
-		// It ignores Cache-Control. Its TTL is the TTL of the expiring responses here, so it also
-		// refreshes the others after that time.
+		// It ignores Cache-Control. Its TTL fits the expiring responses here, and refreshes the
+		// others too.
 		c, err := httpcache.NewClient(httpcache.ClientWithAdapter(adapter), httpcache.ClientWithTTL(time.Second))
 		if err != nil {
 			return nil, err

@@ -39,8 +39,7 @@ func run(args []string) error {
 	return fmt.Errorf("what? One of: herd, http, near, plots, outage, compare; each explains its flags with -h")
 }
 
-// asProcess runs the program as a process of the bench: a worker of the herd, an HTTP server, or
-// the generator.
+// asProcess runs the program as a worker of the herd, as an HTTP server, or as the generator.
 func asProcess() (handled bool, err error) {
 	for env, f := range map[string]func(config string) error{workerEnv: work, serverEnv: serve, generatorEnv: generate} {
 		if config := os.Getenv(env); config != "" {

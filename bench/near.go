@@ -15,8 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is `bench near`: the cost of many values in a process's memory and garbage collector,
-// beside the same values in otter alone.
+// This file is `bench near`: many values' cost in memory and garbage collection, beside otter alone.
 
 const nearPayload = 100 // bytes of a value
 
@@ -87,7 +86,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// collect returns the median duration of a garbage collection, and the longest pause of the program.
+// collect returns the median duration of a garbage collection, and the longest pause.
 func collect() (took, pause time.Duration) {
 	const times = 7
 	var all []time.Duration

@@ -73,7 +73,7 @@ func (o *origin) load(ctx context.Context, key string) (string, error) {
 }
 
 func (o *origin) record(kind byte, n int64, key string) {
-	// A write of less than a page to a file that is open for appending is not mixed with another write.
+	// A write of less than a page to a file open for appending stays in one piece.
 	fmt.Fprintf(o.log, "%c %d %d %d %s\n", kind, os.Getpid(), n, time.Now().UnixNano(), key)
 }
 
@@ -162,7 +162,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// A narrowOrigin has few places, as a database has connections. A load without a place waits for one.
+// A narrowOrigin has few places, as a database has connections. Other loads wait for a place.
 func narrowOrigin(places int, load time.Duration) http.Handler {
 	free := make(chan struct{}, places)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

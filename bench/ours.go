@@ -64,8 +64,8 @@ func bellwetherCache(p policy, load loader, fleet bellwether.Fleet) cache {
 		TTL: p.TTL, StaleWhileRevalidate: p.Stale, Fleet: fleet, Limits: bellwether.Limits{MaxRebuilds: p.Rebuilds},
 	}
 	if p.Near > 0 {
-		// The tier is bounded in bytes, and an entry takes 272 beside its key. So it has as many
-		// places as the rivals' tiers.
+		// The tier is bounded in bytes, 272 for an entry beside its key: it gets as many places as
+		// the rivals'.
 		o.Limits.NearBytes, o.Size = int64(p.Near)*(272+32), func(key string, _ any) int { return 32 - len(key) }
 	}
 	c := bellwether.New(load, o)

@@ -19,11 +19,11 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// This file is the common part of the pictures: a legend, and panels below each other with one x axis.
+// This file is the common part of the pictures: a legend, and panels with one x axis.
 
 const pictureWidth = 18 * vg.Centimeter
 
-// sans is the font of all text. The picture only names it, so a page may show another font; see fitText.
+// sans is the font of all text. The picture only names it, so a page may show another; see fitText.
 var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont = sans }
@@ -60,8 +60,7 @@ func (p *picture) panel(caption string) *plot.Plot {
 	return panel
 }
 
-// logPanel is a panel with a logarithmic y axis. Values below least are drawn at least, with the
-// label there.
+// logPanel is a panel with a logarithmic y axis. Values below least are drawn there, at the label.
 func (p *picture) logPanel(caption string, least float64, label string) *plot.Plot {
 	panel := p.panel(caption)
 	panel.Y.Min = least

@@ -147,8 +147,8 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 }
 
 // expiriesShown is how long callers come: until the queue after the last expiry is empty. Without
-// protection each caller during the first load queues for the origin's places, and the value
-// expires a TTL after the last load.
+// protection each caller during the first load queues for a place, and the value expires a TTL
+// after the last load.
 func (p plotSize) expiriesShown() time.Duration {
 	queued := p.Rate * float64(p.Processes) * p.Load.Seconds()
 	queue := time.Duration(math.Ceil(queued/originPlaces)+1) * p.Load

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A progress reports how far a long run is: on a terminal in one line, else in a line every ten seconds.
+// A progress reports how far a run is: on a terminal in one line, else in a line every ten seconds.
 type progress struct {
 	w           io.Writer
 	over        bool

@@ -139,8 +139,8 @@ func startVarnish(l *life) *server {
 	return s
 }
 
-// start starts a program that ends with the life. If the bench is killed, its Go servers end with
-// their input, and the kernel ends the proxies.
+// start starts a program that ends with the life. With the bench's death, Go servers lose their
+// input, and the kernel ends the proxies.
 func (l *life) start(cmd *exec.Cmd) int {
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -148,8 +148,7 @@ func (l *life) start(cmd *exec.Cmd) int {
 	}
 	started := make(chan error)
 	go func() {
-		// The kernel takes the end of the starting thread for the parent's end: this goroutine
-		// keeps its thread until the program ends.
+		// For the kernel the parent is the starting thread: this goroutine keeps its thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
@@ -249,8 +248,7 @@ func processTime(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), err
 }
 
-// parseStat parses a line of /proc/PID/stat: the process and its parent. The name in it may have
-// spaces and brackets.
+// parseStat parses /proc/PID/stat: the process and its parent. The name may have spaces and brackets.
 func parseStat(line string) (pid, parent int, err error) {
 	name, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if name < 0 || end < name {

@@ -172,8 +172,7 @@ func medianOf(xs []float64) float64 {
 // median is the median of of over the rounds.
 func median[T any](rounds []T, of func(T) float64) float64 { return medianOf(each(rounds, of)) }
 
-// A column is a column of a table: the median of a row's rounds, or the most. The median of the
-// longest waits would hide the longest.
+// A column is a table's column: the median of a row's rounds, or the most, for the longest waits.
 type column[T any] struct {
 	name   string
 	of     func(T) float64

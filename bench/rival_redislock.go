@@ -10,8 +10,8 @@ import (
 )
 
 // bsm/redislock around a cache beside its origin, behind singleflight, so that each process has one
-// caller at the lock. It waits for the lock with its linear back-off of 100 ms, as in its documentation,
-// and then looks for the value again. The lease is not renewed: the library leaves that to its user.
+// caller at the lock. It waits with a linear back-off of 100 ms, as in its documentation, and then
+// looks for the value again. Renewal of the lease is left to its user, and so absent.
 
 var redislockAside = strategy{
 	name: "bsm/redislock", engines: []string{redisEngine}, traits: locks,
@@ -29,7 +29,7 @@ var redislockAside = strategy{
 			lock, err := locker.Obtain(ctx, "lock:"+key, p.Lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)})
 			if err != nil {
 				// Obtain gives up after the length of the lease. The strategy then loads without
-				// the lock rather than fail.
+				// the lock.
 				return load(ctx, key)
 			}
 			defer lock.Release(context.WithoutCancel(ctx))

@@ -11,8 +11,7 @@ import (
 )
 
 // sturdyc, in one process and with Redis as its distributed storage. With a stale window it
-// refreshes in the background between the TTL and the end of the window, as its documentation
-// advises for keys in use.
+// refreshes in the background until the window ends, as its documentation advises for keys in use.
 
 var sturdycInProcess = strategy{
 	name: "sturdyc", traits: staleServes,

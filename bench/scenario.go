@@ -72,8 +72,7 @@ func (s scenario) shows() []column[measurement] {
 	return columns
 }
 
-// inBrief has one strategy of each sort, for long scenarios: a lease must expire, a client give up,
-// many keys be loaded.
+// inBrief has one strategy of each sort, for scenarios that take long.
 var inBrief = []strategy{
 	noProtection, onlySingleflight, addMutex, redislockAside, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
 }
@@ -157,8 +156,7 @@ var scenarios = []scenario{
 		needs: locks,
 		brief: inBrief,
 		run: func(x *trial) error {
-			// Some strategies count leases in whole seconds: a shorter load would be no long load
-			// for them.
+			// Some count leases in whole seconds: a shorter load would be no long load for them.
 			x.policy.Lease = max(x.size.Lease, 400*time.Millisecond)
 			x.load(x.policy.Lease * 5 / 2)
 			return x.burst(nil)
@@ -367,7 +365,7 @@ func (x *trial) driveOpen(change func(o *order), expiries float64) error {
 	})
 }
 
-// expiries has callers that keep coming to a value that is loaded now, for d, or for the size's Drive.
+// expiries has callers that keep coming to a value loaded now, for d or the size's Drive.
 func (x *trial) expiries(d time.Duration) error {
 	d = cmp.Or(d, x.size.Drive)
 	if err := x.open(); err != nil {
@@ -385,8 +383,7 @@ func (x *trial) expiries(d time.Duration) error {
 	if err := os.Truncate(x.log, 0); err != nil {
 		return err
 	}
-	// The first expiry is after a TTL, and the next after each TTL and load: a value is fresh from
-	// the end of its load.
+	// One expiry after a TTL, and one after each TTL and load: a value is fresh from its load's end.
 	times := 1 + max(0, (d-x.policy.TTL)/(x.policy.TTL+x.behaviour.Load))
 	return x.driveOpen(func(o *order) { o.For, o.Rate = d, x.size.Rate }, float64(times))
 }
@@ -434,8 +431,7 @@ func (x *trial) finish() error {
 		}
 	}
 	if x.m.Hung > 0 || x.down {
-		// Hung callers are still there, or refused connections have made the pools wait: the next
-		// trial gets new processes.
+		// Hung callers are still there, or refused pools wait: the next trial gets new processes.
 		for _, w := range x.bench.fleet.workers {
 			w.kill()
 		}

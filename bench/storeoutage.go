@@ -14,8 +14,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// This file is `bench outage`: the store is killed for a time under a steady herd of mixed keys,
-// each with a stale value. No call may fail because of that, and the origin's concurrent loads stay
+// This file is `bench outage`: the store is killed for a time under a steady herd of mixed keys
+// with stale values. No call may fail because of that, and the origin's concurrent loads stay
 // within its bound.
 
 // An outageSize is the extent of an outage run.
@@ -194,8 +194,7 @@ func (c *outageCurve) held() error {
 	return errors.Join(broken...)
 }
 
-// rates are the loads per second before, during and after the outage, without the first seconds of
-// the latter two.
+// rates are the loads per second before, during and after the outage, the latter two settled.
 func (c *outageCurve) rates() (before, dark, after float64) {
 	mean := func(from, to time.Duration) float64 {
 		n := 0

@@ -30,8 +30,7 @@ type policy struct {
 	Stale time.Duration // how long after that it may be served while it is rebuilt; 0: never
 	Lease time.Duration // the lock's lease
 	Near  int           // number of values in the process; 0: no limit
-	// Rebuilds is a process's bound of concurrent loads, for strategies with such a bound; 0: its
-	// default.
+	// Rebuilds is a process's bound of concurrent loads, if the strategy has one; 0: its default.
 	Rebuilds int
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file measures the wake lag: the time from the load in one process to the last waiter in another.
+// This file measures the wake lag: from a load in one process to the last waiter in another.
 
 const (
 	// wakeProcesses and wakeCallers are the numbers of internal/fleettest, from which the bounds
@@ -68,8 +68,7 @@ func (x *trial) wakes() error {
 
 func wakeKey(prefix string, n int) string { return fmt.Sprint(prefix, "-", n) }
 
-// wakeLags returns the times from the end of the key's first load to the last return in each
-// process that has not loaded.
+// wakeLags returns the times from the key's first load to the last return in each other process.
 func wakeLags(reports []report, events []event, key string) (lags []time.Duration) {
 	loaders := map[int]bool{}
 	var loaded time.Time

@@ -16,7 +16,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file is one of the herd's processes: it reads orders and writes reports until its input ends.
+// This file is one of the herd's processes: it reads orders and writes reports.
 
 // An order is one line to a worker.
 type order struct {
@@ -39,9 +39,9 @@ type order struct {
 	Callers      int
 	First, Leave time.Duration
 
-	// Of drive: callers come Rate times a second for For, at random moments that depend on Seed
-	// alone, whether or not earlier callers have their answers. Zipf is the exponent of the keys'
-	// popularity, 0 for equal popularity.
+	// Of drive: callers come Rate times a second for For, at random moments of Seed, whether or not
+	// earlier callers have answers. Zipf is the exponent of the keys' popularity, 0 for equal
+	// popularity.
 	Rate float64
 	For  time.Duration
 	Seed uint64
@@ -51,9 +51,8 @@ type order struct {
 	Trace bool
 }
 
-// A report is the answer to an order. Except Err, it is about the calls of the last burst or drive,
-// and answers the order report: a process that reported as soon as its own calls are done would
-// take the processor from the others.
+// A report is the answer to an order. Except Err, it is about the calls of the last burst or drive, and
+// answers the order report: an earlier report would take the processor from calls that are not done.
 type report struct {
 	Err      string
 	Calls    int
@@ -78,8 +77,7 @@ type sample struct {
 	OK   bool
 }
 
-// newHistogram is in microseconds, up to ten minutes, with four digits: 0.03 ms of the waits for a
-// load of 310.
+// newHistogram is in microseconds, up to ten minutes, with four digits: 0.03 ms of 310.
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, 600_000_000, 4) }
 
 // work is a worker process.
@@ -165,8 +163,7 @@ func (w *workerSide) begin(o order) *tally {
 	return w.tally
 }
 
-// burst releases all callers at the same time. A wait counts from when the caller was due, not from
-// when its goroutine ran.
+// burst releases all callers at the same time. A wait counts from when the caller was due.
 func (w *workerSide) burst(o order) {
 	t := w.begin(o)
 	gate := make(chan struct{})
@@ -188,7 +185,7 @@ func (w *workerSide) burst(o order) {
 	t.wait()
 }
 
-// drive is an open loop: callers come when they are due, even if earlier callers have no answer yet.
+// drive is an open loop: callers come when they are due, with or without earlier answers.
 func (w *workerSide) drive(o order) {
 	t := w.begin(o)
 	rng := rand.New(rand.NewPCG(o.Seed, 6))

@@ -12,16 +12,16 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file plants bugs: mistakes of other locks and caches, put between the cache and a correct
-// store or locker. A run with a bug must fail.
+// This file plants mistakes of other locks and caches before a correct store or locker. Their runs
+// must fail.
 
 // A bug is planted in every process of a run.
 type bug struct {
 	name string
 	// check must catch the bug.
 	check check
-	// seed is the seed of the run that catches the bug. locker and store are its engines. Without a
-	// store it is a run of the locker alone.
+	// seed is the seed of the run that catches the bug, with its engines. Without a store it runs
+	// the locker alone.
 	seed          int64
 	locker, store string
 
@@ -393,8 +393,7 @@ func (s *tracked) Notify(ctx context.Context, f func(driver.Notice)) {
 	})
 }
 
-// hoarding is a near tier that keeps a value for half a second, despite notices, and without asking
-// the store.
+// hoarding is a near tier that keeps a value for half a second, without notices and without the store.
 func hoarding(get, _ call) call {
 	type kept struct {
 		value string

@@ -224,8 +224,7 @@ func TestBugs(t *testing.T) {
 	for _, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			// A seed fixes the schedule, not the interleaving: on a busy machine a run may miss the
-			// moment in which the bug shows.
+			// A seed fixes the schedule, not the interleaving: a busy machine may miss the bug's moment.
 			for range bugRuns {
 				found := b.run(t)
 				if slices.Contains(found.caught(), b.check) {
@@ -250,8 +249,8 @@ func (b bug) run(t *testing.T) *findings {
 	return runLocks(t, e, b.seed, bugTime, b)
 }
 
-// A bug must show in one of bugRuns runs of bugTime each. It usually shows in the first, but a
-// starved machine does little in a run.
+// A bug must show in one of bugRuns runs of bugTime each, usually the first: a starved machine does
+// little.
 const (
 	bugRuns = 16
 	bugTime = 3 * time.Second

@@ -13,8 +13,8 @@ import (
 const (
 	// breakerPause is how long the cache does not ask an engine that has not answered.
 	breakerPause = 1200 * time.Millisecond
-	// boundSlack is how much a call may exceed its bound while its process ran: a busy machine
-	// wakes no goroutine at once.
+	// boundSlack is a running process's allowed excess over a bound: a busy machine wakes no
+	// goroutine at once.
 	boundSlack = time.Second
 )
 
@@ -93,8 +93,7 @@ func (p *past) restarts(engine int) []span {
 	return out
 }
 
-// contracts checks the answers of the store and the locker against their models. hedging are the
-// calls for the key's hedge lease.
+// contracts checks the engines' answers against their models. hedging are the hedge lease's calls.
 func (p *past) contracts(key string, events, hedging []event) {
 	ops := storeCalls(events, p.engines[0].atomic, p.restarts(0))
 	p.judged[checkStore] += len(ops)
@@ -117,7 +116,7 @@ func (p *past) contracts(key string, events, hedging []event) {
 }
 
 // calm reports whether nothing in s excuses a process's view of its engines: no fault, no call
-// without an answer, no time in which the process or the supervisor did not run, and no closed cache.
+// without an answer, no pause of the process or the supervisor, and no closed cache.
 func (p *past) calm(who being, s span) bool {
 	for _, f := range p.faults {
 		if (f.worker == who.worker || f.worker < 0) && f.meets(s) {
@@ -127,8 +126,7 @@ func (p *past) calm(who being, s span) bool {
 	return p.atWork(who, s) && overlap(p.gaps[who], s.begin, s.end) == 0 && p.fleetRun.gaps.within(s.begin, s.end) == 0
 }
 
-// atWork reports whether the process has had an answer to every call that ended in s, and its cache
-// was open: it did nothing without its engines.
+// atWork reports whether the process's calls in s had answers, and its cache was open.
 func (p *past) atWork(who being, s span) bool {
 	at, closed := p.closed[who]
 	return p.answered(who, s) && !(closed && at <= s.end)
@@ -145,8 +143,8 @@ func (p *past) answered(who being, s span) bool {
 // A cancelled load ends when it was last seen to be wanted. After any process's commit without an
 // answer, an entry may stand for a while that sends each process to a load of its own.
 //
-// A hedge may run beside the load of a holder, but not beside another hedge: the hedge lease lasts
-// as long as a rebuild may.
+// A hedge may run beside the load of a holder, but not beside another hedge, for as long as a
+// rebuild may.
 func (p *past) one(key string, events []event, hedged map[callID]bool) {
 	loads := loadsAmong(events)
 	before := p.before()
@@ -180,8 +178,8 @@ func (p *past) before() int64 {
 	return int64(p.plan.times.Lease + p.plan.times.Engine + breakerPause)
 }
 
-// healthy reports whether the process of a load was calm in s, and its commits of the key get
-// answers. events are the key's.
+// healthy reports whether the process of a load was calm in s, and its commits of these events get
+// answers.
 func (p *past) healthy(events []event, load event, s span) bool {
 	if !p.calm(being{load.Worker, load.Life}, s) {
 		return false
@@ -211,9 +209,8 @@ func loadsAmong(events []event) []event {
 	return loads
 }
 
-// claimOf returns the claim with which a load began. It returns false if that is unknown: the load
-// may have begun without its store. A process with answers to that claim and to all later calls has
-// not gone on without its store.
+// claimOf returns the claim with which a load began. It returns false if the load may have begun
+// without its store: if that claim, or a later call, has no answer.
 func claimOf(events []event, load event) (claim event, ok bool) {
 	for _, e := range events {
 		if e.Begin >= load.Begin {
@@ -235,8 +232,8 @@ type commit struct {
 	end   int64
 }
 
-// epochs returns under which epochs versions were committed: surely, and perhaps (the greatest epoch
-// that was tried). A load's failure has its load's version, and so has the value that its commit keeps.
+// epochs returns under which epochs versions were committed: surely, and at most (the greatest tried
+// epoch). A load's failure has its load's version, and so has the value that its commit keeps.
 func epochs(events []event) (sure map[int]commit, tried map[int]uint64) {
 	sure, tried = map[int]commit{}, map[int]uint64{}
 	for _, e := range events {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestChecks holds each check of a fleet's history, and its excuses, to histories that are written by
-// hand. Times are in milliseconds. Leases last 400, MaxWait is 1.6 s, and there are no other faults.
+// TestChecks holds each check and its excuses to histories that are written by hand. Times are in
+// milliseconds. Leases last 400, MaxWait is 1.6 s, and there are no other faults.
 func TestChecks(t *testing.T) {
 	const late = 100_000 // far from the beginning of the history
 	get := func(worker int, begin, end int64, version int) event {

@@ -31,7 +31,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// This file is the list of engines: how each is started and reached, and whether it survives a restart.
+// This file is the list of engines: how each is started and reached, and whether its data survives.
 
 // An engine is a server that can elect, and may keep entries.
 type engine struct {
@@ -57,14 +57,13 @@ type client struct {
 	close func() error
 }
 
-// The clients' own time-outs, where the context's do not suffice. They exceed the cache's
-// EngineTimeout, and so rarely count.
+// The clients' own time-outs, beside the context's. They exceed EngineTimeout, and so rarely count.
 const (
 	dialTimeout = 500 * time.Millisecond
 	callTimeout = 500 * time.Millisecond
 
-	// sessionTimeout is longer than any lease here, so that a holder without contact to ZooKeeper
-	// stops believing before its session ends.
+	// sessionTimeout exceeds any lease here: a holder cut off from ZooKeeper stops before its
+	// session ends.
 	sessionTimeout = 3 * time.Second
 
 	table = "chaos"

@@ -8,12 +8,11 @@ import (
 // This file checks the promises for failing loads: a failure is shared, and the next try comes when
 // it is due. The checks order and drop hold the order of failures and their end by an invalidation.
 
-// clockSlack is the largest error of an engine's stamp: it counts in microseconds, on another clock
-// than the history.
+// clockSlack is the largest error of an engine's stamp: in microseconds, on another clock.
 const clockSlack = 10 * time.Millisecond
 
 // failure checks the calls of a key against "a context error or a lost lease is not shared": a call
-// fails with the failure of a load of the origin, with a bound of the cache, or by its own caller's end.
+// fails with the origin's failure, with a bound of the cache, or by its own caller's end.
 func (p *past) failure(events []event) {
 	for _, g := range events {
 		if g.Kind != kindGet {

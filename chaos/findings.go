@@ -29,8 +29,7 @@ const (
 	checkRecovery check = "recovery" // after the faults, one rebuild and all processes fresh
 )
 
-// hitsOver is the name for counting the near hits that order has judged, by the store behind the
-// near tier.
+// hitsOver is the name for near hits that order has judged, by the store behind them.
 func hitsOver(store string) check { return check("order of near hits over " + store) }
 
 // findings are the violations of a run, and the number of judged events.
@@ -91,7 +90,7 @@ const (
 	gap  = 40 * time.Millisecond
 )
 
-// A gapMeter finds the times in which its process did not run: it was paused, or the machine was busy.
+// A gapMeter finds the times in which its process did not run: paused, or on a busy machine.
 type gapMeter struct {
 	note func(span)
 	end  chan struct{}

@@ -41,8 +41,7 @@ func hedgesAmong(all []event, key string) map[callID]bool {
 	return hedged
 }
 
-// mostRefused is the number of failed loads after which a flight gives its value to the callers
-// that asked before the last load began.
+// mostRefused is the failed loads after which a flight gives its value to callers before the last load.
 const mostRefused = 5
 
 // loser checks the answers against "first commit wins": a value that the store has refused, or that
@@ -97,8 +96,8 @@ func (p *past) loser(events []event) {
 	}
 }
 
-// readFor reports whether the process that served g had read the value in the store. events are the
-// key's.
+// readFor reports whether the process that served g had read the value in the store, by the key's
+// events.
 func readFor(events []event, g event) bool {
 	return slices.ContainsFunc(events, func(e event) bool {
 		return (e.Kind == kindRead || e.Kind == kindClaim) && e.Result == done && e.Version == g.Version &&
@@ -106,11 +105,11 @@ func readFor(events []event, g event) bool {
 	})
 }
 
-// hedge checks that a key's hedges are harmless. A hedge that finds the holder's commit after its
+// hedge checks that a key's hedges are harmless: a hedge that finds the holder's commit after its
 // load commits nothing, and so does a hedge whose load has failed.
 //
-// A hedge without answers cannot find that commit. Nor can a hedge if the holder's value has since
-// expired or was invalidated.
+// A hedge without answers cannot find that commit. Nor can it if the holder's value has expired or
+// was invalidated.
 func (p *past) hedge(events []event, hedged map[callID]bool) {
 	for _, l := range loadsAmong(events) {
 		if !hedged[l.call()] {
@@ -144,9 +143,8 @@ func (p *past) hedge(events []event, hedged map[callID]bool) {
 	}
 }
 
-// share checks the hedges of each process against their share of its own rebuilds. hedged has the
-// hedges of all keys. A rebuild has claimed, or has loaded without a claim. One more hedge is
-// allowed for rebuilds without a trace.
+// share checks the hedges of each process against their share of its own rebuilds, with or without
+// a claim. hedged has the hedges of all keys. One more is allowed for rebuilds without a trace.
 func (p *past) share(hedged map[callID]bool) {
 	type tally struct {
 		own, hedges int

@@ -23,8 +23,8 @@ import (
 // around a store and a locker that record each call at the boundary to the cache. A planted bug
 // lies behind that boundary, so the history shows the cache's own view.
 
-// now returns the machine's monotonic clock in nanoseconds. All processes share this clock, unlike
-// the readings of package time.
+// now returns the machine's monotonic clock in nanoseconds, common to all processes unlike package
+// time's.
 func now() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -166,8 +166,7 @@ func (r *recorder) call(e event, do func(e *event) error) error {
 	return err
 }
 
-// A journal writes events as lines. An event that is not urgent waits for the next urgent event, or
-// for flush.
+// A journal writes events as lines. Other events wait for an urgent one, or for flush.
 type journal struct {
 	mu  sync.Mutex // guards both fields
 	buf bytes.Buffer
@@ -233,8 +232,7 @@ type recordedNotifier struct {
 	*recorder
 }
 
-// Notify implements [driver.Notifier]. Commits are not recorded: their effect depends on the
-// process's state at that moment.
+// Notify implements [driver.Notifier]. It records no commits: their effect depends on the moment.
 func (s *recordedNotifier) Notify(ctx context.Context, f func(driver.Notice)) {
 	s.notifier.Notify(ctx, func(n driver.Notice) {
 		if !n.Invalidated {
@@ -345,7 +343,7 @@ func (l *recordedLease) Release(ctx context.Context) error {
 	return err
 }
 
-// Lost implements [driver.LossNotifier]. Without an own channel of the lease, the channel never closes.
+// Lost implements [driver.LossNotifier]. Without a channel of the lease's own it never reports.
 func (l *recordedLease) Lost() <-chan struct{} {
 	if n, ok := l.lease.(driver.LossNotifier); ok {
 		return n.Lost()
@@ -360,8 +358,7 @@ type fleetEngine interface {
 	driver.Watcher
 }
 
-// recordEngine returns eng with a record of its calls. An election is recorded as its equivalent
-// calls, all with its time.
+// recordEngine returns eng with a record of its calls. An election is its equivalent calls at its time.
 func recordEngine(eng fleetEngine, r *recorder) fleetEngine {
 	return &recordedEngine{
 		Store: &recordedStore{eng, r}, Locker: &recordedLocker{eng, r}, Notifier: &recordedNotifier{eng, r}, Watcher: eng,
@@ -409,8 +406,7 @@ func (e *recordedEngine) Elect(ctx context.Context, key string, past uint64, ttl
 	return won, nil
 }
 
-// CommitAndRelease implements [driver.Elector]. A release with a commit does not report whether the
-// lease was lost before.
+// CommitAndRelease implements [driver.Elector]. It does not report whether the lease was lost before.
 func (e *recordedEngine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
 	mine := lease.(*recordedLease)
 	put := event{Kind: kindPut, Key: ownKey(key), Keep: entry.Life()}

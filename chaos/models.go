@@ -24,8 +24,7 @@ const forever = int64(1) << 62
 // the server's clock has an error of the reply's delay.
 const slackOfLife = 4 * time.Second
 
-// lateness is how long after its begin a call without an answer may still be carried out: as long
-// as any fault here delays a request.
+// lateness is how long a call without an answer may still be carried out: as any fault delays it.
 const lateness = int64(10 * time.Second)
 
 // A span is an interval of time. end may be forever.
@@ -35,8 +34,7 @@ func (s span) meets(o span) bool { return s.begin <= o.end && o.begin <= s.end }
 
 type storeCall struct {
 	event
-	// atomic: the commit's write and its fencing happen at the same moment, so a call that sees one
-	// sees the other.
+	// atomic: the commit writes and fences at the same moment, so a call that sees one sees the other.
 	atomic bool
 	// excused: an invalidation without an answer may have been carried out.
 	excused bool
@@ -101,8 +99,7 @@ var storeModel = porcupine.Model{
 	Step: func(state, input, _ any) (bool, any) { return state.(storeState).step(input.(storeCall)) },
 }
 
-// storeCalls returns porcupine's history of one key. atomic: the store commits in one step.
-// restarts are when its server came back empty.
+// storeCalls returns porcupine's history of one key, for an atomic store or not, with its restarts.
 func storeCalls(events []event, atomic bool, restarts []span) []porcupine.Operation {
 	type identity struct{ epoch, sum uint64 }
 	seen := map[identity]int64{} // when the entry was first seen
@@ -263,8 +260,7 @@ func lockCalls(events []event, restarts []span) []porcupine.Operation {
 // checkTime is porcupine's time limit for one key.
 const checkTime = 30 * time.Second
 
-// linearizable checks the history of a key against a model. The text describes the violation, empty
-// if there is none.
+// linearizable checks the history of a key against a model. text describes the violation, if any.
 func linearizable(model porcupine.Model, ops []porcupine.Operation) (text string, known bool) {
 	switch porcupine.CheckOperationsTimeout(model, ops, checkTime) {
 	case porcupine.Ok:
@@ -272,8 +268,7 @@ func linearizable(model porcupine.Model, ops []porcupine.Operation) (text string
 	case porcupine.Unknown:
 		return "", false
 	}
-	// The shortest prefix that is not linearizable ends with a call that does not fit. The text
-	// shows that call.
+	// The shortest prefix that is not linearizable ends with the call that does not fit.
 	slices.SortStableFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
 	bad := 1 + searchFirst(len(ops), func(n int) bool {
 		// Calls that had begun by then may belong to the prefix.

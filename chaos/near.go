@@ -2,8 +2,7 @@ package chaos
 
 import "time"
 
-// This file checks the promises for near tiers beyond order and drop: where the store sends
-// notices, near tiers follow at once.
+// This file checks near tiers beyond order and drop: where the store sends notices, they follow at once.
 
 // near checks the answers of each process against "a notice of an invalidation removes the value".
 // When a process has applied the notice, later calls get no value whose tried epochs are all lower.

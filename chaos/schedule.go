@@ -63,7 +63,7 @@ type schedule struct {
 
 const (
 	fleetWorkers = 3
-	// warmUp is when the first fault comes: until then connections, scripts and subscriptions are ready.
+	// warmUp is when the first fault comes, after connections, scripts and subscriptions.
 	warmUp = time.Second
 )
 
@@ -120,8 +120,7 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 	return s
 }
 
-// peaceful removes the faults from s, and keeps the invalidations. Without faults there are no
-// excuses for a bug.
+// peaceful removes the faults from s, not the invalidations. Then a bug has no excuses.
 func peaceful(s *schedule) {
 	s.steps = slices.DeleteFunc(s.steps, func(st step) bool { return st.do != invalidate })
 }
@@ -145,8 +144,7 @@ func hedging(s *schedule) {
 	s.times.Lease, s.times.Rebuild, s.slow = 400*time.Millisecond, 1200*time.Millisecond, 2
 }
 
-// answer is the origin's answer to the nth load of a key: its duration, from 10 ms to two leases,
-// and whether it fails.
+// answer is the origin's nth answer for a key: its time, from 10 ms to two leases, and failure.
 func (s schedule) answer(seed int64, key string, n int) (takes time.Duration, fails bool) {
 	var salt uint64
 	for _, c := range key {

@@ -43,7 +43,7 @@ type times struct {
 // maxWait is the cache's default for these times.
 func (t times) maxWait() time.Duration { return t.Rebuild + t.Lease }
 
-// namespace is the prefix of the workers' keys in store and locker. The journal has the keys without it.
+// namespace is the prefix of the workers' keys in the engines. The journal has the keys without it.
 const namespace = "chaos"
 
 // ownKey is the journal's key for an engine's key.

@@ -145,8 +145,7 @@ func TestClaims_TestsExist(t *testing.T) {
 	}
 }
 
-// TestClaims_CommandsExist holds that each named make target and each named program of this
-// repository exists.
+// TestClaims_CommandsExist holds that each named make target and program exists.
 func TestClaims_CommandsExist(t *testing.T) {
 	makefile := read(t, "Makefile")
 	target := regexp.MustCompile("(?m)(?:^ *|`)make ([a-z]+)")

@@ -94,8 +94,7 @@ func TestOptions_Fields(t *testing.T) {
 	}
 }
 
-// TestOptions_Negative holds that a negative value is refused if the tables say so, and otherwise
-// turns the option off.
+// TestOptions_Negative holds that a negative value is refused or turns the option off, as in the tables.
 func TestOptions_Negative(t *testing.T) {
 	refused := func(build func()) (refused bool) {
 		defer func() { refused = recover() != nil }()

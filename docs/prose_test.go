@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// The tests in this file hold README.md and the guides to plain English: short sentences, and nouns
-// in place of relative clauses.
+// The tests in this file hold README.md and the guides to short sentences with nouns.
 
 var (
 	words     = regexp.MustCompile(`[A-Za-z']+`)
@@ -18,8 +17,7 @@ var (
 	item      = regexp.MustCompile(`^\s*(?:[-*]|\d+\.) +`)
 )
 
-// prose returns the sentences of a document. Headings, code and table heads have no sentences. A
-// table cell has sentences of its own.
+// prose returns the sentences of a document and its table cells, without headings, code and table heads.
 func prose(text string) (all []string) {
 	text = marker.ReplaceAllString(fence.ReplaceAllString(text, "\n"), "")
 	text = links.ReplaceAllString(pictures.ReplaceAllString(text, ""), "$1")

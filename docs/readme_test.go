@@ -228,8 +228,7 @@ func bodies(t *testing.T, name string) map[string]string {
 // modules are the modules of this repository with packages for snippets, by their folders.
 var modules = []string{".", "bellwetherprom", "lockers/etcdlock"}
 
-// standIns are packages of two frameworks that the repository does not require. Each has the few
-// names that the recipes use.
+// standIns are two frameworks that the repository does not require, with the recipes' few names.
 var standIns = map[string]string{
 	"github.com/gin-gonic/gin":    "docs/testdata/gin.go",
 	"github.com/labstack/echo/v4": "docs/testdata/echo.go",

@@ -25,8 +25,8 @@ const (
 	quickest = "expired lease believed too long"
 )
 
-// modelFiles are the test files that the model needs. Without the other files a module compiles in
-// a third of the time.
+// modelFiles are the test files that the model needs: without the others a module compiles in a
+// third of the time.
 var modelFiles = []string{"model_test.go", "network_test.go", "abilities_test.go", "graveyard_test.go", "export_test.go"}
 
 // modelOnly returns an overlay that empties all other test files.
@@ -72,8 +72,7 @@ func TestBugs_AreThere(t *testing.T) {
 	}
 }
 
-// TestBugs_AreFound plays scenarios with each bug until a scenario breaks a promise, and logs their
-// number.
+// TestBugs_AreFound plays scenarios with each bug until one breaks a promise, and logs their number.
 func TestBugs_AreFound(t *testing.T) {
 	t.Parallel()
 	name := *plant
@@ -109,9 +108,9 @@ func TestBugs_AreFound(t *testing.T) {
 	}
 }
 
-// find plays the runs side by side. It returns after how many scenarios most runs have broken a
-// promise, 0 after bugBound: the median of all runs, so the slower runs need not go on. Each failed
-// run has its violation.
+// find plays the runs side by side. It returns after how many scenarios most have broken a promise,
+// 0 after bugBound: the median of all runs, so the slower need not go on. Each failed run has its
+// violation.
 func find(t *testing.T, h *host) (median int, violations []string) {
 	violations = make([]string, bugRuns)
 	for played := 1; played <= bugBound; played++ {

@@ -65,8 +65,7 @@ type host struct {
 // that makes garbage ends after 256 MB, and not after minutes and 4 GB.
 const maxPages = 4096
 
-// newHost compiles a module of build, or finds it in the directory of an earlier host. An empty
-// dir: it always compiles.
+// newHost compiles a module of build, or finds it in an earlier host's directory, if dir is not empty.
 func newHost(ctx context.Context, module []byte, dir string) (*host, error) {
 	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(maxPages)
 	if dir != "" {
@@ -155,8 +154,7 @@ func commas(steps []int) string {
 	return strings.Join(words, ",")
 }
 
-// shrink returns a smallest list of steps with which the play still fails: each single step is
-// necessary. tries bounds the number of plays.
+// shrink returns a smallest list of steps with which the play still fails, after at most tries plays.
 func shrink(steps []int, tries int, fails func(steps []int) bool) []int {
 	for size := len(steps) / 2; size >= 1; size /= 2 {
 		for again := true; again; {

@@ -16,8 +16,7 @@ type bug struct {
 	Old, New string // Old occurs once in the file
 }
 
-// bugs are mistakes in the state of a flight, and mistakes of the chaos suite that engines in one
-// process can have.
+// bugs are mistakes in the state of a flight, and mistakes of the chaos suite that one process can have.
 var bugs = []bug{
 	// The state of a flight.
 	{

@@ -23,8 +23,8 @@ const (
 // A tone is a colour of a scheme, and its wash, which lies behind text.
 type tone struct{ name, light, dark, lightWash, darkWash string }
 
-// tones are the colours of the live page. The ink is for text. The ground is behind everything: a
-// page's own background never shows through.
+// tones are the colours of the live page. The ground is behind everything, and hides a page's
+// background.
 var tones = []tone{
 	{"ground", "#ffffff", "#181f1c", "#eef0ed", "#262f2b"},
 	{"line", "#b9c1bb", "#55625b", "#b9c1bb", "#55625b"},
@@ -73,7 +73,7 @@ func (s *sheet) svg(title string) []byte {
 
 func (s *sheet) add(format string, args ...any) { fmt.Fprintf(&s.b, format+"\n", args...) }
 
-// text writes at a baseline. class has the tone, and the size or weight. anchor is start, middle or end.
+// text writes at a baseline. class has tone, size and weight, anchor is start, middle or end.
 func (s *sheet) text(class, anchor string, x, y float64, text string) {
 	s.add(`<text class="%s" text-anchor="%s" x="%g" y="%g">%s</text>`, class, anchor, x, y, html.EscapeString(text))
 }
@@ -107,8 +107,7 @@ func (s *sheet) line(class string, x1, y1, x2, y2 float64) {
 	s.add(`<line class="%s" x1="%g" y1="%g" x2="%g" y2="%g"/>`, class, x1, y1, x2, y2)
 }
 
-// A caller is a mark at a moment. The marks differ in shape, for readers who cannot distinguish the
-// tones.
+// A caller is a mark at a moment. The marks differ in shape, for readers without the tones.
 type caller int
 
 const (

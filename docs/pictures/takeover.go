@@ -1,7 +1,6 @@
 package main
 
-// drawTakeover shows a holder that stops, the takeover after its lease, and the refusal of its late
-// commit.
+// drawTakeover shows a stopped holder, the takeover after its lease, and its refused late commit.
 func drawTakeover(s *sheet) {
 	s.height = 470
 	const (

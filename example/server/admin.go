@@ -52,9 +52,8 @@ func (s *server) adminRouter() http.Handler {
 	return r
 }
 
-// rebound reports whether a page in a browser may have sent the request to a name. The name of
-// another site's page may now resolve to this listener's address (DNS rebinding). This listener has
-// no pages of its own.
+// rebound reports whether a page in a browser may have sent the request to a name, which another site
+// may now resolve to this listener's address (DNS rebinding). This listener has no pages of its own.
 func rebound(r *http.Request) bool {
 	host := (&url.URL{Host: r.Host}).Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {

@@ -27,8 +27,7 @@ import (
 
 // The tests here look at the live page in a browser.
 
-// watch observes the page from its first moment: uncaught errors, and the browser's measure of how
-// much the content moves by itself.
+// watch observes the page from its first moment: uncaught errors, and content that moves by itself.
 const watch = `window.complaints = []
 window.shift = 0
 window.shifted = []
@@ -42,7 +41,7 @@ new PerformanceObserver(list => {
 	}
 }).observe({ type: 'layout-shift', buffered: true })`
 
-// browser returns a context for a window of headless Chromium that has opened url and receives events.
+// browser returns a context for a window of headless Chromium that has opened url.
 func browser(t *testing.T, url string, width, height int64, media ...*emulation.MediaFeature) context.Context {
 	t.Helper()
 	program := os.Getenv("BELLWETHER_CHROMIUM")
@@ -121,8 +120,7 @@ func is[T any](t *testing.T, ctx context.Context, expression string) T {
 	return v
 }
 
-// shoot writes a picture into the directory in BELLWETHER_SCREENSHOTS: of the window for the
-// README, otherwise of the whole page.
+// shoot writes a picture into BELLWETHER_SCREENSHOTS: of the window for the README, else of the page.
 func shoot(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	dir := os.Getenv("BELLWETHER_SCREENSHOTS")
@@ -275,9 +273,8 @@ func texts(t *testing.T, ctx context.Context, want map[string]string) {
 	}
 }
 
-// TestBrowser_ReleaseTheHerd presses the page's button: 1,000 requests are one load with
-// Bellwether, and one load in each process with singleflight. The load is long enough for the last
-// request of a slow machine.
+// TestBrowser_ReleaseTheHerd presses the page's button: 1,000 requests are one load with Bellwether,
+// and one in each process with singleflight. The load outlasts the last request of a slow machine.
 func TestBrowser_ReleaseTheHerd(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"3000"}, "capacity": {"400"}})
@@ -339,8 +336,7 @@ func TestBrowser_Reload(t *testing.T) {
 	}
 }
 
-// TestBrowser_AxesStay holds that no axis moves while a herd runs, and that the curves reach the
-// present time.
+// TestBrowser_AxesStay holds that no axis moves while a herd runs, and that curves reach the present.
 func TestBrowser_AxesStay(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"3000"}, "capacity": {"500"}})
@@ -378,8 +374,8 @@ func spaces(texts []string) (plain []string) {
 	return plain
 }
 
-// TestBrowser_StaleAndFailures holds that the cards report stale answers, show failures in red, and
-// keep the settings of a result.
+// TestBrowser_StaleAndFailures holds that cards show stale answers and failures, and keep their
+// settings.
 func TestBrowser_StaleAndFailures(t *testing.T) {
 	front, _ := newTestServer(t)
 	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
@@ -480,8 +476,7 @@ func TestBrowser_NoScript(t *testing.T) {
 	}
 }
 
-// TestBrowser_Layout looks at the page on phones and screens, light and dark, before a herd and
-// after a card's largest figures.
+// TestBrowser_Layout looks at phones and screens, light and dark, before and after the largest herd.
 func TestBrowser_Layout(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 320, 700)
@@ -583,8 +578,7 @@ func TestBrowser_Phone(t *testing.T) {
 	holdsStill(t, ctx, "the phone")
 }
 
-// TestBrowser_ServerGone holds that the page reports a lost server, and continues when the server
-// is back.
+// TestBrowser_ServerGone holds that the page reports a lost server, and continues with its return.
 func TestBrowser_ServerGone(t *testing.T) {
 	p := start(t)
 	ctx := browser(t, "http://"+p.addr, 1280, 900)

@@ -12,8 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the site without an upstream: pages that show the cache at work. Each page states
-// how often it was built.
+// This file is the site without an upstream: pages that state how often they were built.
 
 const index = `The live page, for a browser: http://%[1]s/
 

@@ -27,8 +27,7 @@ func (e *engines) connectDynamoDB(c config) {
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: time.Second}).DialContext,
 		TLSHandshakeTimeout: time.Second,
-		// The SDK sets no time-out for a foreign client. Without it an attempt on a silent
-		// connection would never end.
+		// The SDK sets none for a foreign client: an attempt on a silent connection would never end.
 		ResponseHeaderTimeout: 2 * time.Second,
 		ForceAttemptHTTP2:     true,
 		MaxIdleConnsPerHost:   connections,
@@ -38,12 +37,11 @@ func (e *engines) connectDynamoDB(c config) {
 		Region:      cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),
 		Credentials: credentials(c.dynamodb, os.Getenv),
 		HTTPClient:  &http.Client{Transport: transport},
-		// The second attempt finds a lost reply. More attempts would only lengthen outages, in
-		// front of the cache's breaker.
+		// The second attempt finds a lost reply. More would only lengthen outages before the breaker.
 		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
 			o.MaxAttempts, o.MaxBackoff = 2, 100*time.Millisecond
-			// Without it there is no second attempt after some hundred failures: at the end of an
-			// outage, when it counts.
+			// Without it there is no second attempt after some hundred failures, at the end of an
+			// outage.
 			o.RateLimiter = ratelimit.None
 		}),
 	}

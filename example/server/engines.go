@@ -25,8 +25,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// This file makes the store and the locker of the flags. It waits for no server: a process starts
-// without its engines and finds them later.
+// This file makes the store and the locker of the flags, without waiting for a server.
 
 // connections is the number of kept connections to an engine. A request needs a connection only
 // briefly, and memcached's default is 1024 for the whole fleet.
@@ -48,8 +47,7 @@ type engine struct {
 	probe func(context.Context) error
 }
 
-// connect makes the engines. A store and a locker of one kind share a client. An error is about an
-// invalid address, never about a server.
+// connect makes the engines. A store and a locker of one kind share a client. Only addresses can fail.
 func connect(c config) (*engines, error) {
 	e := &engines{}
 	if c.store == "memcached" || c.locker == "memcached" {
@@ -94,8 +92,7 @@ func connect(c config) (*engines, error) {
 		client, err := clientv3.New(clientv3.Config{
 			Endpoints: c.etcd,
 			Logger:    zap.NewNop(), // the calls also return the errors
-			// A dead connection that is not closed would carry no push. By default etcd allows no
-			// shorter time than 5 s.
+			// A dead connection that is not closed would carry no push. etcd's default minimum is 5 s.
 			DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
 		})
 		if err != nil {
@@ -122,7 +119,7 @@ func connect(c config) (*engines, error) {
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()
 	}
-	// With -store memory both are nil: the cache's own memory is the store, and its own flights elect.
+	// With -store memory both are nil: the cache's memory is the store, and its flights elect.
 	return e, nil
 }
 
@@ -135,9 +132,8 @@ func (e *engines) join(f *bellwether.Fleet) {
 	f.Store, f.Locker = e.store, e.locker
 }
 
-// warm takes a lease and gives it back, within a second. Then the locker has its connections, its
-// session or its subscription, and the first election does not wait for them. Later calls report
-// any failure.
+// warm takes a lease and gives it back, within a second: the first election then finds the locker
+// connected. Later calls report any failure.
 func (e *engines) warm(ctx context.Context) {
 	if e.locker == nil {
 		return
@@ -158,9 +154,8 @@ func (e *engines) close() error {
 	return errors.Join(errs...)
 }
 
-// servers is a [memcache.ServerSelector] of names that each dial looks up. The client's own
-// selector looks them up once, when it is made: a process that started before its name server knew
-// memcached would never find memcached.
+// servers is a [memcache.ServerSelector] of names that each dial looks up. The client's own looks them
+// up once: a process that started before its name server knew memcached would never find memcached.
 type servers []net.Addr
 
 // An unresolved address is the flag's host:port.

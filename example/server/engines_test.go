@@ -15,8 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The tests here run one story with every store and every locker: the store's twin, or an engine
-// that only elects.
+// The tests here run one story with every store and every locker: its twin, or one that only elects.
 
 // A backend is an engine with its test server and its flag.
 type backend struct {
@@ -107,8 +106,7 @@ func (p *process) term(t *testing.T, limit time.Duration) {
 	}
 }
 
-// TestServer_Elects has three processes build one page, and then another page while one process is
-// killed.
+// TestServer_Elects has three processes build a page, and then a second one while one process is killed.
 func TestServer_Elects(t *testing.T) {
 	eachPair(t, func(t *testing.T, e pair) {
 		const lease, build = time.Second, 2 * time.Second

@@ -14,8 +14,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the live page's connection to the pen: the page, its events, and the commands of its
-// buttons.
+// This file connects the live page to the pen: the page, its events, and its buttons' commands.
 
 const (
 	eventPause   = 100 * time.Millisecond // the shortest time between two events
@@ -103,11 +102,9 @@ func (l *listeners) leave() {
 	l.count--
 }
 
-// events sends the state to one listener, at once and after each change, until the listener leaves
-// or the server drains.
+// events sends the state to one listener, at once and after each change, until one of the two leaves.
 func (p *pen) events(w http.ResponseWriter, r *http.Request) {
-	// The cache gives a request its own ResponseWriter only if it asks for events. Any other
-	// response is for all clients.
+	// Only a request for events gets its own ResponseWriter. Another response is for all clients.
 	if !strings.Contains(r.Header.Get("Accept"), "text/event-stream") {
 		text(w, "no-store")
 		w.WriteHeader(http.StatusNotAcceptable)
@@ -124,8 +121,7 @@ func (p *pen) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Accel-Buffering", "no") // otherwise an nginx in between buffers them
 	control := http.NewResponseController(w)
-	// The deadline ends a listener that has stopped reading: its write would block as long as TCP
-	// retries.
+	// The deadline ends a listener that has stopped reading, for which TCP would retry for long.
 	say := func(line string) bool {
 		if err := control.SetWriteDeadline(time.Now().Add(eventWrite)); err != nil {
 			return false

@@ -10,7 +10,7 @@ import (
 )
 
 // TestServer_FirstHerd counts Redis's commands for the first herd of a new fleet: no more than for
-// any other herd, because connections, subscriptions and the log of invalidations are already there.
+// any other, because connections, subscriptions and the log of invalidations are already there.
 func TestServer_FirstHerd(t *testing.T) {
 	const (
 		processes   = 8
@@ -55,7 +55,7 @@ func TestServer_FirstHerd(t *testing.T) {
 		if took < 450*time.Millisecond {
 			t.Fatalf("%d commands, want %d", total, maxCommands)
 		}
-		// The machine was busy: after half of NearTTL, 500 ms, each process asks for the log once more.
+		// The machine was busy: after half of NearTTL, 500 ms, each process asks for the log again.
 	}
 	t.Error("no herd of three was over in time")
 }

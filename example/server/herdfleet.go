@@ -49,8 +49,7 @@ func (f *fleet) close() {
 	}
 }
 
-// stats adds up the processes' counts of loads without lease or store. The locker is up if it is up
-// for all processes.
+// stats adds up loads without lease or store. The locker is up if it is up for all processes.
 func (f *fleet) stats() observe.Stats {
 	sum := observe.Stats{LockerUp: true}
 	for _, m := range f.processes {
@@ -89,8 +88,7 @@ func (l *ledger) entry(page int) driver.Entry {
 	return e
 }
 
-// A switched is the fleet's locker, with a switch that kills it. A dead locker refuses all
-// requests, also renewals and releases.
+// A switched is the fleet's locker, with a switch that kills it. A dead locker refuses all requests.
 type switched struct {
 	*locallock.Locker
 	down atomic.Bool

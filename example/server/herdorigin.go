@@ -61,8 +61,7 @@ func (o *herdOrigin) loading(page int) int {
 	return o.running[page]
 }
 
-// stampField is the response field with the end of the load, in nanoseconds after stampZero on the
-// monotonic clock.
+// stampField has the end of the load, in nanoseconds after stampZero on the monotonic clock.
 const stampField = "Loaded-At"
 
 var stampZero = time.Now()

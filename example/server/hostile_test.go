@@ -27,8 +27,7 @@ import (
 
 // This file is the world of TestServer_EachClientGetsItsOwn: a server for HTTP/1.1 and h2c, an
 // origin whose pages depend on the client and fail in every way, clients with identities, and the
-// judge of each answer. Each body names its request. So the judge needs only the answer, and no
-// verdict depends on time.
+// judge of each answer. Each body names its request, so no verdict depends on time.
 
 // serveBothProtocols is the server behind a listener for HTTP/1.1 and HTTP/2 without TLS. Behind
 // its cache, the handler of a page with panicsPath panics for the failing clients.
@@ -94,8 +93,7 @@ func panicByCookie(next http.Handler) http.Handler {
 
 // An identity distinguishes one client's requests from another's.
 type identity struct {
-	// Client is the value of a field that no cache knows. Two anonymous clients differ only in this
-	// field.
+	// Client is the value of a field that no cache knows, the only difference of anonymous clients.
 	Client                string
 	Cookie, Authorization string
 }
@@ -114,8 +112,7 @@ func (i identity) account() int {
 	return n
 }
 
-// fails reports whether the client's account breaks some pages. Two accounts of five do. An
-// anonymous client never fails.
+// fails reports whether the client's account breaks some pages: two accounts of five, never anonymous.
 func (i identity) fails() bool { n := i.account(); return n > 0 && n%5 < 2 }
 
 // An audience is the part of an identity on which a page depends.
@@ -179,7 +176,7 @@ const (
 // kinds are the kinds of page, in the order of the report.
 var kinds = []string{"private", "Set-Cookie", "Vary", "no-cache", "Authorization", "errors", "panics", "aborts", "over MaxBodyBytes", "leaving", "directives"}
 
-// hostilePages returns the pages of all kinds. Each page has any number of URLs, which end in a number.
+// hostilePages returns the pages of all kinds. A page has any number of URLs, which end in a number.
 func hostilePages() []hostilePage {
 	pages := []hostilePage{
 		{kind: "private", cacheControl: "private", of: oneClient},
@@ -249,8 +246,7 @@ type label struct {
 	Filler int // number of bytes between the label and the checksum
 }
 
-// compose returns a body of at least size bytes: the label, repetitions of the serial, and a
-// checksum of both.
+// compose returns a body of at least size bytes: the label, repetitions of the serial, and a checksum.
 func compose(path string, client identity, serial, size int) string {
 	filler := strings.Repeat(fmt.Sprintf("%08d ", serial), 1+size/9)
 	first, err := json.Marshal(label{path, client, serial, len(filler)})
@@ -271,8 +267,7 @@ const (
 	anothers = "another's error"
 )
 
-// decompose returns a body's label, or the body's defect. A cache's or proxy's own error page has
-// neither.
+// decompose returns a body's label, or its defect. A cache's or proxy's own error page has neither.
 func decompose(body string) (l label, defect string) {
 	if !strings.HasPrefix(body, "{") {
 		return l, ""

@@ -17,8 +17,8 @@ import (
 )
 
 // This file is the pen behind the live page: its settings, the release of a herd on three
-// strategies, and the view of both for the page. The strategies are in strategies.go, the page in
-// live.html, and their connection in events.go.
+// strategies, and the view of both. strategies.go has the strategies, live.html the page, and
+// events.go their connection.
 
 const (
 	herdProcesses = 4                // of each strategy, simulated in this process
@@ -145,8 +145,7 @@ func (p *pen) set(form map[string][]string) error {
 	return nil
 }
 
-// change records that a setting has changed while the herd runs. The record stays even if a second
-// change undoes the first.
+// change records that a setting has changed while the herd runs, even if it changes back.
 func (h *herdRun) change(name string, n int) {
 	_, noted := h.changed[name]
 	if noted || n != h.settings[name] {
@@ -262,9 +261,8 @@ var axes = []time.Duration{
 	8 * time.Second, 10 * time.Second, 15 * time.Second, 20 * time.Second, herdTime,
 }
 
-// axis is the length of the charts' time axis. It depends on the settings of the release, not on
-// the time so far: a moving axis makes all curves look alike. A herd that takes longer than its
-// settings promise gets the next axis.
+// axis is the length of the charts' time axis, from the settings of the release: a moving axis
+// makes all curves look alike. A herd that takes longer gets the next axis.
 func (h *herdRun) axis(elapsed time.Duration) time.Duration {
 	if h.number == 0 {
 		return axes[0]
@@ -280,8 +278,7 @@ func (h *herdRun) axis(elapsed time.Duration) time.Duration {
 	return herdTime
 }
 
-// A pageView is the state of one page: of its entry in the fleet's store, and of the first
-// strategy's requests for it.
+// A pageView is the state of a page's entry in the fleet's store, and of the first strategy's requests.
 type pageView struct {
 	State    string `json:"state"` // none, fresh, stale, expired, or error: a failure that answers briefly
 	Age      int64  `json:"age_s"`

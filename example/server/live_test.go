@@ -108,8 +108,7 @@ func TestLive_LockerDown(t *testing.T) {
 	}
 }
 
-// TestLive_StaleAndFailures holds that only Bellwether serves a stale page at once while the origin
-// fails.
+// TestLive_StaleAndFailures holds that only Bellwether serves a stale page while the origin fails.
 func TestLive_StaleAndFailures(t *testing.T) {
 	front, _ := newTestServer(t)
 	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
@@ -137,8 +136,7 @@ func TestLive_StaleAndFailures(t *testing.T) {
 	})
 }
 
-// TestLive_FailureIsShared holds that with Bellwether one failure answers a whole herd for a
-// missing page.
+// TestLive_FailureIsShared holds that with Bellwether one failure answers a herd for a missing page.
 func TestLive_FailureIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -166,8 +164,7 @@ func TestLive_FailureIsShared(t *testing.T) {
 	})
 }
 
-// TestLive_MadeWith holds that a result keeps its settings, and names the settings that changed
-// meanwhile.
+// TestLive_MadeWith holds that a result keeps its settings, and names later changes.
 func TestLive_MadeWith(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd", url.Values{"herd": {"20"}, "delay_ms": {"700"}, "ttl_s": {"9"}})
@@ -190,7 +187,7 @@ func TestLive_MadeWith(t *testing.T) {
 	}
 }
 
-// TestLive_TimeLimit holds that a request without an answer at the limit has failed, and is counted so.
+// TestLive_TimeLimit holds that a request without an answer at the limit counts as failed.
 func TestLive_TimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -221,8 +218,7 @@ func TestLive_TimeLimit(t *testing.T) {
 	})
 }
 
-// TestLive_Trail holds that a view has the whole course of a herd, for late readers, along a
-// constant axis.
+// TestLive_Trail holds that a view has the whole course of a herd, along a constant axis.
 func TestLive_Trail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -266,7 +262,7 @@ func TestLive_Trail(t *testing.T) {
 	})
 }
 
-// TestLive_AxisGrows holds that a herd that takes longer than its settings promised is drawn to its end.
+// TestLive_AxisGrows holds that a herd that takes longer than promised is drawn to its end.
 func TestLive_AxisGrows(t *testing.T) {
 	h := herdRun{number: 1, settings: map[string]int{"herd": 1000, "capacity": 1000, "delay_ms": 300}}
 	for elapsed, want := range map[time.Duration]time.Duration{
@@ -378,8 +374,7 @@ func event(t *testing.T, lines *bufio.Scanner) (v view) {
 	return v
 }
 
-// TestLive_Events holds that a listener gets the state at once, then the changes as they happen,
-// and is forgotten when it leaves.
+// TestLive_Events holds that a listener gets the state and its changes, until it leaves.
 func TestLive_Events(t *testing.T) {
 	p, s := newPen(), &server{cache: bellwether.NewMiddleware(bellwether.HTTPOptions{})}
 	t.Cleanup(func() { s.cache.Close() })

@@ -13,11 +13,10 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file keeps the log short: an outage is a line at its beginning and a line at its end, and
-// frequent events are logged once a minute.
+// This file keeps the log short: a line at each end of an outage, and frequent events once a minute.
 
-// A lookout finds out when an engine stops answering, and when it answers again. It asks the
-// engines nothing while all calls have answers.
+// A lookout finds out when an engine stops answering, and when it answers again. Otherwise it asks
+// nothing.
 type lookout struct {
 	log     *slog.Logger
 	engines []engine
@@ -81,8 +80,8 @@ func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time
 	return since
 }
 
-// repeats logs the first event of a kind, and then one event a minute with the number of omitted
-// ones. It is safe for concurrent use.
+// repeats logs the first event of a kind, and then one a minute with a count. It is safe for
+// concurrent use.
 type repeats struct {
 	log *slog.Logger
 

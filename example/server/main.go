@@ -21,11 +21,10 @@ func main() {
 	os.Exit(command(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// command is the program. It returns its exit status: 0 after -h or a signal, 1 if it could not
-// serve, 2 after an invalid command line.
+// command is the program. Its exit status is 0 after -h or a signal, 1 if it cannot serve, 2 for
+// bad flags.
 func command(args []string, stdout, stderr io.Writer) int {
-	// The signals stay caught to the end: a second signal neither hastens the shutdown, which is
-	// bounded, nor changes the exit status.
+	// The signals stay caught to the end: a second one must not change the bounded shutdown.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
@@ -47,8 +46,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// unheard drops the Redis client's own lines, one for every failed dial. The calls also return the
-// errors.
+// unheard drops the Redis client's own lines about failed dials. The calls also return the errors.
 type unheard struct{}
 
 func (unheard) Printf(context.Context, string, ...any) {}

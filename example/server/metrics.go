@@ -10,11 +10,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// This file is /metrics: the cache's metrics, by bellwetherprom, and the process's.
-// docs/operations.md explains the numbers.
+// This file is /metrics, of the cache and the process. docs/operations.md explains the numbers.
 
-// newCache returns a cache, and the registry with its metrics until it is closed. The process has
-// one cache, which needs no name.
+// newCache returns a cache, and the registry with its metrics. The only cache needs no name.
 func newCache(o bellwether.HTTPOptions) (*bellwether.Middleware, *prometheus.Registry) {
 	metrics := prometheus.NewRegistry()
 	o.Observers = append(o.Observers, bellwetherprom.Observe(metrics, ""))

@@ -19,7 +19,7 @@ func TestMetrics_OnTheAdminListener(t *testing.T) {
 	// The first request is alone: another could still join its flight.
 	do(http.MethodGet, front.URL+"/fast")
 	a := do(http.MethodGet, back.URL+"/metrics")
-	// A herd is reported when its last caller or its flight has ended, after its callers are counted.
+	// A herd is reported after its callers are counted, when its last caller or flight has ended.
 	for try := 0; try < 1000 && !strings.Contains(a.body, "bellwether_herd_callers_total 1\n"); try++ {
 		a = do(http.MethodGet, back.URL+"/metrics")
 	}

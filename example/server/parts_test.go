@@ -90,8 +90,7 @@ func TestDemo(t *testing.T) {
 				t.Errorf("%v, Cache-Control %q; want %d, %q and %q", first, first.header.Get("Cache-Control"), test.status, test.cacheControl, test.body)
 			}
 			second := do(http.MethodGet, front.URL+test.path, "Accept-Language", test.language)
-			// The first client may have its page just before the flight has landed. Then the second
-			// request collapses on the flight.
+			// The first client may have its page just before the flight lands: the second collapses.
 			status := second.header.Get("Cache-Status")
 			if cached := strings.Contains(status, "hit") || strings.Contains(status, "collapsed"); cached != test.cached || cached && second.body != first.body {
 				t.Errorf("the second time: %v, Cache-Status %q; want a hit: %v", second, status, test.cached)
@@ -239,8 +238,7 @@ func TestProxy_UpstreamCloses(t *testing.T) {
 
 type connKey struct{}
 
-// A client's offer of HTTP/2 over the same connection does not reach the upstream, which would then
-// speak with the client past the cache.
+// A client's offer of HTTP/2 does not reach the upstream, which would bypass the cache.
 func TestProxy_UpgradeToHTTP2(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"Upgrade", "Connection", "Http2-Settings"} {
@@ -270,8 +268,7 @@ func TestProxy_UpgradeToHTTP2(t *testing.T) {
 	}
 }
 
-// TestProxy_BodyBreaksOff holds that a client sees a broken body as broken, and that the cache
-// serves it to no other client.
+// TestProxy_BodyBreaksOff holds that a client sees the break, and that no other gets the body.
 func TestProxy_BodyBreaksOff(t *testing.T) {
 	calls := 0
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -494,8 +491,7 @@ func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
 	}
 }
 
-// DNS rebinding: the operator's browser has a page of evil.example open, whose name now has the
-// admin listener's address.
+// DNS rebinding: the name of an open page, evil.example, now has the admin listener's address.
 func TestAdmin_ReboundName(t *testing.T) {
 	s := &server{}
 	s.cache, s.metrics = newCache(config{}.cache)

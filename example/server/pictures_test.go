@@ -64,8 +64,7 @@ func scheme(name string) chromedp.Action[chromedp.Void] {
 	return protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
 }
 
-// TestBrowser_DrawingsAreLegible holds that the drawings are legible in light and in dark, with the
-// widest usual font.
+// TestBrowser_DrawingsAreLegible holds the drawings in light and dark, with the widest usual font.
 func TestBrowser_DrawingsAreLegible(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 1000, 800)

@@ -43,8 +43,8 @@ func TestServer_EachClientGetsItsOwn(t *testing.T) {
 					defer v.client.CloseIdleConnections()
 					random := rand.New(rand.NewPCG(uint64(n), uint64(tab)))
 					for judged := 0; judged < enough; judged = int(all.judged.Load()) {
-						// Half of the requests meet at one new URL, which changes after each 24 answers.
-						// The other half are for one of two URLs of any page, which expire meanwhile.
+						// Half of the requests meet at one new URL, another after each 24 answers.
+						// The others are for one of two URLs of any page, which expire meanwhile.
 						meeting := judged / 24
 						p, url := o.pages[meeting%len(o.pages)], 2+meeting
 						if random.IntN(2) == 0 {

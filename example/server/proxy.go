@@ -30,16 +30,14 @@ import (
 // which the cache recognises it.
 func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.Transport) {
 	transport := &http.Transport{
-		// No Proxy: the environment must not decide whether the upstream is reached. No compression
-		// of our own: the client's Accept-Encoding decides, and the upstream's Vary distinguishes
-		// the variants.
+		// No Proxy: the environment must not decide about the upstream. No compression of our own:
+		// the client's Accept-Encoding decides, and the upstream's Vary distinguishes the variants.
 		DialContext:           (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		TLSHandshakeTimeout:   5 * time.Second,
 		ExpectContinueTimeout: time.Second,
 		ForceAttemptHTTP2:     true,
 		DisableCompression:    true,
-		// A herd for private pages needs a connection for each request, and the next herd needs
-		// them again.
+		// A herd for private pages needs a connection for each request, again and again.
 		MaxIdleConnsPerHost: 1024,
 		IdleConnTimeout:     90 * time.Second,
 	}

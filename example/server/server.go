@@ -19,13 +19,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// This file assembles the parts and runs them: router and middleware in front, engines behind, and
-// an orderly end.
+// This file assembles the parts and runs them: router and middleware, engines, and an orderly end.
 
 const (
 	// drainTime is how long a shutdown waits for running requests, and stopTime the bound of the
-	// whole shutdown. Five seconds after the signal the process has ended, whatever its clients and
-	// engines do.
+	// whole: five seconds after the signal the process has ended, whatever its clients and engines do.
 	drainTime = 4 * time.Second
 	stopTime  = 4500 * time.Millisecond
 )
@@ -146,8 +144,7 @@ func name(c config) string {
 	return c.upstream.String()
 }
 
-// newHTTPServer returns a server for slow and hostile clients. It has no WriteTimeout: a stream may
-// last.
+// newHTTPServer returns a server for slow and hostile clients. Without a WriteTimeout streams may last.
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
@@ -157,8 +154,7 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// A site is the cached site. drain ends responses that would last as long as their clients like.
-// close is called after the last request.
+// A site is the cached site. drain ends endless responses. close comes after the last request.
 type site struct {
 	routes func(chi.Router)
 	drain  func()
@@ -190,9 +186,8 @@ func (s *server) site(quiet *repeats) site {
 func (s *server) router(site site) http.Handler {
 	r := chi.NewRouter()
 	if s.config.upstream == nil {
-		// Only the live page itself may press its buttons, not a page of another site. The
-		// protection is before nameHost, which changes the name with which an Origin is compared.
-		// An upstream has rules of its own.
+		// Another site's page must not press the live page's buttons. The protection is before nameHost,
+		// which changes the name with which an Origin is compared. An upstream has rules of its own.
 		r.Use(http.NewCrossOriginProtection().Handler)
 	}
 	r.Use(nameHost)
@@ -205,8 +200,8 @@ func (s *server) router(site site) http.Handler {
 // noName is the Host of requests to an address.
 const noName = "localhost"
 
-// siteHost returns the name under which the site of host is cached. An address is no name: it selects a
-// process, and all processes of a fleet serve one site. So clients of any address share the same pages.
+// siteHost returns the name under which the site of host is cached. An address selects a process,
+// and all processes serve one site, so clients of any address share the same pages.
 func siteHost(host string) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
@@ -218,7 +213,7 @@ func siteHost(host string) string {
 	return host
 }
 
-// nameHost is the middleware in front of the cache that replaces each request's Host by its siteHost.
+// nameHost is the middleware in front of the cache that replaces each Host by its siteHost.
 func nameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name := siteHost(r.Host); name != r.Host {

@@ -24,10 +24,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The tests here run the program as processes with flags, around real engines, in front of an
-// upstream that counts.
+// The tests here run processes with flags and real engines, in front of an upstream that counts.
 
-// TestMain is also the program: the test binary starts itself, with the race detector if it has one.
+// TestMain is also the program: the test binary, perhaps with the race detector, starts itself.
 func TestMain(m *testing.M) {
 	if program := os.Getenv("BELLWETHER_TEST_SERVER"); program != "" {
 		go func() {
@@ -51,8 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// programs are the programs in the test binary: the server, and a server that also speaks HTTP/2
-// without TLS.
+// programs are the programs in the test binary: the server, and one for HTTP/2 without TLS too.
 var programs = map[string]func(args []string, stdout, stderr io.Writer) int{
 	"server": command, "both protocols": serveBothProtocols,
 }

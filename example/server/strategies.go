@@ -15,8 +15,8 @@ import (
 )
 
 // This file is the three strategies of the live page: Bellwether, singleflight in each process, and
-// neither. Each is a fleet of processes with a store and an origin of its own, gets the same herd,
-// and counts its outcomes in the same way.
+// neither. Each is a fleet with its own store and origin, gets the same herd, and counts its
+// outcomes in the same way.
 
 // A strategy answers a herd's requests by its own processes.
 type strategy struct {
@@ -53,8 +53,7 @@ func newStrategy(p *pen, process func(origin http.Handler) http.Handler) *strate
 	return s
 }
 
-// begin prepares for a herd. It counts all requests as waiting before the first of them runs, so
-// that their number only falls.
+// begin prepares for a herd. All requests count as waiting at first, so that their number only falls.
 func (s *strategy) begin(released time.Time, requests, capacity int, page func(i int) int) {
 	s.origin.begin(capacity)
 	s.mu.Lock()
@@ -86,8 +85,7 @@ func (s *strategy) request(ctx context.Context, i, page int) {
 	s.ends = append(s.ends, ended.Sub(s.released))
 }
 
-// outcomeOf compares the origin's stamp with the request's start, and so has the same meaning for
-// all strategies.
+// outcomeOf compares the origin's stamp with the request's start, alike for all strategies.
 func outcomeOf(ctx context.Context, got *recording, began time.Time) outcome {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -113,7 +111,7 @@ func (s *strategy) waitingFor(page int) int {
 	return s.waiting[page]
 }
 
-// buckets are the upper ends of the histogram of waits, in milliseconds. The last bucket has no end.
+// buckets are the upper ends of the histogram of waits, in milliseconds. The last has no end.
 var buckets = [...]int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, math.MaxInt}
 
 type histogram [len(buckets)]int
@@ -137,8 +135,7 @@ type strategyView struct {
 	Failed   int `json:"failed"`    // with the requests without an answer
 	TimedOut int `json:"timed_out"` // no answer within herdTime
 
-	// Trail has the number of requests in flight at each of trailSteps equal parts of the axis, up
-	// to the present.
+	// Trail has the requests in flight at each of trailSteps equal parts of the axis, so far.
 	Trail  []int     `json:"trail"`
 	Served histogram `json:"served"` // waits of the requests with a page
 	Errors histogram `json:"errors"` // waits of the other requests
@@ -198,7 +195,7 @@ type recording struct {
 	body   []byte
 }
 
-// ask has a handler answer a request. A panic breaks the connection off, which the client sees as 502.
+// ask has a handler answer a request. A panic breaks the connection off, to the client a 502.
 func ask(h http.Handler, r *http.Request) (got *recording) {
 	got = &recording{header: http.Header{}}
 	defer func() {
@@ -249,8 +246,8 @@ func (r *recording) sendTo(w http.ResponseWriter) {
 }
 
 // A plainStore is the store of a fleet without Bellwether: get, load, set. It keeps a response for
-// its max-age. A slower load of the same herd does not replace the response, so that the pages of
-// all strategies expire together.
+// its max-age, also against a slower load of the same herd, so that the pages of all strategies
+// expire together.
 type plainStore struct {
 	mu      sync.Mutex // guards replies
 	replies map[string]*recording

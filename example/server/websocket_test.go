@@ -15,7 +15,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// echo is a WebSocket handler that repeats each message. Other requests get a page that may be cached.
+// echo is a WebSocket handler that repeats each message. Other requests get a cacheable page.
 func echo(t *testing.T) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {

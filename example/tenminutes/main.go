@@ -1,6 +1,5 @@
 // Tenminutes is the program of docs/ten-minutes.md: a service whose cache gets one more option in
-// each step. It sends the same requests to the service without and with the option, and prints the
-// numbers of both.
+// each step. It sends the same requests without and with the option, and prints the numbers of both.
 package main
 
 import (

@@ -27,8 +27,7 @@ func measure(t *testing.T, name string) (before, after Panel) {
 	return before, after
 }
 
-// count returns how many requests waited, the longest wait in ms, and the numbers
-// of stale answers and of failures.
+// count returns the waiting requests, the longest wait in ms, the stale answers and the failures.
 func (p Panel) count() (waited, longest, old, failures int) {
 	kinds := [3]int{}
 	for _, r := range p.Requests {

@@ -87,8 +87,7 @@ type Panel struct {
 	Loads    [][2]int `json:"loads"`
 }
 
-// run sends requests to the service for a time. Several gets stand for several processes, which
-// take turns.
+// run sends requests to the service for a time. Several gets stand for processes, in turns.
 func run(o *origin, lasts time.Duration, gets []load) Panel {
 	p := Panel{Requests: make([][3]int, lasts/interval)}
 	var requests sync.WaitGroup

@@ -66,8 +66,7 @@ func storeAndLocker(loadReport load, store driver.Store, locker driver.Locker) *
 	return reports
 }
 
-// fleet is the setup of all processes of a fleet. The engines are in memory, so that the program
-// needs no server.
+// fleet is the setup of a fleet's processes. The engines are in memory: the program needs no server.
 func fleet() setup {
 	store, locker := memstore.New(), locallock.New()
 	return func(loadReport load) *bellwether.Cache[Report] { return storeAndLocker(loadReport, store, locker) }

@@ -144,8 +144,7 @@ func Inquire(err error) {
 	_ = err.Error()
 }
 
-// Says reports whether a load's error is one of targets. A panic with such an error is a failure,
-// and is none of targets.
+// Says reports whether a load's error is one of targets. A panic with such an error is none of them.
 func Says(err error, targets ...error) bool {
 	if _, panicked := errors.AsType[*PanicError](err); panicked {
 		return false

@@ -29,9 +29,8 @@ const (
 	// the number of failures in a row of one key before that key's server does. With 1, a
 	// single lost packet would switch collapsing across processes off.
 	Trips = 3
-	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open
-	// the gate. The key of one dead server among many is asked again and again, and the
-	// answers for other keys between may be rare.
+	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open the gate:
+	// a dead server's key among many is asked again and again, with few answers for other keys between.
 	silenceTimeouts = 10
 	// maxTroubled bounds the remembered keys with failures.
 	maxTroubled = 4096
@@ -79,9 +78,8 @@ type trouble struct {
 	until    time.Time // the key's next probe, after Trips failures
 }
 
-// New returns the closed gate of an engine. A flight's whole budget for engines is timeout. The
-// gate calls changed at each change of state, in order and under a lock: changed must not wait and
-// must not use the gate.
+// New returns the closed gate of an engine. A flight's whole budget for engines is timeout. changed
+// runs at each change of state, in order and under a lock: it must not wait and must not use the gate.
 func New(timeout time.Duration, changed func(from, to State)) *Gate {
 	return newGate(newTurns(timeout), timeout, changed)
 }
@@ -131,8 +129,7 @@ func (g *Gate) Retries() bool {
 // Closed reports whether the gate lets all calls through.
 func (g *Gate) Closed() bool { return !g.tripped.Load() }
 
-// Open reports whether the gate lets no call through. One Pause after the gate opened, it lets one
-// call through.
+// Open reports whether the gate lets no call through. One Pause after it opened, it lets one through.
 func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
 
 // Closing returns a channel that is closed at the gate's next change to Closed.
@@ -239,8 +236,7 @@ func (g *Gate) giveUp() {
 	clear(g.asking)
 }
 
-// note records the outcome of one call: its failure, or nil for an answer. The end of the caller's
-// own context is not recorded.
+// note records the outcome of a call, nil for an answer. The end of the caller's context is no outcome.
 func (g *Gate) note(key string, failure error) {
 	if failure == context.Canceled {
 		return
@@ -265,8 +261,7 @@ func (g *Gate) note(key string, failure error) {
 			clear(g.troubled) // the next failures find these keys again
 		}
 	}
-	// A key that failed already while the engine answered for other keys proves nothing about the
-	// other keys.
+	// A key that failed while the engine answered for other keys proves nothing about the others.
 	if !t.since.Before(g.heard) && len(g.failing) < Trips && !slices.Contains(g.failing, key) {
 		g.failing = append(g.failing, key)
 	}
@@ -318,16 +313,14 @@ func (b *Budget) Spend(lost time.Duration) {
 	}
 }
 
-// ErrNotAsked is part of the error of a call that the gate did not make, because earlier calls had
-// no answer.
+// ErrNotAsked is part of the error of a call that the gate did not make, after calls without an answer.
 var ErrNotAsked = errors.New("no call is made")
 
 // Ask calls an engine about a key, for a call on which others wait: of a flight with a lease or an
 // epoch, of a batch, of the log of sweeps. These calls go before the calls of AskInTurn.
 //
 // An error that is an answer by the engine's contract is returned unchanged. Every other error, a
-// panic and a Goexit of call are returned wrapped in fault.ErrUnavailable, and their time is taken
-// from budget.
+// panic and a Goexit of call are wrapped in fault.ErrUnavailable, and their time is taken from budget.
 func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
 }
@@ -396,11 +389,11 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	return v, err
 }
 
-// askWithin makes a call with a time limit. It reports the call's failure, nil for an answer, and
-// returns it beside the call's own results.
+// askWithin makes a call with a time limit. It reports and returns the call's failure, nil for an
+// answer.
 func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Duration, limit limiter, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
-	// A panic or Goexit of the adapter counts as no answer. Without the report a half-open gate
-	// would wait for this probe for ever.
+	// A panic or Goexit of the adapter is no answer. Without the report a half-open gate would wait
+	// for ever.
 	failure = errors.New("the call did not return")
 	defer func() {
 		if p := recover(); p != nil {

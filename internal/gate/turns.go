@@ -37,9 +37,8 @@ const (
 	fewestTurns = 8
 	firstTurns  = 16
 	mostTurns   = 256
-	// fewTurns calls run beside each other without slowing each other down. It is below
-	// fewestTurns, so that under endless load the base does not come from calls that waited in the
-	// engine for each other.
+	// fewTurns calls run beside each other without slowing each other down. It is below fewestTurns:
+	// under endless load the base must not come from calls that waited in the engine for each other.
 	fewTurns = 2
 	// A call is slow if it takes longer than the base by 1/slowPart of the timeout, or if it
 	// takes all but 1/slowPart of the timeout. So the bound falls before calls time out.
@@ -112,9 +111,8 @@ func (t *turns) done(began time.Time, answered bool) {
 		t.bound = min(mostTurns, t.bound+1/math.Sqrt(t.bound))
 	}
 	if answered && took >= quick && now.Sub(t.learned) > baseLife && now.Sub(t.probing) > baseLife {
-		// The engine itself may have become slower. Under endless load no call runs beside few
-		// others unless the others wait: for the time of two calls, and for no longer than the
-		// timeout if the calls before never end.
+		// The engine itself may have become slower. Under endless load calls run beside few others
+		// only if the rest waits: for the time of two calls, and at most for the timeout.
 		t.unfill(slow)
 		t.probing = now.Add(t.timeout)
 		time.AfterFunc(t.timeout, t.resume)
@@ -125,17 +123,16 @@ func (t *turns) done(began time.Time, answered bool) {
 	t.next()
 }
 
-// unfill lowers the bound for calls that come together while no call is under way. In a steady
-// stream only a part of the calls is in the engine, and the rest is on the way. A new burst would
-// be in the engine as a whole.
+// unfill lowers the bound for calls that come together while no call is under way. A part of a
+// steady stream is on the way. A new burst would be in the engine as a whole.
 func (t *turns) unfill(slow time.Duration) {
 	part := float64(max(0, slow-t.base)) / float64(slow)
 	t.bound = min(t.bound, max(firstTurns, t.bound*part))
 }
 
-// learn takes the base from a call that was answered now. A quicker call always gives the base. A
-// slower call gives it if no other call can have slowed it down and the base is old. t.mu is held,
-// and the call still counts as running.
+// learn takes the base from a call that was answered now. A quicker call always gives it. A slower
+// call gives it if few others ran beside it and the base is old. t.mu is held, and the call still
+// counts as running.
 func (t *turns) learn(began, now time.Time) {
 	took, alone := max(now.Sub(began), 1), !t.crowded.After(began)
 	if t.base == 0 || took < t.base || alone && now.Sub(t.learned) > baseLife {

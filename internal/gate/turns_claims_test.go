@@ -115,8 +115,7 @@ func TestTurns_EngineMoves(t *testing.T) {
 	})
 }
 
-// A call without an answer does not change the base, and a hanging call holds up a probe for no
-// longer than the timeout.
+// A call without an answer keeps the base, and a hanging call holds up a probe at most for the timeout.
 func TestTurns_ProbeBesideCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, turns := &busyEngine{distance: 10 * time.Millisecond}, newTurns(boundTimeout)

@@ -1,5 +1,5 @@
-// Package gather joins the loads of a batch. Each key waits for its own lease and slot. The keys
-// that are ready are loaded in one call.
+// Package gather joins the loads of a batch: the keys that have their leases and slots are loaded
+// in one call.
 package gather
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// lull is how long the ready members wait for the others while no member moves: one slow answer of
-// an engine must not hold up a batch, and a dead process's leases do not end all at the same moment.
+// lull is how long the ready members wait while no member moves: one slow answer must not hold up a
+// batch, and a dead process's leases do not all end together.
 const lull = 20 * time.Millisecond
 
 // Options configure a Group.
 type Options[K, R any] struct {
-	// Load loads the keys of some members: it sets the Result of each seat. It runs on a goroutine of
-	// its own, and must not panic. Nil: each member loads by itself, and no member calls [Member.Load].
+	// Load loads the keys of some members: it sets the Result of each seat. It runs on its own
+	// goroutine, and must not panic. Nil: each member loads by itself, and does not call [Member.Load].
 	Load func(ctx context.Context, seats []*Seat[K, R])
 	// Slots has the slots for the loads. All members share the first load's slot.
 	Slots *slots.Slots
@@ -80,10 +80,10 @@ func (g *Group[K, R]) Join(key K, order int) *Member[K, R] {
 	return &Member[K, R]{group: g, key: key, order: order}
 }
 
-// Held reports to the group that the member waits for another process: no other member waits for it.
+// Held reports that the member waits for another process: no other member waits for it.
 func (m *Member[K, R]) Held() { m.turnTo(away) }
 
-// End reports to the group that the member has ended, with or without an answer.
+// End reports that the member has ended, with or without an answer.
 func (m *Member[K, R]) End() { m.turnTo(ended) }
 
 func (m *Member[K, R]) turnTo(s state) {
@@ -116,7 +116,7 @@ func (m *Member[K, R]) Wait(ctx context.Context, d *slots.Demand) (free func()) 
 	}
 }
 
-// shares reports whether the member's next slot is the first load's. If not, it is a slot of its own.
+// shares reports whether the member's next slot is the first load's, or one of its own.
 func (m *Member[K, R]) shares() bool {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
@@ -133,8 +133,8 @@ func (m *Member[K, R]) take(h *slots.Hand) (free func()) {
 	return m.free
 }
 
-// Queue implements [slots.Source]. The members count once in MaxQueued: otherwise a call for more
-// keys than MaxQueued would refuse itself.
+// Queue implements [slots.Source]. The members count once in MaxQueued: many keys must not refuse
+// themselves.
 func (m *Member[K, R]) Queue() bool {
 	g := m.group
 	g.mu.Lock()
@@ -178,7 +178,7 @@ type Seat[K, R any] struct {
 }
 
 // Load loads the member's key together with the other ready keys. If ctx ends first, the error is
-// ctx's cause. The load goes on for the other members, and is cancelled when all members have left it.
+// ctx's cause, and the load goes on for the other members. It is cancelled when all members have left.
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
@@ -216,9 +216,8 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 		return nil
 	}
 	if s.hand.Spent {
-		// From now on it waits for a slot of its own. With its share of this slot it would wait for
-		// itself: the last share frees the slot. Its rebuild has not given this load up, so the
-		// share is not a later load's.
+		// From now on it waits for a slot of its own, and not with its share of this one: the last share
+		// frees the slot. Its rebuild has not given this load up, so the share is not a later load's.
 		m.free()
 		s.hand = nil
 		return nil
@@ -325,8 +324,7 @@ func (g *Group[K, R]) start(r *round[K, R]) {
 	}
 	g.open, g.loaded, r.begun = nil, true, true
 	slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
-	// Each seat had an unspent slot. The load takes one, and keeps it if its members have given up
-	// a load that has not returned.
+	// Each seat had an unspent slot. The load takes one, and keeps it if its members leave.
 	hand := r.seats[slices.IndexFunc(r.seats, func(s *Seat[K, R]) bool { return !s.hand.Spent })].hand
 	hand.Spent = true
 	hand.Hold()

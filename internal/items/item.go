@@ -1,5 +1,4 @@
-// Package items has the answers of a cache as its process knows them, and the rules of their
-// windows. The cache decides by these rules.
+// Package items has the answers of a cache as its process knows them, and the rules of their windows.
 package items
 
 import (
@@ -12,8 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/near"
 )
 
-// An Item is an answer for a key, as this process knows it. It is immutable once the near tier or a
-// flight has it.
+// An Item is an answer for a key in this process. It is immutable once the near tier or a flight has it.
 type Item[V any] struct {
 	Lifetime
 	Kind    driver.EntryKind
@@ -57,7 +55,7 @@ func (it *Item[V]) Answer() (V, error) {
 	return zero, it.Err
 }
 
-// A Clock gives a cache's instants. Reading the monotonic clock alone is half the price of time.Now.
+// A Clock gives a cache's instants. The monotonic clock alone costs half of time.Now.
 type Clock struct{ Base time.Time }
 
 func (c Clock) Now() durations.Instant { return time.Since(c.Base) }
@@ -113,9 +111,8 @@ func (it *Item[V]) Forgetting(now durations.Instant) *Item[V] {
 	return &c
 }
 
-// Adopt copies the decoded value and the failure of known into the item. The item comes from the
-// store, and known is the same item in this process. If known has forgotten the failure, the item
-// keeps the store's.
+// Adopt copies the decoded value and the failure of known, which is the same item in this process,
+// into an item from the store. A failure that known has forgotten stays the store's.
 func (it *Item[V]) Adopt(known *Item[V]) {
 	remote := it.Err
 	it.Value, it.Err, it.weight = known.Value, known.Err, known.weight
@@ -144,9 +141,8 @@ func (it *Item[V]) Weight() uint32 { return it.weight }
 // Over implements [near.Item].
 func (it *Item[V]) Over(now durations.Instant) bool { return now >= it.FreshUntil && now >= it.End() }
 
-// An EarlyTry reports whether a failed key is tried again when its origin recovers. It is for
-// failures in this process: another process's failure may have named its own retry, and only its
-// text comes through the store.
+// An EarlyTry reports whether a failed key is tried again when its origin recovers. It is for failures
+// in this process: another process's failure, a text in the store, may have named its own retry.
 type EarlyTry uint8
 
 const (

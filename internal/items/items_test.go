@@ -24,7 +24,7 @@ func TestNewLifetime_Age(t *testing.T) {
 		{Windows{TTL: durations.Forever, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, durations.Forever, durations.Forever, durations.Forever},
 		{Windows{TTL: s, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, 101 * s, durations.Forever, durations.Forever},
 		{Windows{Age: durations.Forever, TTL: s}, 101*s - durations.Forever, 101*s - durations.Forever, 101*s - durations.Forever},
-		// A negative age is zero: a value must not be served longer because it was made in the future.
+		// A negative age is zero: a value from the future must not be served longer.
 		{Windows{Age: -s, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
 		{Windows{Age: math.MinInt64, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
 	} {
@@ -47,8 +47,7 @@ func TestWeigh_Failures(t *testing.T) {
 	}
 }
 
-// An item from the store that this process has already decoded takes its value and failure from
-// there, except a forgotten failure.
+// An item that this process has decoded keeps its value and failure, except a forgotten failure.
 func TestAdopt(t *testing.T) {
 	now := time.Second
 	known := &Item[string]{Kind: driver.KindValue, Value: "v", Err: errors.New("down"), Early: EarlyTryHad}

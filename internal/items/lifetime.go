@@ -8,15 +8,13 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// Windows are the age of a value and how long it may be served and kept. A window of zero or less
-// is closed.
+// Windows are a value's age, and how long it may be served and kept. Zero or less: closed.
 type Windows struct {
 	Age                  time.Duration // when the value's load returned
 	TTL                  time.Duration // the age from which the value is stale
 	StaleWhileRevalidate time.Duration // how long after TTL it is served at once, with a rebuild in the background
 	StaleIfError         time.Duration // how long after TTL it is served if rebuilds fail
-	// Keep is how long after TTL the value is kept at least, for its next load to start from. Keep
-	// does not serve it.
+	// Keep is the least time after TTL for which the value is kept for its next load, unserved.
 	Keep time.Duration
 }
 
@@ -70,14 +68,13 @@ func (l *Lifetime) BackingOff(now durations.Instant) bool {
 	return l.Failures > 0 && now < l.RetryAt
 }
 
-// RemembersFailures reports whether the failures have a pause. Failures without a pause answer only
-// their own callers.
+// RemembersFailures reports whether the failures have a pause. Without one they answer only their
+// callers.
 func (l *Lifetime) RemembersFailures() bool { return l.Failures > 0 && l.RetryAt > l.Born }
 
-// StaleFrom returns the lifetime with its freshness ending at t, if it does not end earlier. Its
-// windows begin then.
+// StaleFrom returns the lifetime with its freshness ending at t at the latest. Its windows begin then.
 func (l Lifetime) StaleFrom(t durations.Instant) Lifetime {
-	// A plain difference could overflow: an old value may have been made long before the clock began.
+	// A plain difference could overflow: an old value may precede the clock.
 	if t = max(t, l.Born); t < l.FreshUntil {
 		early := durations.Between(t, l.FreshUntil)
 		for _, end := range []*durations.Instant{&l.FreshUntil, &l.StaleUntil, &l.ErrorUntil, &l.KeepUntil} {

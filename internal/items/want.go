@@ -4,18 +4,17 @@ import "github.com/bellwether-go/bellwether/internal/durations"
 
 // A Want is a call's conditions on its answer. The zero Want accepts any item.
 type Want[V any] struct {
-	// Accept reports whether an item from before the call may answer. It runs under locks, and must
-	// be quick. Nil: any may.
+	// Accept reports whether an item from before the call may answer. Nil: any may. It is quick: it
+	// runs under locks.
 	Accept func(it *Item[V], now durations.Instant) bool
 	// Aside is work for the call's own goroutine while it waits. Nil: none.
 	Aside <-chan func()
-	// Fits reports whether an item may answer the call at all, also an item made since. It runs
-	// under locks, and must be quick. Nil: any may.
+	// Fits reports whether an item, even a newer one, may answer the call at all. Otherwise it is
+	// as Accept.
 	Fits func(it *Item[V]) bool
 	// Client is equal for the calls of one client, see audience.Alike.
 	Client string
-	// Personal reports that the load may be slow because of the call: a time-out answers only calls
-	// of the same client.
+	// Personal: the load may be slow because of the call, and a time-out answers only its client.
 	Personal bool
 }
 

@@ -156,8 +156,7 @@ func (c *check) visitEncoder(p place, path string, is reflect.Type) {
 	}
 }
 
-// promoted reports whether a method is an embedded field's: the compiler has generated the calling
-// method, and names no file for it.
+// promoted reports whether a method is an embedded field's: generated code has no file.
 func promoted(method reflect.Method) bool {
 	at := method.Func.Pointer()
 	f := runtime.FuncForPC(at)
@@ -200,7 +199,7 @@ func (c *check) visitInterface(p place, path string) {
 	}
 }
 
-// visitKeys records the losses of a map whose keys have no name in JSON, or a name that does not decode.
+// visitKeys records the losses of a map whose keys have no name in JSON, or none that decodes.
 func (c *check) visitKeys(p place, path string) {
 	key := p.t.Key()
 	kind := key.Kind()

@@ -262,8 +262,7 @@ func (o *ownStamped) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// TestOf_EmbeddedEncoders holds that Of finds the structs that only an embedded field encodes, and
-// no others.
+// TestOf_EmbeddedEncoders holds that Of finds exactly the structs that only an embedded field encodes.
 func TestOf_EmbeddedEncoders(t *testing.T) {
 	at := time.Unix(0, 0).UTC()
 	for name, test := range map[string]struct {

@@ -1,5 +1,5 @@
-// Package near is the in-process tier of a cache: decoded items, bounded in bytes, each with the end of
-// its life. otter evicts and expires the items. This package decides which of two items of a key stays.
+// Package near is the in-process tier of a cache: decoded items, bounded in bytes, each with the end
+// of its life. otter evicts and expires them. This package decides which of a key's items stays.
 package near
 
 import (
@@ -82,13 +82,13 @@ func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
 	return e.Value, now
 }
 
-// Put stores it in the place of the key's item, whatever that item is. An item whose life is over
-// is not stored, but removes the item before it.
+// Put stores it in the place of the key's item. An item whose life is over only removes the item
+// before it.
 //
-// callers is the number of callers that have asked for the item. A full table admits an item only if
-// it has seen the item's key more often than the key of its victim (TinyLFU). A herd's first value
-// would count as seen once, and would be loaded again for the next herd, so Put stores the item once
-// for each caller. Nothing else may remove the key's item during a Put with several callers.
+// callers is the number of callers that have asked for the item. A full table admits an item only
+// if it has seen the item's key more often than its victim's (TinyLFU). A herd's first value would
+// count as seen once, and would be loaded again, so Put stores it once for each caller. Nothing
+// else may remove the key's item meanwhile.
 func (n *Tier[T]) Put(key string, it T, callers int) {
 	n.write(key, it, callers, func(T) bool { return true })
 }
@@ -123,8 +123,7 @@ func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) 
 	}
 }
 
-// Revise replaces every item by the result of f, and deletes it if the result is nil. The calls of f
-// are under the table's locks.
+// Revise replaces every item by the result of f, nil to delete it. f runs under the table's locks.
 func (n *Tier[T]) Revise(f func(key string, it T) T) {
 	var none T
 	for key := range n.table.Keys() {
@@ -165,15 +164,13 @@ type clock struct {
 	stopped atomic.Bool
 }
 
-// lag is the time by which hits let the table's clock fall behind. If each hit told the time, all
-// cores would write to one word.
+// lag is how far hits let the table's clock fall behind: otherwise all cores would write to one word.
 const lag = time.Millisecond
 
 // now reads the monotonic clock alone, at half the price of time.Now.
 func (c *clock) now() durations.Instant { return time.Since(c.base) }
 
-// tell moves the table's time on to now, if it is behind by more than lag. The table's time never
-// goes back.
+// tell moves the table's time on to now if it is behind by more than lag, and never back.
 func (c *clock) tell(now durations.Instant, lag time.Duration) {
 	if told := c.told.Load(); int64(now)-told > int64(lag) {
 		c.told.CompareAndSwap(told, int64(now)) // on failure another goroutine has told the time
@@ -183,8 +180,7 @@ func (c *clock) tell(now durations.Instant, lag time.Duration) {
 // NowNano is the table's time.
 func (c *clock) NowNano() int64 { return c.told.Load() }
 
-// Tick lets the table remove expired items while no caller comes. It ends with Close, and with the
-// collection of a tier that is never closed.
+// Tick lets the table remove expired items without a caller, until Close or the tier's collection.
 func (c *clock) Tick(d time.Duration) <-chan time.Time {
 	ticks := make(chan time.Time, 1)
 	var tick func()

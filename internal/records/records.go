@@ -84,8 +84,7 @@ type Origin struct {
 	since   durations.Instant // when the first of these failures was
 }
 
-// Note records the outcome of a load. It reports whether the load has succeeded after all loads had
-// failed for that long.
+// Note records the outcome of a load. It reports a success after all loads had failed for that long.
 func (o *Origin) Note(succeeded bool, now, long durations.Instant) (recovered bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -100,13 +99,11 @@ func (o *Origin) Note(succeeded bool, now, long durations.Instant) (recovered bo
 const (
 	// maxHedges is the largest number of saved hedges.
 	maxHedges = 10
-	// slowBuilds is how many of the 16 latest builds must be slow to make the origin slow, and not
-	// only one holder.
+	// slowBuilds is how many of the 16 latest builds make the origin slow, and not one holder.
 	slowBuilds = 8
 )
 
-// Hedges are a process's budget of hedges: a bucket into which each of its own loads puts a share
-// of a hedge. A hedge takes a whole one.
+// Hedges are a process's budget of hedges: a bucket to which each of its loads adds a share of a hedge.
 type Hedges struct {
 	mu     sync.Mutex // guards all fields
 	tokens float64    // none at first: the share applies from the first rebuild on

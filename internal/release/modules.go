@@ -12,8 +12,7 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// This file has the modules of the repository: their kinds, their order, and the
-// versions in which they require each other.
+// This file has the repository's modules: their kinds, their order, and their versions of each other.
 
 // root is the path of the root module. The path of every other module begins with it.
 const root = "github.com/bellwether-go/bellwether"

@@ -28,8 +28,8 @@ type place struct {
 	size int
 }
 
-// A walk visits all memory that a value reaches. It has a list and no recursion: a long linked list
-// must not overflow the stack.
+// A walk visits all memory that a value reaches, without recursion: a long list must not overflow
+// the stack.
 type walk struct {
 	bytes int
 	seen  map[place]bool
@@ -112,10 +112,9 @@ func (w *walk) elements(v reflect.Value) {
 // guardedTypes has the results of guarded, by reflect.Type.
 var guardedTypes sync.Map
 
-// guarded reports whether a struct type is, or has a field, of package sync or sync/atomic. Clients
-// and pools of connections are such types: one object for many values, and in use elsewhere. A
-// message of protobuf has a [0]sync.Mutex and leads to the description of its type. The location of
-// a time is shared as well.
+// guarded reports whether a struct type is, or has a field, of package sync or sync/atomic, such as
+// a client or a pool: one object for many values, and in use elsewhere. A message of protobuf has a
+// [0]sync.Mutex and leads to its type's description. A time's location is shared as well.
 func guarded(t reflect.Type) bool {
 	if is, ok := guardedTypes.Load(t); ok {
 		return is.(bool)

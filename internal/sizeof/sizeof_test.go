@@ -73,8 +73,7 @@ func TestSizeOf(t *testing.T) {
 	}
 }
 
-// A struct that guards itself is in use elsewhere, so Of does not look into it: a map that changes
-// meanwhile would end the process.
+// Of does not look into a struct that guards itself: a map that changes meanwhile would end the process.
 func TestSizeOf_WhatGuardsItself(t *testing.T) {
 	type pool struct {
 		mu   sync.Mutex

@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// A Shared is one slot for many holders. The first holder takes the slot, and the last holder gives
-// it back. Then it can be taken again.
+// A Shared is one slot for many holders. The first takes the slot, and the last gives it back for reuse.
 type Shared struct {
 	from    *Slots
 	running *sync.WaitGroup
@@ -59,8 +58,7 @@ func (s *Shared) Try() *Hand {
 	return s.hand
 }
 
-// Wait is Try that waits until ctx ends. One request waits for all holders: several requests would
-// compete with each other.
+// Wait is Try that waits until ctx ends. All holders share one request: several would compete.
 func (s *Shared) Wait(ctx context.Context, d *Demand) *Hand {
 	s.mu.Lock()
 	h := s.hand

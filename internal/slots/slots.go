@@ -1,6 +1,6 @@
-// Package slots bounds the loads of a cache that run at one time (MaxRebuilds), and the rebuilds
-// that wait for a slot (MaxQueued). Loads that wait for each other share their slots, and so do the
-// rebuilds of a batch, in shared.go.
+// Package slots bounds a cache's concurrent loads (MaxRebuilds) and the rebuilds that wait for a
+// slot (MaxQueued). Loads that wait for each other share their slots, and so do the rebuilds of a
+// batch, in shared.go.
 package slots
 
 import (
@@ -13,13 +13,11 @@ import (
 
 // A Source is where a rebuild takes its slot: a cache's Slots, or a batch that shares one.
 type Source interface {
-	// Try returns the function that gives the slot back, to be called once. It returns nil if
-	// there is no slot now.
+	// Try returns the function that gives the slot back, to be called once; nil: there is no slot now.
 	Try() (free func())
 	// Wait is Try that waits for a slot until ctx ends.
 	Wait(ctx context.Context, d *Demand) (free func())
-	// Queue counts the rebuild among the waiting rebuilds, and reports whether they are not too
-	// many. Unqueue ends that, also after false.
+	// Queue counts the rebuild as waiting until Unqueue, and reports whether they are not too many.
 	Queue() bool
 	Unqueue()
 }
@@ -72,8 +70,8 @@ type request struct {
 	taken  chan struct{} // closed when free is set
 }
 
-// Try takes a slot if there is one and no rebuild waits. It returns the function that gives the slot
-// back, to be called once, or nil.
+// Try takes a slot if there is one and no rebuild waits. It returns the function that gives it
+// back, or nil.
 func (s *Slots) Try() (free func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,8 +137,8 @@ func (s *Slots) dispatch() {
 }
 
 // next returns the request that gets a slot now, or nil. Among requests for which loads wait, the
-// newest is first. So a tree of loads is built depth first, and each level of the tree has at most
-// size loads half done. s.mu is held.
+// newest is first: a tree of loads is built depth first, and each level has at most size loads half
+// done. s.mu is held.
 func (s *Slots) next() *request {
 	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size {
 		return newest.Value.(*request)
@@ -168,8 +166,7 @@ func (s *Slots) AskedByLoad(d *Demand) {
 	s.dispatch()
 }
 
-// Queue counts a rebuild among the waiting rebuilds, and reports whether they are at most
-// maxQueued. Unqueue ends that, also after false.
+// Queue counts a rebuild as waiting until Unqueue, and reports whether they are at most maxQueued.
 func (s *Slots) Queue() bool { return s.queued.Add(1) <= s.most }
 
 // Unqueue is the reverse of Queue.
@@ -177,10 +174,9 @@ func (s *Slots) Unqueue() { s.queued.Add(-1) }
 
 const looksASecond = 1 << 14
 
-// LookPause is the pause between two looks into the store by a rebuild that waits for a slot. It is
-// least, or longer if all waiting rebuilds together would make more than 16,384 looks a second.
-// Otherwise a rebuild could get a slot while its look waits behind all others' looks, and the slot
-// would stay without a load.
+// LookPause is the pause between two looks into the store by a rebuild that waits for a slot: least,
+// or longer to keep all waiting rebuilds within 16,384 looks a second. Otherwise a rebuild could get
+// a slot while its look waits behind all others' looks, and the slot would stay without a load.
 func (s *Slots) LookPause(least time.Duration) time.Duration {
 	return max(least, (time.Duration(s.queued.Load())*time.Second+looksASecond-1)/looksASecond)
 }
@@ -195,8 +191,7 @@ type Load struct {
 // Begin makes l a load with a slot of s.
 func (l *Load) Begin(s *Slots) { l.slots = s }
 
-// Wait notes that the load waits for another key, until Resume. A load that waits for several keys
-// at one time counts once.
+// Wait notes that the load waits for another key, until Resume. Several keys count once.
 func (l *Load) Wait() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()
@@ -215,8 +210,7 @@ func (l *Load) Resume() {
 	}
 }
 
-// End is called before the load gives its slot back. Goroutines of the load may go on, and no longer
-// count.
+// End comes before the load gives its slot back. Goroutines of the load no longer count.
 func (l *Load) End() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()

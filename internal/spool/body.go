@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// A Body is a complete body in the pieces of its collection: joining them would need the memory
-// twice. It is immutable.
+// A Body is a complete body in its collected pieces: joining them would need the memory twice. It
+// is immutable.
 type Body [][]byte
 
 // BodyOf returns b as a Body, which shares its memory.
@@ -70,8 +70,8 @@ func (b Body) ReadAt(p []byte, off int64) (int, error) {
 	return n, io.EOF
 }
 
-// joined is the size up to which a body is kept in one piece. Each piece costs a system call
-// whenever it is sent.
+// joined is the size up to which a body is kept in one piece: each piece costs a system call when
+// it is sent.
 const joined = 256 << 10
 
 // Body returns the body if it is complete and within the limit. It shares the readers' memory,

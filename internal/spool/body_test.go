@@ -60,8 +60,7 @@ func TestBody_IsNoCopy(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// A body that comes in one Write, or with its length, is kept in the memory of its collection. A
-// wrong length costs no more memory.
+// A body in one Write, or with its length, is kept in its first memory. A wrong length costs no more.
 func TestBody_InOnePiece(t *testing.T) {
 	for _, c := range []struct {
 		expected int64

@@ -6,8 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// OnIdle's function is called once: when the body has ended, complete or not, and its last reader
-// has left.
+// OnIdle's function is called once: when the body has ended and its last reader has left.
 func TestSpool_OnIdle(t *testing.T) {
 	broken := errors.New("broken")
 	ends := map[string]func(s *Spool){
@@ -51,8 +50,7 @@ func TestSpool_OnIdle(t *testing.T) {
 	}
 }
 
-// A body over the limit ends when its last reader leaves: the writer gets an error, and OnIdle's
-// function runs.
+// A body over the limit ends when its last reader leaves: Write fails, and OnIdle's function runs.
 func TestSpool_OnIdleOfABodyThatAllHaveLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0

@@ -1,6 +1,6 @@
-// Package spool holds a body that grows while many clients read it. A rebuild writes its response into
-// a [Spool], and each waiting caller copies the response out through its own [Reader]. So the first
-// byte reaches all callers when it is written, and a slow or leaving reader does not affect the others.
+// Package spool holds a body that grows while many clients read it. A rebuild writes its response
+// into a [Spool], and each waiting caller copies it out through its own [Reader]: the first byte
+// reaches all callers at once, and a slow or leaving reader does not affect the others.
 package spool
 
 import (
@@ -13,26 +13,23 @@ import (
 )
 
 var (
-	// ErrNoReaders is the error of a Write if the body has passed the limit, and so will not be
-	// stored, and has no reader left.
+	// ErrNoReaders is Write's error for a body over the limit, and so not stored, without readers.
 	ErrNoReaders = errors.New("bellwether: no client reads a body too large to store")
 
 	// ErrClosed is the error of a Write after the body has ended, of a CopyTo after its reader was
 	// closed, and of both if the body was broken off without a reason.
 	ErrClosed = errors.New("bellwether: spool is closed")
 
-	// ErrTooSlow is the error of a CopyTo whose reader has lost its place in a body over the limit,
-	// see [Spool].
+	// ErrTooSlow is the error of a CopyTo whose reader has lost its place, see [Spool].
 	ErrTooSlow = errors.New("bellwether: reader is too slow for the others")
 )
 
-// A reader loses its place in a body over the limit if the other readers have waited for it for
-// patience within one stride. A reader that takes a stride in that time, 0.8 MB/s, keeps its place
-// beside any other: otherwise one fast reader could break off all others. And a stride is much longer
-// than a chunk: otherwise a reader that takes a chunk in that time could hold all others to its pace.
+// A reader loses its place in a body over the limit if other readers have waited for it for
+// patience within one stride. A stride in that time, 0.8 MB/s, keeps the place: otherwise one fast
+// reader could break off all others. And a stride is much longer than a chunk: otherwise a reader
+// with a chunk in that time could hold all others to its pace.
 const (
-	// patience outlasts a connection that loses four packets in a row: TCP sends them again after
-	// 0.2, 0.4, 0.8 and 1.6 s.
+	// patience outlasts four lost packets in a row: TCP sends again after 0.2, 0.4, 0.8 and 1.6 s.
 	patience = 5 * time.Second
 	stride   = 4 << 20
 )
@@ -88,8 +85,8 @@ type Spool struct {
 	room chan struct{} // a chunk was dropped, readers begin or cease to wait, the last reader left, or the body ended; nil if the writer does not wait
 }
 
-// A chunk is a piece of the body. The writer fills it from the front without a lock. The readers
-// see only published bytes, which never change.
+// A chunk is a piece of the body. The writer fills it without a lock; readers see only its
+// published bytes.
 type chunk struct {
 	start   int64  // position of its first byte in the body; immutable
 	size    int    // its capacity; immutable
@@ -99,8 +96,7 @@ type chunk struct {
 	next    *chunk // guarded by Spool.mu
 }
 
-// New returns an empty Spool that collects up to limit bytes. With a limit of 0 or less the body
-// streams through, one small chunk at a time.
+// New returns an empty Spool that collects up to limit bytes. With 0 or less the body streams through.
 func New(limit int64) *Spool {
 	return &Spool{limit: max(0, limit), tail: &chunk{}}
 }
@@ -129,10 +125,9 @@ func (s *Spool) rest() {
 	}
 }
 
-// Write appends p to the body. It does not keep p. Within the limit it never waits. Over the limit
-// it waits for slow readers, and returns ErrNoReaders as soon as there are no readers. So the
-// readers must be there before the body can overflow. A failed Write breaks the body off: a later
-// Close does not complete the body.
+// Write appends p to the body, and does not keep p. Within the limit it never waits. Over the limit
+// it waits for slow readers, and returns ErrNoReaders as soon as there are none: readers must be
+// there before the overflow. A failed Write breaks the body off: a later Close does not complete it.
 func (s *Spool) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,8 +282,8 @@ func (s *Spool) writeError() error {
 	return s.end
 }
 
-// Flush makes each CopyTo flush before its first wait, even before a byte is written: the header must
-// go out. Later Flushes change nothing, because a CopyTo flushes before each wait after a write.
+// Flush makes each CopyTo flush before its first wait, even without a byte: the header must go out.
+// Later Flushes change nothing, because a CopyTo flushes before each wait after a write.
 func (s *Spool) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,8 +293,7 @@ func (s *Spool) Flush() {
 	}
 }
 
-// Close completes the body. If CloseWithError or a failed Write has broken the body off, Close
-// returns that reason instead.
+// Close completes the body. For a body that is broken off it returns the reason instead.
 func (s *Spool) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,7 +328,7 @@ func (s *Spool) Overflowed() bool {
 }
 
 // NewReader returns a Reader that begins at byte 0. It returns false if byte 0 was dropped, or if the
-// body is broken off: a new client can still get a whole body elsewhere. The caller closes the Reader.
+// body is broken off: a new client can still get a whole one elsewhere. The caller closes the Reader.
 func (s *Spool) NewReader() (*Reader, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -356,8 +350,7 @@ func (s *Spool) NewReader() (*Reader, bool) {
 	return r, true
 }
 
-// A Reader reads a [Spool] from its first byte. One goroutine at a time uses it; any goroutine may
-// call Close.
+// A Reader reads a [Spool] from its first byte. One goroutine at a time uses it, except for Close.
 type Reader struct {
 	s       *Spool
 	c       *chunk // the chunk that it reads; nil once closed; guarded by s.mu
@@ -389,8 +382,8 @@ func (r *Reader) counted() *chunk {
 	return r.c
 }
 
-// advance begins the reader's next stride if the reader has reached it, and reports whether it has.
-// s.mu is held. The reader is not at the end.
+// advance begins the reader's next stride if it is reached, and reports whether it is. s.mu is
+// held; the reader is not at the end.
 func (r *Reader) advance() bool {
 	at := r.counted().start
 	if at-r.began < stride {
@@ -400,8 +393,7 @@ func (r *Reader) advance() bool {
 	return true
 }
 
-// delayed adds d to the reader's delay. If the reader has begun a new stride, the others waited for
-// another reader. s.mu is held.
+// delayed adds d to the reader's delay, unless it has begun a new stride. s.mu is held.
 func (r *Reader) delayed(d time.Duration) {
 	if r.advance() {
 		return
@@ -418,11 +410,11 @@ func (r *Reader) delayed(d time.Duration) {
 // next returns the next piece of the body without a copy, and waits for it. The piece stays valid,
 // but counts as unread until the next call. The caller must not modify it.
 //
-// At the end next returns io.EOF if the body is complete, else the error that broke it off. If ctx
-// ends first, next returns ctx's cause, and the Reader loses no bytes.
+// At the end it returns io.EOF if the body is complete, else the error that broke it off. If ctx
+// ends first, it returns ctx's cause, and the Reader loses no bytes.
 //
-// Before it waits it calls idle and, once in a Reader's life, flush if the spool's Flush was
-// called. Both may be nil.
+// Before a wait it calls idle and, once in a Reader's life, flush if the spool's Flush was called.
+// Both may be nil.
 func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -523,8 +515,7 @@ func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (i
 	}
 }
 
-// Close ends the reading. Pieces that were already written stay valid. It may be called again, and
-// always returns nil.
+// Close ends the reading. Written pieces stay valid. It may be called again, and returns nil.
 func (r *Reader) Close() error {
 	s := r.s
 	s.mu.Lock()

@@ -311,8 +311,7 @@ func TestSpool_OverflowBackPressure(t *testing.T) {
 	}
 }
 
-// readAt reads rate bytes a second, or at full speed if rate is 0, until the body ends or the
-// reader has lost its place.
+// readAt reads rate bytes a second, or all at once for 0, until the body ends or the place is lost.
 func readAt(r *Reader, rate int) (n int, took time.Duration, err error) {
 	start := time.Now()
 	w := writerFunc(func(p []byte) (int, error) {
@@ -330,8 +329,7 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// Over the limit only a reader for which the others have waited for patience in a stride loses its
-// place.
+// Over the limit a reader loses its place only if others have waited for it for patience in a stride.
 func TestReader_LosesItsPlace(t *testing.T) {
 	const size = 24 << 20
 	for _, c := range []struct {
@@ -662,8 +660,7 @@ func TestReader_CopyToErrors(t *testing.T) {
 	}
 }
 
-// FuzzSpool drives a spool through a schedule of writes, joins, reads and leaves, and compares
-// every byte with a plain buffer.
+// FuzzSpool compares a schedule of writes, joins, reads and leaves with a plain buffer.
 func FuzzSpool(f *testing.F) {
 	f.Add(int64(0), []byte{1, 0, 9, 2, 0, 9, 2, 3})
 	f.Add(int64(10_000), []byte{1, 0, 200, 1, 2, 2, 0, 255, 2, 3, 2, 4})

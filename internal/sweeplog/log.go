@@ -21,8 +21,7 @@ type Sweep struct {
 	Heard durations.Instant `json:"-"` // when this process learnt of the sweep
 }
 
-// Exact is a string that JSON keeps byte for byte. A tag is any text of a handler, and a JSON string
-// replaces bytes that are not UTF-8.
+// Exact is a string that JSON keeps byte for byte: a JSON string replaces a tag's bytes outside UTF-8.
 type Exact string
 
 // MarshalJSON implements [json.Marshaler].
@@ -95,16 +94,14 @@ type Log struct {
 const (
 	// MaxSweeps bounds the sweeps that the log remembers. Each reader fetches the whole log.
 	MaxSweeps = 500
-	// maxBytes bounds the log's bytes, approximately: a log that a store refuses as too large
-	// could not be written again.
+	// maxBytes bounds the log's bytes, about: a log that is too large for a store cannot be written.
 	maxBytes = 256 << 10
 )
 
 // Everything is the epoch after all other epochs.
 const Everything = 1<<64 - 1
 
-// Only returns a log with these sweeps alone. They hit all items, whatever log their loads saw.
-// They were heard at now.
+// Only returns a log of these sweeps alone. They hit all items of all loads, and were heard at now.
 func Only(sweeps []Sweep, now durations.Instant) *Log {
 	l := &Log{Sweeps: slices.Clone(sweeps), epoch: Everything}
 	for i := range l.Sweeps {
@@ -121,8 +118,7 @@ func decode(entry driver.Entry) (*Log, bool) {
 	return l, err == nil && entry.Kind == driver.KindValue && l.Since > 0
 }
 
-// and returns the log with more sweeps at its end, as of epoch. The oldest sweeps beyond the bounds
-// are forgotten.
+// and returns the log with more sweeps, as of epoch. Old sweeps beyond the bounds are forgotten.
 func (l *Log) and(epoch uint64, more []Sweep) *Log {
 	next := &Log{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), epoch: epoch}
 	if len(more) > MaxSweeps { // the search for repetitions would take too long

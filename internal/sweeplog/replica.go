@@ -54,15 +54,14 @@ type Config struct {
 	Take func(known, next *Log, publish func())
 }
 
-// A Replica is a process's copy of the log. The nil Replica is that of a cache without a log. It is
-// safe for concurrent use.
+// A Replica is a process's copy of the log, nil for a cache without a log. It is safe for
+// concurrent use.
 type Replica struct {
 	Config
 
 	applying sync.Mutex // held while a log takes its effect
 	log      atomic.Pointer[Log]
-	// asked is the instant of the latest read of the log; 0 if the log is to be read again at
-	// the next occasion.
+	// asked is the instant of the latest read of the log; 0: read it at the next occasion.
 	asked atomic.Int64
 	// silent is the end of the latest read if the store did not answer. 0: it answered.
 	silent atomic.Int64
@@ -81,8 +80,7 @@ func (r *Replica) Log() *Log {
 	return r.log.Load()
 }
 
-// Asked limits an item's instant of asking the store to the latest read of the log: an item is no
-// more certain than the log.
+// Asked limits an item's instant by the latest read of the log: no item is more certain than the log.
 func (r *Replica) Asked(item durations.Instant) durations.Instant {
 	if r == nil {
 		return item
@@ -141,8 +139,8 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	turn := &Turn{replica: r, asked: r.Now()}
 	switch silent := durations.Instant(r.silent.Load()); {
 	case silent > 0 && (silent > began || !old()):
-		// The caller has waited out a recent silence of the store. A second read would be silent
-		// for the next caller, and so on.
+		// The caller has waited out a recent silence of the store. A second read would last as long
+		// for the next.
 		budget.Spend(turn.asked - began)
 	case old():
 		return turn
@@ -217,11 +215,10 @@ func (r *Replica) adopt(l *Log) {
 	r.Take(known, l, func() { r.log.Store(l) })
 }
 
-// Append adds sweeps to the log of a process without a store. epoch returns a new epoch; the positions
-// of the loads under way are below it.
+// Append adds sweeps to the log of a process without a store. epoch is above all running loads'
+// positions.
 func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
-	// The lock is held from the reading of the log on. Otherwise two sweeps could begin with the
-	// same log, and one would be lost.
+	// The lock is held from the reading of the log on: two sweeps on one log would lose one.
 	r.applying.Lock()
 	defer r.applying.Unlock()
 	l := r.log.Load()
@@ -231,11 +228,11 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	r.adopt(l.and(epoch(), sweeps))
 }
 
-// begin writes a log if there is none. There must be a log before the first load. It distinguishes
-// loads before the first sweep from loads before a log was lost.
+// begin writes a log if there is none. With a log before the first load, the first sweep separates
+// the loads before it from the loads before a log was lost.
 //
-// The lease selects a writer among the processes that find no log together. It is not worth a long wait:
-// a log without sweeps counts all earlier values as swept, so writing over another such log is harmless.
+// The lease selects a writer among the processes that find no log, and is not worth a long wait: a log
+// without sweeps counts all earlier values as swept, so writing over another such log is harmless.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2))
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
@@ -253,9 +250,9 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 
 // Write adds sweeps to the log in the store, and then to the replica.
 //
-// A store has no compare-and-swap, so the log is written under its lease. The commit counts only if the
-// lease has held until after it: a process that has read the log before the commit might write over it
-// afterwards. Without a Locker that answers, two processes that sweep at the same moment may do so.
+// A store has no compare-and-swap, so the log is written under its lease. The commit counts only if
+// the lease has held until after it: another process that has read the log might write over it.
+// Without a Locker that answers, two processes that sweep at the same moment may do so.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	for try := 1; ; try++ {
@@ -282,8 +279,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 	}
 }
 
-// lease waits for the log's lease. Without a locker, or without its answer, the lease is nil. The
-// lease's time runs from asked on.
+// lease waits for the log's lease, from asked on. It is nil without a locker, or without its answer.
 func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {
@@ -314,8 +310,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 	}
 }
 
-// commit writes the store's log with more sweeps at its end. Without more it writes only if there is
-// no log.
+// commit writes the store's log with more sweeps; without more, only if there is no log.
 func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
 	var epoch uint64
 	entry, err := gate.Ask(ctx, r.Writes, Key, budget, func(ctx context.Context) (entry driver.Entry, err error) {

@@ -99,9 +99,8 @@ func checkOut(ctx context.Context, root, revision, dir string) error {
 	return err
 }
 
-// trace runs the walks through the library in tree. The walking program and the probe come from
-// root, and work is a directory for files. The go command reads the probed files through an
-// overlay, so no tree changes.
+// trace runs the walks through the library in tree, with the program and probe of root. work is for
+// files. The go command reads the probed files through an overlay, so no tree changes.
 func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 	overlay, err := probed(ctx, tree, filepath.Join(work, "probed"))
 	if err != nil {
@@ -139,7 +138,7 @@ func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 	return walks, json.Unmarshal([]byte(recorded), &walks)
 }
 
-// probed writes the counted files to dir, with probes. It returns the path in dir of each file of tree.
+// probed writes the counted files to dir, with probes, and returns their paths there by file of tree.
 func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	counted, err := output(ctx, tree, "go", "list", "-deps", "-f",
 		`{{if and .Module .Module.Main}}{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}`, ".")

@@ -188,8 +188,7 @@ func (s *subject) ended(f face) error {
 	return err
 }
 
-// quiet waits until no function has been entered for a while: an idle library enters none. A real
-// Redis answers, so the time is real.
+// quiet waits until no function has been entered for a while, in real time: a real Redis answers.
 func quiet() error {
 	const silence, limit = 100 * time.Millisecond, 10 * time.Second
 	for began := time.Now(); time.Since(began) < limit; time.Sleep(silence / 10) {
