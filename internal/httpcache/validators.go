@@ -87,8 +87,7 @@ func HeadAgrees(stored, head http.Header) bool {
 	return true
 }
 
-// maxRanges is the most ranges of a request, each with a part: RFC 9110 section 14.2 allows to
-// ignore more.
+// maxRanges bounds a request's ranges, which cost a part each. RFC 9110 section 14.2 allows the bound.
 const maxRanges = 16
 
 // AsksForRanges reports whether a request asks for ranges that we serve: of bytes, and of no other

@@ -235,8 +235,8 @@ func (x *exchange) share() {
 	}
 	to, remembered := d.audience, x.provesUncacheable(d)
 	if d.checked || remembered || to != audience.Everyone && x.attempt.Second() {
-		// All callers get the response, and callers outside its audience go to the handler. Not so
-		// after a first private page or error: the key's next response may be for everyone.
+		// All callers get the response, and callers outside its audience go to the handler. A
+		// first private page or error sends no caller there: the next response may be for everyone.
 		to = audience.Everyone
 	}
 	if !x.publish(to) || d.keeps() {

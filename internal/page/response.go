@@ -42,8 +42,8 @@ const (
 	open
 )
 
-// A Response is a value of the cache. It is immutable, except hit and its variants, which are
-// concurrent.
+// A Response is a value of the cache, immutable except hit and the variants of its variance, which are
+// safe for concurrent use.
 type Response struct {
 	kind      responseKind
 	status    int
