@@ -9,7 +9,7 @@ import (
 
 // This file holds the figures of a run to their bounds.
 
-// A claim is one figure and its bound.
+// A claim is a figure and its bound.
 type claim struct {
 	what  string
 	got   []float64 // of each round; empty: not measured in this run
@@ -77,7 +77,7 @@ func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool
 	return xs
 }
 
-// herdClaims are the bounds of one cold key and of the wake lag, for the measured strategies.
+// herdClaims are the bounds of a cold key and of the wake lag, for the measured strategies.
 func herdClaims(r *record, size size) (claims []claim) {
 	round := func(m measurement) int { return m.Round }
 	add := func(scenario string, s strategy, what string, bound float64, unit string, of func(measurement) float64) {

@@ -10,7 +10,7 @@ import (
 
 // This file is the common part of the commands' flags.
 
-// A flagSet is the flags of one command.
+// A flagSet is the flags of a command.
 type flagSet struct {
 	*flag.FlagSet
 	isQuick, isFull *bool  // nil: the command has one size

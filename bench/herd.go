@@ -95,7 +95,7 @@ func (b *herdBench) close() {
 }
 
 // measureHerd puts all strategies through all scenarios in turn, and each round in another order,
-// so that disturbances of the machine affect all of them.
+// so disturbances of the machine affect all of them.
 func measureHerd(size size, scenarios []scenario, strategies []strategy, p *progress) (*record, error) {
 	b, err := newHerdBench(size)
 	if err != nil {

@@ -57,7 +57,7 @@ var httpColumns = []column[httpMeasurement]{
 	{"failures", func(m httpMeasurement) float64 { return float64(m.Failures) }, "%.4g", false},
 }
 
-// An httpLoad is one way to load a server.
+// An httpLoad is a way to load a server.
 type httpLoad struct {
 	name, what string
 	path       string // of newHandler, without the key

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// This file measures a miss without other processes: one process asks for one cold key after another.
+// This file measures a miss without other processes: one process asks for cold keys in sequence.
 
 const missScenario = "uncontended misses"
 
@@ -85,7 +85,7 @@ var missColumns = []column[measurement]{
 
 // traffic is the traffic of a process's connections to its engines.
 type traffic struct {
-	Requests int64 // writes: of a single caller each write is one request, or several sent together
+	Requests int64 // writes: of a single caller each write is a request, or several sent together
 	Bytes    int64 // in both directions
 }
 

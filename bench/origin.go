@@ -16,7 +16,7 @@ import (
 )
 
 // This file is the origin: the load, and the log of all processes' loads. The log is a file with
-// one write for each record, so that it has the loads of killed processes.
+// one write for each record, so it has the loads of killed processes.
 
 // errOrigin is the failure of a failing origin.
 var errOrigin = errors.New("the origin fails")
@@ -33,7 +33,7 @@ func (b behaviour) fails(now time.Time) bool {
 	return b.Fails || !b.From.IsZero() && now.After(b.From) && now.Before(b.To)
 }
 
-// An origin is one process's part of the origin.
+// An origin is a process's part of the origin.
 type origin struct {
 	log  *os.File
 	now  atomic.Pointer[behaviour]
@@ -77,7 +77,7 @@ func (o *origin) record(kind byte, n int64, key string) {
 	fmt.Fprintf(o.log, "%c %d %d %d %s\n", kind, os.Getpid(), n, time.Now().UnixNano(), key)
 }
 
-// An event is one record of the log.
+// An event is a record of the log.
 type event struct {
 	begin bool
 	load  string // the load: process and number

@@ -79,7 +79,7 @@ func runPlots(args []string) error {
 	return nil
 }
 
-// A plotted is one picture: its file in docs, its number of trials, and its function.
+// A plotted is a picture: its file in docs, its number of trials, and its function.
 type plotted struct {
 	file  string
 	steps func(plotSize) int
@@ -106,7 +106,7 @@ var (
 	costed = []strategy{noProtection, onlySingleflight, redislockAside, rockscacheRedis, bellwetherRedis, bellwetherMemcached, bellwetherEtcd}
 )
 
-// plotExpiry draws the callers' waits around the expiries of one key at an origin with few places:
+// plotExpiry draws the callers' waits around the expiries of a key at an origin with few places:
 // the slowest caller of each 20 ms. Each strategy has its own panel, because singleflight and
 // Bellwether wait for the same load, and their lines would cover each other.
 func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
@@ -231,7 +231,7 @@ func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 	return pic.save(9*vg.Centimeter, path)
 }
 
-// plotCost draws each process's engine commands for one cold key, by the number of processes.
+// plotCost draws each process's engine commands for a cold key, by the number of processes.
 func plotCost(size plotSize, path string, p *progress) error {
 	pic := &picture{
 		title: "What one cold key costs the engine", x: "processes",

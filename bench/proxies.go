@@ -23,7 +23,7 @@ import (
 
 // This file starts the servers: the Go servers, and the proxies in front of a bare one.
 
-// A server is one way to serve, with all its processes.
+// A server is a way to serve, with all its processes.
 type server struct {
 	name  string
 	url   string

@@ -17,7 +17,7 @@ import (
 
 // This file is a run's record, as a file and as tables.
 
-// A record is one run: the measurements, the machine and the versions.
+// A record is a run: the measurements, the machine and the versions.
 type record struct {
 	Bench        string            `json:"bench"` // herd, http
 	Command      string            `json:"command"`
@@ -34,7 +34,7 @@ type record struct {
 	HTTP         []httpMeasurement `json:"http,omitempty"`
 }
 
-// A measurement is one strategy in one scenario, once. Times are milliseconds.
+// A measurement is a strategy in one scenario, once. Times are milliseconds.
 type measurement struct {
 	Scenario       string  `json:"scenario"`
 	Strategy       string  `json:"strategy"`
@@ -57,7 +57,7 @@ type measurement struct {
 	Failures       int     `json:"failures"`
 	Wrong          int     `json:"wrong"` // another key's value
 	Hung           int     `json:"hung"`
-	Error          string  `json:"error,omitempty"` // one of the failures
+	Error          string  `json:"error,omitempty"` // a failure
 }
 
 func newRecord(bench string, size any) *record {

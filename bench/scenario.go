@@ -53,7 +53,7 @@ func (s size) caveat() string {
 	return fmt.Sprintf(" they are for -full, of %d processes x %d callers and a load of %v", full.Processes, full.Callers, full.Load)
 }
 
-// A scenario is one event for a herd.
+// A scenario is an event for a herd.
 type scenario struct {
 	name  string
 	what  string
@@ -207,7 +207,7 @@ var scenarios = []scenario{
 // errNotApplicable reports that a scenario does not suit a strategy.
 var errNotApplicable = fmt.Errorf("not applicable")
 
-// A trial is one strategy in one scenario, once.
+// A trial is a strategy in one scenario, once.
 type trial struct {
 	bench     *herdBench
 	size      size
@@ -246,8 +246,8 @@ func (x *trial) order(do string) order {
 	}
 }
 
-// open opens the strategy in all processes, and has them wait for one key that does not count, so
-// that connections, scripts and subscriptions are ready.
+// open opens the strategy in all processes, and has them wait for a key that does not count, so
+// connections, scripts and subscriptions are ready.
 func (x *trial) open() error {
 	if x.strategy.has(wholeSeconds) && x.policy.TTL%time.Second != 0 {
 		return errNotApplicable
@@ -330,7 +330,7 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	return nil
 }
 
-// burst releases all callers at the same time, for one key unless change sets more.
+// burst releases all callers at the same time, for a key unless change sets more.
 func (x *trial) burst(change func(i int, o *order)) error {
 	if err := x.open(); err != nil {
 		return err

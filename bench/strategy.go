@@ -44,7 +44,7 @@ const (
 	yardstick                      // it is no cache, but the scenario's cost without a cache
 )
 
-// A strategy is one way to keep a herd from an origin.
+// A strategy is a way to keep a herd from an origin.
 type strategy struct {
 	name    string
 	engines []string // its engines, whose commands are counted

@@ -18,7 +18,7 @@ import (
 
 // This file is one of the herd's processes: it reads orders and writes reports.
 
-// An order is one line to a worker.
+// An order is a line to a worker.
 type order struct {
 	Do string // open, burst, drive, misses, report, close
 
@@ -63,14 +63,14 @@ type report struct {
 	Waits    []byte        // an encoded histogram of microseconds
 	Samples  []sample
 	Process  int
-	Error    string // one of the failures
+	Error    string // a failure
 
 	// Of misses.
 	CPU  time.Duration // the processor time of the process
 	Wire traffic
 }
 
-// A sample is one call: when it was due, and its duration from then.
+// A sample is a call: when it was due, and its duration from then.
 type sample struct {
 	At   time.Time
 	Wait time.Duration
@@ -208,7 +208,7 @@ func (w *workerSide) drive(o order) {
 // keyOf has no space, which memcached refuses.
 func keyOf(prefix string, n uint64) string { return prefix + "." + strconv.FormatUint(n, 10) }
 
-// A call is one Get with its result. Its goroutine does nothing else, because other goroutines wait
+// A call is a Get with its result. Its goroutine does nothing else, because other goroutines wait
 // for the processor. So the ctx, whose timer costs more than some caches, is made before and ended
 // after all calls, and the report judges the answer.
 type call struct {
@@ -222,7 +222,7 @@ type call struct {
 	returned atomic.Bool // the fields above are final
 }
 
-// A tally is the calls of one order.
+// A tally is the calls of an order.
 type tally struct {
 	order order
 	calls []*call

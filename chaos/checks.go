@@ -18,7 +18,7 @@ const (
 	boundSlack = time.Second
 )
 
-// A being is one process.
+// A being is a process.
 type being struct{ worker, life int }
 
 // A past is a history in the order of the checks.
@@ -209,7 +209,7 @@ func loadsAmong(events []event) []event {
 	return loads
 }
 
-// claimOf returns the claim with which a load began. It returns false if the load may have begun
+// claimOf returns the claim with which a load began. The result is false if the load may have begun
 // without its store: if that claim, or a later call, has no answer.
 func claimOf(events []event, load event) (claim event, ok bool) {
 	for _, e := range events {

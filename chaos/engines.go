@@ -47,7 +47,7 @@ type engine struct {
 	open func(addr string) (client, error)
 }
 
-// A client is one process's end of an engine.
+// A client is a process's end of an engine.
 type client struct {
 	locker driver.Locker
 	store  driver.Store

@@ -71,7 +71,7 @@ const (
 	bounded result = "bounded" // MaxWait, RebuildTimeout, MaxQueued, or a closed cache
 )
 
-// An originError is the failure of one load. Its text identifies the load.
+// An originError is the failure of a load. Its text identifies the load.
 type originError struct{ value string }
 
 const originFails = "the origin fails: "
@@ -99,7 +99,7 @@ func resultOf(err error) result {
 	return silent
 }
 
-// An event is one call, or its begin.
+// An event is a call, or its begin.
 type event struct {
 	Worker int    `json:"w,omitempty"` // set by the supervisor, with Life
 	Life   int    `json:"l,omitempty"` // number of the worker's process
@@ -133,7 +133,7 @@ func (e *event) failed() bool {
 	return false
 }
 
-// A recorder records events. It is safe for concurrent use.
+// A recorder records events. All methods are safe for concurrent use.
 type recorder struct {
 	ids atomic.Uint64
 	// sink takes an event. With urgent it returns only when the end of this process cannot lose the

@@ -15,13 +15,13 @@ import (
 )
 
 // This file tries a locker by itself. Clients acquire, renew, release and abandon leases through
-// faulty links. The leases are long against the faults, so that no fault excuses two holders.
+// faulty links. The leases are long against the faults, so no fault excuses two holders.
 
 const (
 	lockClients  = 4 // they stand for processes: each has a Locker and a link
 	lockCallers  = 3 // in each client
 	lockTTL      = time.Second
-	lockPatience = 250 * time.Millisecond // of one call
+	lockPatience = 250 * time.Millisecond // of a call
 
 	// wakeBound is when a watch must have reported a release, wakeTTL the wait without a report.
 	wakeBound = 2 * time.Second
@@ -133,7 +133,7 @@ func (r *lockRun) storm(dice *rand.Rand, seed int64, length time.Duration) {
 	wg.Wait()
 }
 
-// compete is one attempt at a lease, with the holder's or waiter's part after it.
+// compete is an attempt at a lease, with the holder's or waiter's part after it.
 func (r *lockRun) compete(ctx context.Context, l driver.Locker, dice *rand.Rand) {
 	key := lockKeys[dice.IntN(len(lockKeys))]
 	ttl := lockTTL

@@ -42,7 +42,7 @@ type storeCall struct {
 	restart bool
 }
 
-// storeState is a store's state of one key.
+// storeState is a store's state of a key.
 type storeState struct {
 	counter, floor uint64 // lower bounds
 	epoch, sum     uint64 // of the entry; 0: none
@@ -99,7 +99,7 @@ var storeModel = porcupine.Model{
 	Step: func(state, input, _ any) (bool, any) { return state.(storeState).step(input.(storeCall)) },
 }
 
-// storeCalls returns porcupine's history of one key, for an atomic store or not, with its restarts.
+// storeCalls returns porcupine's history of a key, for an atomic store or not, with its restarts.
 func storeCalls(events []event, atomic bool, restarts []span) []porcupine.Operation {
 	type identity struct{ epoch, sum uint64 }
 	seen := map[identity]int64{} // when the entry was first seen
@@ -170,7 +170,7 @@ type owner struct {
 	lease        uint64
 }
 
-// lockState is the holder of one key's lease.
+// lockState is the holder of a key's lease.
 type lockState struct {
 	holder owner
 	until  int64 // when its holder stops counting on it
@@ -257,7 +257,7 @@ func lockCalls(events []event, restarts []span) []porcupine.Operation {
 	return ops
 }
 
-// checkTime is porcupine's time limit for one key.
+// checkTime is porcupine's time limit for a key.
 const checkTime = 30 * time.Second
 
 // linearizable checks the history of a key against a model. text describes the violation, if any.

@@ -26,7 +26,7 @@ const (
 	invalidate  deed = "invalidate"
 )
 
-// A step is one act of a schedule.
+// A step is an act of a schedule.
 type step struct {
 	at     time.Duration
 	do     deed

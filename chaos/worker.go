@@ -182,7 +182,7 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 	return w, nil
 }
 
-// ask is one caller, with one call after another. Some calls have little time.
+// ask is a caller, with one call after another. Some calls have little time.
 func (w *worker) ask(ctx context.Context, dice *rand.Rand) {
 	for ctx.Err() == nil {
 		key := fmt.Sprint("k", dice.IntN(fleetKeys))

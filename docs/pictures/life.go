@@ -1,6 +1,6 @@
 package main
 
-// drawLife shows the windows of one key, and the callers' answers in each.
+// drawLife shows the windows of a key, and the callers' answers in each.
 func drawLife(s *sheet) {
 	s.height = 372
 	s.heading("One key's life", "A value passes through these windows until a load replaces it.")

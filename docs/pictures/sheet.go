@@ -10,7 +10,7 @@ import (
 
 // This file is the drawing kit: shapes and texts on a sheet, in the tones of the live page.
 
-// width is a sheet's width, about a README's, so that text keeps its size.
+// width is a sheet's width, about a README's, so text keeps its size.
 const width = 760
 
 // Sizes of text. A letter of the widest usual font takes about 0.62 of its size.

@@ -15,7 +15,7 @@ import (
 //go:embed tenminutes.json
 var measured []byte
 
-// A panel is one run of the program: its Panel.
+// A panel is a run of the program: its Panel.
 type panel struct {
 	Name     string
 	Requests [][3]int // arrival, wait in ms, and kind of answer

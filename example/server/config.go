@@ -136,8 +136,8 @@ func (v *value[T]) Set(text string) error {
 	return nil
 }
 
-// parse returns the config of a command line. The error is one line with the flag, its value, and
-// the allowed values. It is [flag.ErrHelp] if the line asks for help.
+// parse returns the config of a command line. The error is a single line with the flag, its value, and
+// the allowed values, or [flag.ErrHelp] if the line asks for help.
 func parse(args []string) (config, error) {
 	var c config
 	fs := c.flags()

@@ -26,7 +26,7 @@ const (
 	maxPages      = 6
 )
 
-// A setting is one control of the live page.
+// A setting is a control of the live page.
 type setting struct {
 	name        string
 	least, most int
@@ -67,7 +67,7 @@ type pen struct {
 	last herdRun
 }
 
-// A herdRun is one release of the herd, from its settings to its end.
+// A herdRun is a release of the herd, from its settings to its end.
 type herdRun struct {
 	number         int // 0: no herd was released yet
 	running        bool
@@ -105,7 +105,7 @@ func (p *pen) strategies() []*strategy {
 // close ends the herd and the fleet.
 func (p *pen) close() {
 	p.audience.end()
-	p.mu.Lock() // no herd is released from here on, so that Wait waits for all
+	p.mu.Lock() // no herd is released from here on, so Wait waits for all
 	p.cancel()
 	p.mu.Unlock()
 	p.wg.Wait()
@@ -176,7 +176,7 @@ func (p *pen) release() error {
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, herdTime)
 	var requests sync.WaitGroup
-	for i := range n { // in turns, so that no strategy's requests are ahead
+	for i := range n { // in turns, so no strategy's requests are ahead
 		for _, s := range p.strategies() {
 			requests.Go(func() { s.request(ctx, i, page(i)) })
 		}

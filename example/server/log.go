@@ -80,8 +80,8 @@ func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time
 	return since
 }
 
-// repeats logs the first event of a kind, and then one a minute with a count. It is safe for
-// concurrent use.
+// repeats logs the first event of a kind, and then one a minute with a count. All methods are safe
+// for concurrent use.
 type repeats struct {
 	log *slog.Logger
 

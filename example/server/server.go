@@ -28,7 +28,7 @@ const (
 	stopTime  = 4500 * time.Millisecond
 )
 
-// A server is one running process.
+// A server is a running process.
 type server struct {
 	config   config
 	log      *slog.Logger
@@ -41,7 +41,7 @@ type server struct {
 
 // run serves until ctx ends, and then shuts down within stopTime. The error is why it could not serve.
 func run(ctx context.Context, c config, log *slog.Logger) error {
-	// First, so that a taken port ends the program before it has done anything.
+	// First, so a taken port ends the program before it has done anything.
 	listener, err := net.Listen("tcp", c.addr)
 	if err != nil {
 		return fmt.Errorf("-addr: %w", err)
@@ -121,7 +121,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	case <-deadline.Done():
 		log.Warn("an engine hangs: leaving without closing it")
 	}
-	back.Close() // last, so that /healthz answers 503 until then
+	back.Close() // last, so /healthz answers 503 until then
 	log.Info("stopped", "took", time.Since(began).Round(time.Millisecond))
 	return err
 }

@@ -53,7 +53,7 @@ func newStrategy(p *pen, process func(origin http.Handler) http.Handler) *strate
 	return s
 }
 
-// begin prepares for a herd. All requests count as waiting at first, so that their number only falls.
+// begin prepares for a herd. All requests count as waiting at first, so their number only falls.
 func (s *strategy) begin(released time.Time, requests, capacity int, page func(i int) int) {
 	s.origin.begin(capacity)
 	s.mu.Lock()
@@ -245,9 +245,8 @@ func (r *recording) sendTo(w http.ResponseWriter) {
 	w.Write(r.body)
 }
 
-// A plainStore is the store of a fleet without Bellwether: get, load, set. It keeps a response for
-// its max-age, also against a slower load of the same herd, so that the pages of all strategies
-// expire together.
+// A plainStore is the store of a fleet without Bellwether: get, load, set. It keeps a response for its
+// max-age, also against a slower load of the same herd, so the pages of all strategies expire together.
 type plainStore struct {
 	mu      sync.Mutex // guards replies
 	replies map[string]*recording

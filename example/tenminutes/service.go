@@ -22,7 +22,7 @@ type load = func(ctx context.Context, id string) (Report, error)
 
 const (
 	connections = 8                      // of the origin's database
-	loadTime    = 100 * time.Millisecond // of one report
+	loadTime    = 100 * time.Millisecond // of a report
 	interval    = 10 * time.Millisecond  // between two requests
 	patience    = 10 * time.Millisecond  // a shorter wait does not count
 )
@@ -80,7 +80,7 @@ const (
 	failed
 )
 
-// A Panel is one run: all requests to one setup of the service, and all loads.
+// A Panel is a run: all requests to one setup of the service, and all loads.
 type Panel struct {
 	Name     string   `json:"name"`
 	Requests [][3]int `json:"requests"` // arrival, wait in ms, and kind of answer

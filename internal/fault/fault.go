@@ -132,7 +132,7 @@ func Panicked(p any) (e *PanicError) {
 
 // Inquire calls the methods of a user's error that the cache calls later without a guard. Unwrap,
 // Is, As and Error are user code, and the methods of a nil pointer in an error panic. Call it under
-// a guard, so that such a panic becomes the failure.
+// a guard, so such a panic becomes the failure.
 func Inquire(err error) {
 	if err == nil {
 		return

@@ -1,11 +1,11 @@
 // Package gate makes the calls of an engine that may be down. A call has a time limit. A run of
-// failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds
-// the time that one flight loses to all engines together.
+// failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds the
+// time that one flight loses to all engines together.
 //
 // An engine may be several servers with one of them down. The failures of that server's keys stop
 // the calls for these keys only.
 //
-// Calls take turns, in turns.go: the gate bounds how many calls run at one time.
+// Calls take turns, in turns.go: the gate bounds how many calls run at a time.
 package gate
 
 import (
@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	// Trips is the number of keys that fail in a row before the engine counts as down, and
-	// the number of failures in a row of one key before that key's server does. With 1, a
-	// single lost packet would switch collapsing across processes off.
+	// Trips is the number of keys that fail in a row before the engine counts as down, and the
+	// number of failures in a row of a key before that key's server does. With 1, a single lost
+	// packet would switch collapsing across processes off.
 	Trips = 3
 	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open the gate:
 	// a dead server's key among many is asked again and again, with few answers for other keys between.
@@ -50,7 +50,7 @@ const (
 	Open                  // no call
 )
 
-// A Gate stands before one engine. It is safe for concurrent use.
+// A Gate stands before one engine. All methods are safe for concurrent use.
 type Gate struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
@@ -297,7 +297,7 @@ func NewBudget(left time.Duration) *Budget {
 // Begin sets the time of an unused budget.
 func (b *Budget) Begin(left time.Duration) { b.left.Store(int64(left)) }
 
-// Half is a part of the budget for one call: half of the remaining time.
+// Half is a part of the budget for a call: half of the remaining time.
 func (b *Budget) Half() *Budget {
 	half := NewBudget(b.Left() / 2)
 	half.of = b

@@ -13,7 +13,7 @@ import (
 // connections, and in the engine. Such a wait is no outage. Calls wait here, before their budget
 // counts, and go on as fast as the engine answers the calls before them.
 
-// turns bounds the running calls of one engine.
+// turns bounds the running calls of an engine.
 type turns struct {
 	timeout time.Duration // of a call
 
@@ -23,7 +23,7 @@ type turns struct {
 	base    time.Duration // the duration of an undisturbed call; 0: unknown
 	learned time.Time     // when a call beside few others last gave the base
 	crowded time.Time     // when more than fewTurns calls last ran
-	probing time.Time     // until then fewTurns calls run, so that a call gives the base
+	probing time.Time     // until then fewTurns calls run, so a call gives the base
 	lowered time.Time     // when bound was last lowered
 	holders list.List     // of chan struct{}: the calls of Ask; they go first, in order
 	others  list.List     // of chan struct{}: all other calls; the latest goes first
@@ -32,7 +32,7 @@ type turns struct {
 // The bound follows the effect of our own calls on the engine, as in TCP Vegas (Brakmo, O'Malley,
 // Peterson, SIGCOMM 1994). It falls while calls take longer than calls beside few others, because
 // more calls at a time would only take longer still. Otherwise it rises. A distant engine is
-// equally distant for one call and for many, and gets as many calls as it needs.
+// equally distant for a call and for many, and gets as many calls as it needs.
 const (
 	fewestTurns = 8
 	firstTurns  = 16

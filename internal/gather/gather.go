@@ -31,7 +31,7 @@ type Options[K, R any] struct {
 	Closed func() bool
 }
 
-// A Group is the members of one batch. It is safe for concurrent use.
+// A Group is the members of a batch. All methods are safe for concurrent use.
 type Group[K, R any] struct {
 	Options[K, R]
 	Demand slots.Demand // whether a load waits for a member
@@ -50,7 +50,7 @@ func New[K, R any](o Options[K, R]) *Group[K, R] {
 	return &Group[K, R]{Options: o, shared: o.Slots.Share(o.Running)}
 }
 
-// A Member is one key of a group. It implements [slots.Source].
+// A Member is a key of a group. It implements [slots.Source].
 type Member[K, R any] struct {
 	group *Group[K, R]
 	key   K
@@ -155,7 +155,7 @@ func (m *Member[K, R]) Unqueue() {
 	}
 }
 
-// A round is one call of the group's load.
+// A round is a call of the group's load.
 type round[K, R any] struct {
 	seats  []*Seat[K, R]
 	opened time.Time
@@ -168,7 +168,7 @@ type round[K, R any] struct {
 	begun   bool // guarded by Group.mu
 }
 
-// A Seat is one key in a load.
+// A Seat is a key in a load.
 type Seat[K, R any] struct {
 	Key    K
 	Result R // set by Options.Load

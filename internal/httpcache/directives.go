@@ -224,9 +224,9 @@ func parseDelta(s string) (time.Duration, bool) {
 	return time.Duration(n) * time.Second, true
 }
 
-// appendFields adds the names in the argument to names. It returns false if the directive counts as
-// unqualified: it has no argument, no name, or a name that is no usual field name. Such a name is a
-// list in single quotes, half of which is already in another directive.
+// appendFields adds the names in the argument to names. The result is false if the directive counts
+// as unqualified: it has no argument, no name, or a name that is no usual field name. Such a name
+// is a list in single quotes, half of which is already in another directive.
 func (dir directive) appendFields(names *[]string) bool {
 	if !dir.hasArg || dir.broken {
 		return false
@@ -303,7 +303,7 @@ func cutToken(s string) (token, rest string) {
 
 // cutString splits s after the quoted-string at its start (RFC 9110 section 5.6.4), and returns the text
 // in the quotes. If the string does not end, it returns false and cuts off the quote alone: the text may
-// forbid something. Quotes then have no meaning in s, so that no line is searched for their end twice.
+// forbid something. Quotes then have no meaning in s, so no line is searched for their end twice.
 func cutString(s string) (quoted, rest string, ok bool) {
 	var b strings.Builder
 	for i := 1; i < len(s); i++ {
@@ -335,8 +335,8 @@ func isToken(c byte) bool {
 	return strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }
 
-// parseTargeted parses a targeted field: a dictionary of RFC 9651 (RFC 9213 section 2.1). It
-// returns false for an absent, empty or malformed field, which is ignored.
+// parseTargeted parses a targeted field: a dictionary of RFC 9651 (RFC 9213 section 2.1). The
+// result is false for an absent, empty or malformed field, which is ignored.
 func parseTargeted(lines []string) (Directives, bool) {
 	if len(lines) == 0 {
 		return Directives{}, false

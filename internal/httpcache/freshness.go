@@ -104,7 +104,7 @@ func expires(h http.Header, received time.Time) time.Duration {
 	if !ok {
 		return 0
 	}
-	// Sub saturates, so that no pair of dates wraps round.
+	// Sub saturates, so no pair of dates wraps round.
 	return min(max(0, at.Sub(generated(h, received))), maxDelta)
 }
 

@@ -70,9 +70,10 @@ func (c Changed) Keys() []string {
 	return keys
 }
 
-// referenced returns the plain key of a reference in the answer to r. It returns false for another host
-// (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and https of one host
-// are one origin: a handler behind a proxy that ends TLS writes https in the answers to plain requests.
+// referenced returns the plain key of a reference in the answer to r. The result is false for
+// another host (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and
+// https of one host are one origin: a handler behind a proxy that ends TLS writes https in the
+// answers to plain requests.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
 	hostport := hostOf(r)
 	host, ok := CanonicalHost(hostport)

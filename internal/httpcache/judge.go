@@ -17,8 +17,8 @@ type Judgement struct {
 	// Shared reports whether other clients may have the response. If not, Reason is a word or two.
 	Shared bool
 	Reason string
-	// Checked reports that a response that is not Shared may be stored for validation: it answers
-	// only a request for which the origin confirms it (RFC 9111 section 5.2.2.4).
+	// Checked: a response that is not Shared may be stored for validation: it answers only a
+	// request for which the origin confirms it (RFC 9111 section 5.2.2.4).
 	Checked bool
 }
 

@@ -96,7 +96,7 @@ type Location struct {
 	Own bool
 }
 
-// Locate returns the parts of a request's URL. It returns false if [Key] does.
+// Locate returns the parts of a request's URL. The result is false if [Key] does.
 func Locate(r *http.Request) (l Location, ok bool) {
 	target, sent, ok := targets(r)
 	if !ok {
@@ -122,7 +122,7 @@ func Locate(r *http.Request) (l Location, ok bool) {
 // join builds a key. scheme is [Secure] or empty.
 func join(scheme, hostport, target string) (string, bool) {
 	host, ok := CanonicalHost(hostport)
-	// A canonical host has no slash, and a target begins with one, so that no two pairs make one key.
+	// A canonical host has no slash, and a target begins with one, so no two pairs make one key.
 	if !ok || len(host)+len(target) > MaxKey {
 		return "", false
 	}
@@ -258,8 +258,8 @@ func canonicalTarget(target string) string {
 	return canonical + target[len(path):]
 }
 
-// Canonicalise gives the host and the path of r the spelling of [Key], so that the response does
-// not have the spelling of its first client. It changes r. Path stays, because it is decoded.
+// Canonicalise gives the host and the path of r the spelling of [Key], so the response does not
+// have the spelling of its first client. It changes r. Path stays, because it is decoded.
 func Canonicalise(r *http.Request) {
 	if host, ok := CanonicalHost(r.Host); ok {
 		r.Host = host

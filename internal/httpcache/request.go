@@ -14,7 +14,7 @@ type Request struct {
 	Credentials bool
 	// Asked is the handler's request, for Options.Freshness.
 	Asked *http.Request
-	// NoStore reports that the response must not be stored (RFC 9111 section 5.2.1.5).
+	// NoStore: the response must not be stored (RFC 9111 section 5.2.1.5).
 	NoStore bool
 }
 

@@ -22,7 +22,7 @@ const (
 	FwdStale    Forward = "stale"     // the stored response is stale
 )
 
-// A Status is one cache's handling of a request: a member of Cache-Status (RFC 9211 section 2).
+// A Status is a cache's handling of a request: a member of Cache-Status (RFC 9211 section 2).
 type Status struct {
 	// Hit: the request was answered without the origin. Fwd, FwdStatus, Stored and Collapsed do not
 	// count.
@@ -33,9 +33,9 @@ type Status struct {
 	FwdStatus int
 	// TTL is the rest of the response's freshness, negative if it is stale.
 	TTL Delta
-	// Stored reports that the response was stored.
+	// Stored: the response was stored.
 	Stored bool
-	// Collapsed reports that the request shared another request's way to the origin.
+	// Collapsed: the request shared another request's way to the origin.
 	Collapsed bool
 	// Key is the response's cache key. Empty: left out.
 	Key string

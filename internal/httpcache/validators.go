@@ -106,8 +106,8 @@ func AsksForRanges(r *http.Request) bool {
 }
 
 // SingleRange returns the range that a GET asks for, of a response of that size with the header h.
-// It returns false for several ranges or none, for a range outside, and if If-Range does not have
-// the response's strong entity tag. Then the client gets the whole response (RFC 9110 sections
+// The result is false for several ranges or none, for a range outside, and if If-Range does not
+// have the response's strong entity tag. Then the client gets the whole response (RFC 9110 sections
 // 13.1.5 and 14.2).
 func SingleRange(r *http.Request, h http.Header, size int64) (first, length int64, ok bool) {
 	from, to, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")

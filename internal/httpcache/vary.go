@@ -16,7 +16,7 @@ import (
 const maxVary = 2 << 10
 
 // VaryNames returns the names in Vary (RFC 9110 section 12.5.5) in lower case, sorted, each once.
-// It returns false if no other request can match: for a "*" (RFC 9111 section 4.1), for a member
+// The result is false if no other request can match: for a "*" (RFC 9111 section 4.1), for a member
 // that is no field name, and for more than maxVary bytes, too many to look up for each request.
 func VaryNames(h http.Header) (names []string, ok bool) {
 	n := 0
@@ -60,7 +60,7 @@ func VariantKey(names []string, req http.Header, opt Options) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// selection is the names and their values' normal form, each with its length so that no two are equal.
+// selection is the names and their values' normal form, each with its length, so no two are equal.
 func selection(names []string, req http.Header, opt Options) (b []byte) {
 	appendString := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
@@ -84,7 +84,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 	return b
 }
 
-// Normalise gives each field of req its normal form, so that one [VariantKey] means the same values.
+// Normalise gives each field of req its normal form, so one [VariantKey] means the same values.
 func Normalise(req http.Header, opt Options) {
 	for name, lines := range req {
 		req[name] = normal(name, lines, opt)

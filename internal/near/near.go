@@ -26,7 +26,7 @@ type Item interface {
 // its places in the table and in the policy's queues, as `bench near` measures them.
 const Overhead = 272
 
-// A Tier holds items by key. It is safe for concurrent use.
+// A Tier holds items by key. All methods are safe for concurrent use.
 type Tier[T Item] struct {
 	clock *clock
 	max   int64 // in bytes

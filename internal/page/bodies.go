@@ -16,14 +16,14 @@ const smallBody = writePart
 // reasonMemory is the detail for a body that would pass HTTPOptions.MaxHeldBytes.
 const reasonMemory = "memory"
 
-// bodies count the bytes that clients hold beside the near tier. Each body counts once; a body that
-// is still written counts with its present length. It is safe for concurrent use.
+// bodies count the bytes that clients hold beside the near tier. Each body counts once; a body in
+// progress counts with its present length. All methods are safe for concurrent use.
 type bodies struct {
 	limit int64
 	near  func(key string, body spool.Body) bool // reports whether the near tier has the body
 
 	mu      sync.Mutex // guards the fields below
-	written int64      // bytes of the bodies that are still written
+	written int64      // bytes of the bodies in progress
 	sent    int64      // bytes of the complete bodies that are being sent
 	sending list.List  // the *sentBody of each, the eldest first
 	at      map[*byte]*list.Element
@@ -72,7 +72,7 @@ func (b *bodies) besideNear(fits int64) int64 {
 	return n
 }
 
-// An account is the share of one body in bodies, from its first byte until its first readers have left.
+// An account is the share of a body in bodies, from its first byte until its first readers have left.
 type account struct {
 	of     *bodies
 	n      int64         // guarded by of.mu
@@ -80,7 +80,7 @@ type account struct {
 	sent   *list.Element // guarded by of.mu: the complete body's element in sending
 }
 
-// reach raises the account to n bytes. It returns false if the sum would pass the limit.
+// reach raises the account to n bytes. The result is false if the sum would pass the limit.
 func (a *account) reach(n int64) bool {
 	b := a.of
 	b.mu.Lock()
@@ -126,8 +126,8 @@ func (a *account) close() {
 
 // send counts a complete body, which p is sending, until end is called. If the sum passes the
 // limit, send breaks off the clients of the eldest bodies. The refused alternative is to ask the
-// handler for a stored body: a stampede. Bodies that are still written take at most half of the
-// limit from complete ones: otherwise their slow clients would break off all clients of the others.
+// handler for a stored body: a stampede. Bodies in progress take at most half of the limit from
+// complete ones: otherwise their slow clients would break off all clients of the others.
 func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) {
 	if body.Len() <= smallBody {
 		return func() {}

@@ -9,29 +9,29 @@ import (
 )
 
 // This file bounds the requests that bypass the cache because of their fields, which any client can
-// send. For a page that may be served only a few of them run at a time, and the others get the page.
+// send. For a servable page only a few of them run at a time, and the others get the page.
 
 const (
-	// maxBypasses is the number of requests for one page that bypass the cache at a time.
+	// maxBypasses is the number of requests for a page that bypass the cache at a time.
 	maxBypasses = 8
 	// bypassPatience is how long an upgrade or an event stream waits for a place. A granted request
 	// gives its place back.
 	bypassPatience = time.Second
 )
 
-// bypasses are the bypasses of pages that may be served. It is safe for concurrent use.
+// bypasses are the bypasses of pages that may be served. All methods are safe for concurrent use.
 type bypasses struct {
 	mu sync.Mutex // guards of
 	of map[string]*keyBypasses
 }
 
-// keyBypasses are the bypasses of one key.
+// keyBypasses are the bypasses of a key.
 type keyBypasses struct {
 	places *semaphore.Weighted
 	users  int // requests with a place or waiting for one; guarded by bypasses.mu
 }
 
-// begin takes a place for the key until the first call of end. It returns false when ctx ends.
+// begin takes a place for the key until the first call of end. The result is false when ctx ends.
 func (b *bypasses) begin(ctx context.Context, key string) (end func(), ok bool) {
 	b.mu.Lock()
 	if b.of == nil {

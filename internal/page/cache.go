@@ -100,7 +100,7 @@ type Answer struct {
 	Item      *Item
 	Flown     bool // it came from a flight
 	Collapsed bool // the request joined another request's flight
-	// Live is the flight of an item that is still being made. The request is its caller until Left.
+	// Live is the flight of an item in progress. The request is its caller until Left.
 	Live interface{ Left() }
 }
 
@@ -110,7 +110,7 @@ type Binder interface{ Bind() Loader }
 // A Loader is a load: it may publish its response on the flight before it returns.
 type Loader func(ctx context.Context, a Attempt) (*Response, error)
 
-// An Attempt is one load of a flight, with its initial state. The flight may give it up and go on.
+// An Attempt is a load of a flight, with its initial state. The flight may give it up and go on.
 type Attempt interface {
 	Key() string
 	// Present is the latest known item of the key, nil if there is none.
@@ -120,7 +120,7 @@ type Attempt interface {
 	// Second reports that the first caller has waited for another load, and was outside its audience.
 	Second() bool
 	// Publish answers the flight's callers with a response that the load is still making: the callers
-	// of the audience that come before until. It returns false if the flight has given up the load.
+	// of the audience that come before until. The result is false if the flight has given up the load.
 	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool
 	// Tell ends the load with its result before the load returns.
 	Tell(res *Response, err error)
@@ -134,7 +134,7 @@ type Attempt interface {
 type Apart interface {
 	// Find returns the item of the key in the near tier or the store, nil if there is none.
 	Find(ctx context.Context) *Item
-	// Draft begins a response. It claims the epoch now, so that an invalidation fences it off.
+	// Draft begins a response. It claims the epoch now, so an invalidation fences it off.
 	Draft(ctx context.Context) Draft
 }
 

@@ -166,7 +166,7 @@ func (l *load) provesUncacheable(d *decision) bool {
 }
 
 // signpost returns the signpost to a response with this header. Nil: the call's key already selects the
-// response. It returns false if no request could find the response: Vary has too many names; or the
+// response. The result is false if no request could find the response: Vary has too many names; or the
 // response has a Vary, the request needs a variant, and the cache may still serve a response of the URL.
 func (l *load) signpost(header http.Header) (*variance, bool) {
 	vary, _ := httpcache.VaryNames(header)
@@ -219,7 +219,7 @@ func (l *load) remember(d *decision, reason string) *Response {
 }
 
 // record returns the value to keep under the load's key for the result res. A variant is written
-// under its own key first, so that a process that reads the signpost finds the variant.
+// under its own key first, so a process that reads the signpost finds the variant.
 func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	if l.spare != nil && httpcache.IsServerError(d.content().status) {
 		res.instead = l.spare
@@ -243,7 +243,7 @@ func (l *load) pointTo(post *variance) *Response {
 	case old != nil:
 		// The new signpost replaces the old signpost only if the old one is still there: after an
 		// invalidation it would lead to older responses. The old variant's key gets the new
-		// signpost too, for processes that have the old one in their near tier for NearTTL.
+		// signpost too, for processes with the old one in their near tier for NearTTL.
 		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):

@@ -44,7 +44,7 @@ type exchange struct {
 	writer  writer
 	cancel  context.CancelCauseFunc // ends the handler's context
 	running context.Context         // the handler's
-	// unlink separates the handler from the load's end. It returns false if one of them has ended.
+	// unlink separates the handler from the load's end. The result is false if one of them has ended.
 	unlink   func() bool
 	decided  chan struct{} // closed when decision is set
 	decision *decision     // nil before the handler has written its header

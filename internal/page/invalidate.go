@@ -102,9 +102,9 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 // its sweeps. Any client can send them, and must not make the log forget, which invalidates everything.
 const maxSoftUnsafe = sweeplog.MaxSweeps / 10
 
-// softly takes a place for an unsafe request's invalidation in the log. It returns false if the log
-// has no room, or if a line may be lost: without a Locker that answers, two processes may write at
-// the same moment, and one overwrites the other's line.
+// softly takes a place for an unsafe request's invalidation in the log. The result is false if the
+// log has no room, or if a line may be lost: without a Locker that answers, two processes may write
+// at the same moment, and one overwrites the other's line.
 func (m *Middleware) softly() bool {
 	if !m.cache.LogKeepsLines() || !m.soft.TryAcquire(1) {
 		return false
@@ -121,8 +121,8 @@ func Traits(fields []string) func(*Response) (tags []string, varies bool) {
 	return func(r *Response) ([]string, bool) { return r.traits(fields) }
 }
 
-// traits are the traits of a response for sweeps. A response that is still written and has turned
-// out to be a variant has the variant's traits: its readers get the variant.
+// traits are the traits of a response for sweeps. A response in progress that has turned out to be a
+// variant has the variant's traits, because its readers get the variant.
 func (r *Response) traits(fields []string) (tags []string, varies bool) {
 	if v := r.content(); v != r {
 		return v.tags(fields), false

@@ -21,9 +21,9 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file answers a request that waits: with a response that is still written, or with an error.
+// This file answers a request that waits: with a response in progress, or with an error.
 
-// A liveOutcome is the outcome of a reply with a response that is still written.
+// A liveOutcome is the outcome of a reply with a response in progress.
 type liveOutcome uint8
 
 const (
@@ -32,7 +32,7 @@ const (
 	liveBroken                    // it broke off before this client had any of it
 )
 
-// A reading is one client's share of a response that is still written.
+// A reading is one client's share of a response in progress.
 type reading struct {
 	*query
 	call   *call
@@ -43,7 +43,7 @@ type reading struct {
 	own    bool    // the handler runs for this client's request
 }
 
-// replyLive answers with a response that is still written, unless it is another variant.
+// replyLive answers with a response in progress, unless it is another variant.
 func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	res := s.Item.Value
 	excluded := q.excludedFrom(key)

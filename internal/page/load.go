@@ -12,7 +12,7 @@ import (
 
 // This file prepares a load: the items that the key has, and the request that the handler gets.
 
-// A load is one run of the handler for a flight, with its initial state. It is immutable.
+// A load is a run of the handler for a flight, with its initial state. It is immutable.
 type load struct {
 	m       *Middleware
 	owner   *call // the call that began the flight

@@ -300,10 +300,10 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 }
 
 // bypass hands a request to the handler that must not be answered from the cache, because of
-// reason. It returns false if the request gets the cached response all the same.
+// reason. The result is false if the request gets the cached response all the same.
 //
-// For a page that may be served, only a few such requests run at a time. The other requests get the
-// page. A request with a body gets a 503, because the page may not be its answer.
+// For a servable page, only a few such requests run at a time. The other requests get the page. A
+// request with a body gets a 503, because the page may not be its answer.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	endless := reason == reasonUpgrade || reason == reasonEventStream
@@ -343,8 +343,8 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	return true
 }
 
-// servable reports whether the near tier, or else the store, has a response for the target that may
-// be served. It does not check the log of sweeps: a request that is not let past asks again.
+// servable reports whether the near tier, or else the store, has a servable response for the target,
+// without regard to the log of sweeps: a refused request asks again.
 func (m *Middleware) servable(ctx context.Context, t target) bool {
 	key := t.key
 	for range maxHops {

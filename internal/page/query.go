@@ -14,7 +14,7 @@ import (
 
 // This file is a request on its way through the cache, with the conditions on its answer.
 
-// A query is one request on its way through the cache.
+// A query is a request on its way through the cache.
 type query struct {
 	m          *Middleware
 	w          http.ResponseWriter

@@ -81,7 +81,7 @@ func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windo
 	m.cache.Replace(key, old, res, f, func() { m.replacing.Delete(key) })
 }
 
-// prolong renews the record of unshareable responses in time, so that no request queues to find out.
+// prolong renews the record of unshareable responses in time, so no request queues to find out.
 func (m *Middleware) prolong(key string, it *Item, reason string, took time.Duration) {
 	if took > m.options.RebuildTimeout {
 		reason = reasonSlow

@@ -71,7 +71,7 @@ type variance struct {
 	names   []string  // request field names in lower case, and the pseudonyms
 	mark    string    // gives the variants new keys after an invalidation
 	built   *variants // the variants that this process has built; never stored
-	variant *Response // the response that has the names, while it is live
+	variant *Response // the response with the names, while it is live
 	id      string    // variant's key
 }
 

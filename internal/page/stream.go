@@ -15,7 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is a response that is still written: its readers' state, its owner's place, and its body.
+// This file is a response in progress: its readers' state, its owner's place, and its body.
 
 // A serverError is a handler's error status while there is a stale response to serve instead.
 type serverError int
@@ -117,7 +117,8 @@ func (r *recording) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A place belongs to a client whose request may run the handler. It is safe for concurrent use.
+// A place belongs to a client whose request may run the handler. All methods are safe for
+// concurrent use.
 type place struct {
 	client  string // see query.client
 	earlier *place // of the same query
@@ -175,7 +176,7 @@ func (p *place) attached() (*spool.Reader, bool) {
 	return p.reader, p.reader != nil
 }
 
-// leave gives the place up, so that no body waits for it.
+// leave gives the place up, so no body waits for it.
 func (p *place) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// This file bounds the variants of one key. A client that can fill a field of Vary, such as
+// This file bounds the variants of a key. A client that can fill a field of Vary, such as
 // User-Agent, can ask for a new variant with each request. One key must not take the whole near
 // tier, nor fill the store with variants that are never asked for again.
 
@@ -21,9 +21,9 @@ const (
 
 var variantSeed = maphash.MakeSeed()
 
-// variants are the recently built variants of one URL: the variants of requests that need one
-// because of a pseudonym, and the others. Any client can invent the former for any URL, and must
-// not shut out the latter. The zero value is empty. It is safe for concurrent use.
+// variants are the recently built variants of a URL: the variants of requests that need one because
+// of a pseudonym, and the others. Any client can invent the former for any URL, and must not shut
+// out the latter. The zero value is empty. All methods are safe for concurrent use.
 type variants struct{ needed, named variantSet }
 
 func (v *variants) of(needed bool) *variantSet {
@@ -33,7 +33,7 @@ func (v *variants) of(needed bool) *variantSet {
 	return &v.named
 }
 
-// A variantSet is a set of variants of one URL.
+// A variantSet is a set of variants of a URL.
 type variantSet struct {
 	mu    sync.Mutex                   // guards the fields below
 	built map[uint64]durations.Instant // a variant's hash, to when it last was built or wanted

@@ -117,7 +117,7 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 	return u.ResponseWriter.Write(p)
 }
 
-// ReadFrom uses the real writer's, so that a proxied body is not copied through this writer.
+// ReadFrom uses the real writer's, so a proxied body is not copied through this writer.
 func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 	if u.cut != nil {
 		return io.Copy(struct{ io.Writer }{u}, r)

@@ -86,8 +86,8 @@ func (w *writer) close(status int, h http.Header) {
 }
 
 // release ends the wait for more of the body; more is the last part. An undecided type is guessed
-// here, so that readers of the growing body and of the whole body get the same type. The held bytes
-// go on in one piece, because net/http guesses from one piece.
+// here, so readers of the growing body and of the whole body get the same type. The held bytes go
+// on in one piece, because net/http guesses from one piece.
 func (w *writer) release(more []byte) (err error) {
 	start := more
 	if len(w.first) > 0 {

@@ -117,8 +117,8 @@ func (h *Hedges) Earn(share float64) {
 	h.tokens = min(h.tokens+share, maxHedges)
 }
 
-// Take takes a hedge from the bucket. It returns false if the bucket has none, or if the origin is
-// slow for all holders: then a hedge would add to the load.
+// Take takes a hedge from the bucket. The result is false if the bucket has none, or if the origin
+// is slow for all holders: then a hedge would add to the load.
 func (h *Hedges) Take() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -14,13 +14,13 @@ type Shared struct {
 	hand *Hand      // the present taking, nil if there are no holders
 }
 
-// A Hand is one taking of a shared slot.
+// A Hand is a taking of a shared slot.
 type Hand struct {
-	// Spent reports that a load has taken the slot. The holders guard it.
+	// Spent: a load has taken the slot. The holders guard it.
 	Spent bool
 
 	of      *Shared
-	holders int           // guarded by of.mu: the rebuilds that have the slot or wait for it
+	holders int           // guarded by of.mu: the rebuilds with the slot, or waiting for it
 	taken   chan struct{} // closed when the slot is there
 	free    func()        // guarded by of.mu: gives the slot back; nil until it is there
 	abandon func()        // ends the wait for the slot

@@ -22,8 +22,8 @@ type Source interface {
 	Unqueue()
 }
 
-// Slots are the slots of one cache. A load that waits for another key, of any cache of this
-// process, holds its slot without using the origin. So MaxRebuilds has two bounds:
+// Slots are the slots of a cache. A load that waits for another key, of any cache of this process,
+// holds its slot without using the origin. So MaxRebuilds has two bounds:
 //
 //   - A rebuild for which no load waits begins while fewer than size loads hold a slot, waiting or
 //     not. Otherwise loads would begin without end while the first loads are half done.
@@ -61,7 +61,7 @@ type Demand struct{ load atomic.Bool }
 // ByLoad reports whether a load waits.
 func (d *Demand) ByLoad() bool { return d.load.Load() }
 
-// A request is one wait for a slot. Slots.mu guards all fields except taken.
+// A request is a wait for a slot. Slots.mu guards all fields except taken.
 type request struct {
 	demand *Demand
 	in     *list.List // the list with the request, nil once it has its slot
@@ -70,8 +70,8 @@ type request struct {
 	taken  chan struct{} // closed when free is set
 }
 
-// Try takes a slot if there is one and no rebuild waits. It returns the function that gives it
-// back, or nil.
+// Try takes a slot if there is one and no rebuild waits. It returns the function that gives it back,
+// or nil.
 func (s *Slots) Try() (free func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

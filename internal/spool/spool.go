@@ -156,8 +156,8 @@ func (s *Spool) Write(p []byte) (int, error) {
 		}
 		c := s.tail
 		free := c.buf[c.n:]
-		// The copy is outside the lock, so that a large Write does not hold up the readers of
-		// earlier bytes. Only the writer uses free, and drop leaves a chunk alone that is not full.
+		// The copy is outside the lock, so a large Write does not hold up the readers of earlier
+		// bytes. Only the writer uses free, and drop leaves a chunk alone that is not full.
 		s.mu.Unlock()
 		n := copy(free, p[written:])
 		s.mu.Lock()
@@ -182,7 +182,7 @@ func (s *Spool) grow(there int) {
 		}
 	}
 	if s.overflow {
-		// Small against the limit, so that the readers and the writer do not take turns.
+		// Small against the limit, so the readers and the writer do not take turns.
 		size = min(size, max(minChunk, int(min(s.limit/4, maxChunk))))
 	} else {
 		size = int(min(int64(size), s.limit-s.size))
@@ -306,8 +306,8 @@ func (s *Spool) Close() error {
 
 // CloseWithError breaks the body off: a waiting Write returns err, and so does a CopyTo after the
 // bytes that are already written. A nil err becomes ErrClosed. An io.EOF becomes an
-// io.ErrUnexpectedEOF, so that no reader takes the broken body for a complete one. After the body's
-// end it does nothing. Any goroutine may call it.
+// io.ErrUnexpectedEOF, so no reader takes the broken body for a complete one. After the body's end
+// it does nothing. Any goroutine may call it.
 func (s *Spool) CloseWithError(err error) {
 	switch {
 	case err == nil:
@@ -327,7 +327,7 @@ func (s *Spool) Overflowed() bool {
 	return s.overflow
 }
 
-// NewReader returns a Reader that begins at byte 0. It returns false if byte 0 was dropped, or if the
+// NewReader returns a Reader that begins at byte 0. The result is false if byte 0 was dropped, or if the
 // body is broken off: a new client can still get a whole one elsewhere. The caller closes the Reader.
 func (s *Spool) NewReader() (*Reader, bool) {
 	s.mu.Lock()
@@ -490,8 +490,8 @@ func (r *Reader) pass() {
 // CopyTo writes the rest of the body to w as it grows, and returns the number of bytes written. It
 // returns nil at the end of a complete body, else the error of the body, of w or of flush.
 //
-// flush, if not nil, runs before each wait that follows a write, so that no byte sits in w's
-// buffers, and before the first wait if the spool's Flush was called.
+// flush, if not nil, runs before each wait that follows a write, so no byte sits in w's buffers,
+// and before the first wait if the spool's Flush was called.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
 	var total int64
 	var idle func() error // flush, if a write has followed the last flush

@@ -10,7 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// A Sweep invalidates all keys with something in common. It is one line of the log.
+// A Sweep invalidates all keys with something in common. It is a line of the log.
 type Sweep struct {
 	Epoch uint64 `json:"epoch"` // of the commit that wrote the line
 	Kind  Kind   `json:"kind"`
@@ -81,7 +81,7 @@ func (s *Sweep) repeats(earlier Sweep) bool {
 	return !s.Soft && (s.Kind == earlier.Kind && s.What == earlier.What || s.Kind == ByPrefix && s.What == "")
 }
 
-// A Log is one state of the log. It does not change.
+// A Log is a state of the log. It does not change.
 type Log struct {
 	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load saw no
 	// later log may have been swept, and counts as swept.
@@ -110,7 +110,7 @@ func Only(sweeps []Sweep, now durations.Instant) *Log {
 	return l
 }
 
-// decode returns the log in a store's entry. It returns false if the entry has no log: then the
+// decode returns the log in a store's entry. The result is false if the entry has no log: then the
 // sweeps are unknown, and every value that was loaded before must count as swept.
 func decode(entry driver.Entry) (*Log, bool) {
 	l := &Log{epoch: entry.Epoch}

@@ -54,7 +54,7 @@ type Config struct {
 	Take func(known, next *Log, publish func())
 }
 
-// A Replica is a process's copy of the log, nil for a cache without a log. It is safe for
+// A Replica is a process's copy of the log, nil for a cache without a log. All methods are safe for
 // concurrent use.
 type Replica struct {
 	Config

@@ -275,7 +275,7 @@ func count(entries []probe.Entry) (n [len(numbers)]int) {
 	return [...]int{len(functions), len(files), returns, len(entries)}
 }
 
-// median is the median of one count of a walk.
+// median is the median of a count of a walk.
 func median(w probe.Walk, number int) int {
 	var values []int
 	for _, entries := range w.Repeats {

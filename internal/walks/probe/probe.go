@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A Walk is one way through the library, recorded several times.
+// A Walk is a way through the library, recorded several times.
 type Walk struct {
 	Name    string
 	Repeats [][]Entry
