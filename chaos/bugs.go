@@ -31,7 +31,7 @@ type bug struct {
 	serve func(get, load call) call
 	// load replaces the cache's load.
 	load func(load call) call
-	// tune changes the seed's schedule into one that shows the bug. Nil: every schedule shows it.
+	// tune changes the seed's schedule to show the bug. Nil: every schedule does.
 	tune func(*schedule)
 }
 
@@ -203,7 +203,7 @@ func (d deleted) release(ctx context.Context, key string, _ driver.Lease) error 
 	return d.free(ctx, key)
 }
 
-// neverRenewed reports a renewal that it has not made.
+// neverRenewed reports renewals without renewing.
 type neverRenewed struct{}
 
 func (neverRenewed) renew(context.Context, driver.Lease, time.Duration) error { return nil }
@@ -463,7 +463,7 @@ type noLease struct{}
 func (noLease) Renew(context.Context, time.Duration) error { return nil }
 func (noLease) Release(context.Context) error              { return nil }
 
-// proud is a process that continues a load that it has given up, and serves its value once.
+// proud is a process that continues an abandoned load, and serves the value once.
 var proud = &prouds{values: map[string]string{}}
 
 type prouds struct {

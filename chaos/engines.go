@@ -52,7 +52,7 @@ type client struct {
 	locker driver.Locker
 	store  driver.Store
 	// free is release by plain delete, as by another client: it frees the lease on key of any
-	// holder. A planted bug calls it. Nil in engines without that bug.
+	// holder, as a planted bug does. Nil in engines without the bug.
 	free  func(ctx context.Context, key string) error
 	close func() error
 }
@@ -212,10 +212,10 @@ func engineOf(name string) (engine, error) {
 	return engine{}, fmt.Errorf("no engine is called %q", name)
 }
 
-// redisFleet is the engine that is store and locker in one, and is never paired with another.
+// redisFleet is store and locker together, and never paired with another engine.
 const redisFleet = "redisfleet"
 
-// stores are the engines that keep entries, lockers the engines that elect.
+// stores are engines with entries, lockers engines with elections.
 var (
 	stores  = []string{"redis", "memcached"}
 	lockers = []string{"redis", "memcached", "etcd", "zookeeper", "dynamodb"}

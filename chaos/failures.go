@@ -35,7 +35,7 @@ func (p *past) failure(events []event) {
 // Only three cases are excused, because the claim was answered:
 //
 //   - A process without an answer since then may have loaded without the store.
-//   - A process that knew something later than the store follows that.
+//   - A process may know something later than the store.
 //   - A process whose own load failed may try earlier after a load of another key has succeeded.
 func (p *past) pause(key string, events []event) {
 	announced := map[uint64]event{} // by epoch

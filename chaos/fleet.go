@@ -27,7 +27,7 @@ type fleetRun struct {
 	tb      testing.TB
 	seed    int64
 	plan    schedule
-	engines []engine              // the store's and the locker's, one if it is both
+	engines []engine              // the store's and the locker's, or a common engine
 	servers []*testserver.Server  // the engines' servers
 	proxies [][]*testserver.Proxy // by worker and engine
 	origin  *httptest.Server
@@ -291,7 +291,7 @@ func (r *fleetRun) carryOut(rest time.Duration) {
 	endUntil(start.Add(r.plan.steps[len(r.plan.steps)-1].at + rest))
 }
 
-// inflict begins a step that lasts, and returns the function that ends it.
+// inflict begins a lasting step, and returns the function for the end.
 func (r *fleetRun) inflict(s step) (end func()) {
 	link := r.proxies[s.worker][s.engine]
 	server := r.servers[s.engine]

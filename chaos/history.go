@@ -137,13 +137,13 @@ func (e *event) failed() bool {
 type recorder struct {
 	ids atomic.Uint64
 	// sink takes an event. With urgent it returns only when the end of this process cannot lose the
-	// event: a call that affects others is recorded before it begins.
+	// event: a call with effects on others is recorded beforehand.
 	sink func(e event, urgent bool)
 }
 
 func (r *recorder) id() uint64 { return r.ids.Add(1) }
 
-// begin records the begin of a call that may have an effect even if its end is never recorded.
+// begin records the begin of a call, which may have an effect without a recorded end.
 func (r *recorder) begin(e event) event {
 	e.ID, e.Begin, e.Result = r.id(), now(), began
 	r.sink(e, true)
@@ -215,7 +215,7 @@ func (e *event) entered(entry driver.Entry) {
 	e.Sum = h.Sum64()
 }
 
-// recordStore returns s with a record of its calls, and with its notices if it has any.
+// recordStore returns s with a record of the calls, and with the notices, if any.
 func recordStore(s driver.Store, r *recorder) driver.Store {
 	recorded := &recordedStore{s, r}
 	if n, ok := s.(driver.Notifier); ok {
@@ -290,7 +290,7 @@ func (s *recordedStore) Invalidate(ctx context.Context, key string) error {
 	return err
 }
 
-// recordLocker returns l with a record of its calls, and with its watches if it has any.
+// recordLocker returns l with a record of the calls, and with the watches, if any.
 func recordLocker(l driver.Locker, r *recorder) driver.Locker {
 	recorded := &recordedLocker{l, r}
 	if w, ok := l.(driver.Watcher); ok {
@@ -358,7 +358,7 @@ type fleetEngine interface {
 	driver.Watcher
 }
 
-// recordEngine returns eng with a record of its calls. An election is its equivalent calls at its time.
+// recordEngine returns eng with a record of the calls. An election becomes the equivalent calls.
 func recordEngine(eng fleetEngine, r *recorder) fleetEngine {
 	return &recordedEngine{
 		Store: &recordedStore{eng, r}, Locker: &recordedLocker{eng, r}, Notifier: &recordedNotifier{eng, r}, Watcher: eng,

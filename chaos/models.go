@@ -34,7 +34,7 @@ func (s span) meets(o span) bool { return s.begin <= o.end && o.begin <= s.end }
 
 type storeCall struct {
 	event
-	// atomic: the commit writes and fences at the same moment, so a call that sees one sees the other.
+	// atomic: the commit writes and fences at the same moment, and a call sees both or neither.
 	atomic bool
 	// excused: an invalidation without an answer may have been carried out.
 	excused bool
@@ -173,7 +173,7 @@ type owner struct {
 // lockState is the holder of a key's lease.
 type lockState struct {
 	holder owner
-	until  int64 // when its holder stops counting on it
+	until  int64 // when the holder stops counting on the lease
 	token  uint64
 }
 
@@ -268,7 +268,7 @@ func linearizable(model porcupine.Model, ops []porcupine.Operation) (text string
 	case porcupine.Unknown:
 		return "", false
 	}
-	// The shortest prefix that is not linearizable ends with the call that does not fit.
+	// The shortest prefix that is not linearizable ends with the wrong call.
 	slices.SortStableFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
 	bad := 1 + searchFirst(len(ops), func(n int) bool {
 		// Calls that had begun by then may belong to the prefix.

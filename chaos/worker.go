@@ -62,7 +62,7 @@ type order struct {
 	Callers int
 }
 
-// work is the program of a worker process. It ends when its input ends.
+// work is the program of a worker process, until the end of the input.
 func work(config string) error {
 	var c workerConfig
 	if err := json.Unmarshal([]byte(config), &c); err != nil {

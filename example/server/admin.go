@@ -62,7 +62,7 @@ func rebound(r *http.Request) bool {
 	return r.Header["Origin"] != nil || r.Header.Get("Sec-Fetch-Site") == "same-origin"
 }
 
-// healthz tells a load balancer whether to send requests. It ignores engines that are down.
+// healthz tells a load balancer whether to send requests. Engines that are down do not count.
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if s.draining.Load() {

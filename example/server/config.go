@@ -15,7 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is the command line: each flag with its default, its values, and its sentence in -h.
+// This file is the command line: each flag with default, values, and sentence in -h.
 
 // A config is the values of the flags.
 type config struct {

@@ -54,7 +54,7 @@ func (e *engines) connectDynamoDB(c config) {
 	e.locker = dynamolock.New(client, c.dynamodbTable)
 	e.remote = append(e.remote, engine{"dynamodb", []string{endpoint}, func(ctx context.Context) error {
 		// The lookout asks at the start, and after a call of the locker without an answer: the
-		// table may be missing. If it exists, this call only checks it.
+		// table may be missing. An existing table is only checked.
 		return dynamolock.CreateTable(ctx, client, c.dynamodbTable)
 	}})
 	e.ends = append(e.ends, func() error {

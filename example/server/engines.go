@@ -31,7 +31,7 @@ import (
 // briefly, and memcached's default is 1024 for the whole fleet.
 const connections = 128
 
-// engines are the store and the locker, nil if the cache needs none, or one engine that is both.
+// engines are the store and the locker, nil if the cache needs none, or an engine that is both.
 type engines struct {
 	store  driver.Store
 	locker driver.Locker

@@ -31,7 +31,7 @@ func (p *pen) routes(r chi.Router) {
 	r.Get("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.Header().Set("Cache-Control", "max-age=60")
-		// The page is one file: any other request of it is a mistake.
+		// The page is one file: any other request is a mistake.
 		w.Header().Set("Content-Security-Policy",
 			"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 		fmt.Fprint(w, livePage)

@@ -34,7 +34,7 @@ func (o *herdOrigin) begin(capacity int) {
 	o.loads, o.places = 0, make(chan struct{}, capacity)
 }
 
-// enter counts a load in. It returns the places, and the function that counts the load out.
+// enter counts a load in, and returns the places and the function to count the load out.
 func (o *herdOrigin) enter(page int) (places chan struct{}, leave func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

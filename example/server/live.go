@@ -46,7 +46,7 @@ var settings = []setting{
 	{"locker_down", 0, 1, 0, true},
 }
 
-// A pen keeps the herd. All visitors of the page share its settings, and one herd at a time.
+// A pen keeps the herd. All visitors of the page share the settings, and one herd at a time.
 type pen struct {
 	ctx    context.Context // ends with the pen, and ends every request of a herd
 	cancel context.CancelFunc
@@ -67,7 +67,7 @@ type pen struct {
 	last herdRun
 }
 
-// A herdRun is a release of the herd, from its settings to its end.
+// A herdRun is a release of the herd, from settings to end.
 type herdRun struct {
 	number         int // 0: no herd was released yet
 	running        bool

@@ -62,7 +62,7 @@ func (l *lookout) run(ctx context.Context) {
 	}
 }
 
-// look probes one engine, and logs a change. It returns since when the engine is down.
+// look probes an engine, logs a change, and returns since when the engine is down.
 func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time {
 	limited, cancel := context.WithTimeout(ctx, probePause)
 	defer cancel()

@@ -19,7 +19,7 @@ import (
 
 // newProxy returns a handler that asks the upstream.
 //
-// The upstream gets its own Host, because many upstreams know themselves by one name only.
+// The upstream gets its own Host, because many upstreams know only their own name.
 // X-Forwarded-Host (if the client asked for a name), -Proto and -For describe the client. The
 // client's own fields of these names are dropped: the cache's key does not contain them, so one
 // client could choose the answer for all. X-Forwarded-For names the client whose request began the
@@ -51,7 +51,7 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 					r.Out.Header.Del(name)
 				}
 			}
-			r.Out.URL.RawQuery = r.In.URL.RawQuery // also a query that does not parse: the key has it
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also an unparsable query, which the key has too
 			r.SetURL(upstream)
 			r.SetXForwarded()
 			if r.In.Host == noName { // requested by address
@@ -86,7 +86,7 @@ func newTwice(kept *http.Transport) twice {
 func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case r.Body != nil && r.Body != http.NoBody || !repeatable(r):
-		return t.kept.RoundTrip(r) // net/http repeats it only if nothing of it was sent
+		return t.kept.RoundTrip(r) // net/http repeats only a request of which nothing was sent
 	case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions:
 		// these are few; the body below would hide their length of 0
 		return t.fresh.RoundTrip(r)
@@ -102,7 +102,7 @@ func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.fresh.RoundTrip(r)
 }
 
-// repeatable reports whether net/http repeats a request that it has sent.
+// repeatable reports whether net/http repeats a sent request.
 func repeatable(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:

@@ -112,7 +112,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 		defer close(stopped)
 		endWatch()
 		<-watched
-		s.cache.Close() // before its engines, to which it returns its leases
+		s.cache.Close() // before the engines, which get the leases back
 		engines.close()
 		site.close()
 	}()
@@ -192,7 +192,7 @@ func (s *server) router(site site) http.Handler {
 	}
 	r.Use(nameHost)
 	r.Use(s.cache.Handler)
-	r.Use(middleware.GetHead) // behind the cache: for a HEAD that bypasses it
+	r.Use(middleware.GetHead) // behind the cache: for a HEAD past the cache
 	site.routes(r)
 	return r
 }
@@ -213,7 +213,7 @@ func siteHost(host string) string {
 	return host
 }
 
-// nameHost is the middleware in front of the cache that replaces each Host by its siteHost.
+// nameHost is the middleware before the cache that replaces each Host by the siteHost.
 func nameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name := siteHost(r.Host); name != r.Host {

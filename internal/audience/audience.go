@@ -12,7 +12,7 @@ const (
 )
 
 // Admits reports whether a call is in the audience. began: the call has begun the flight.
-// sameClient: it has the same client as the call that began the flight.
+// sameClient: the call that began the flight has the same client.
 func (a Audience) Admits(began, sameClient bool) bool {
 	return began || a == Everyone || a == Alike && sameClient
 }

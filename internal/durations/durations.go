@@ -18,7 +18,7 @@ func Between(from, to Instant) time.Duration {
 	return Forever
 }
 
-// Add adds two durations that are not negative. It returns Forever instead of wrapping round.
+// Add adds two durations that are not negative, up to Forever instead of wrapping round.
 func Add(a, b time.Duration) time.Duration {
 	if s := a + b; s >= a {
 		return s

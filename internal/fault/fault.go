@@ -34,7 +34,7 @@ var (
 	// ErrOverloaded ends a call when there is no room for its rebuild.
 	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
 
-	// ErrInvalidated is the cause that cancels a load when its key is invalidated.
+	// ErrInvalidated cancels a load whose key is invalidated.
 	ErrInvalidated = errors.New("bellwether: key invalidated during its rebuild")
 
 	// ErrNothing is the failure of a load that has answered its audience while it ran, and has
@@ -152,7 +152,7 @@ func Says(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
-// NotFound reports whether a load has reported that its value does not exist.
+// NotFound reports whether a load found no value.
 func NotFound(err error) bool { return Says(err, driver.ErrNotFound) }
 
 // IsAnswer reports whether an engine's error is an answer, and no silence.

@@ -1,6 +1,6 @@
 // Package gate makes the calls of an engine that may be down. A call has a time limit. A run of
 // failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds the
-// time that one flight loses to all engines together.
+// time that a flight loses to all engines together.
 //
 // An engine may be several servers with one of them down. The failures of that server's keys stop
 // the calls for these keys only.
@@ -54,7 +54,7 @@ const (
 type Gate struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
-	tripped atomic.Bool // the circuit is not closed; it closes, and leaves that state, with a call alone
+	tripped atomic.Bool // the circuit is not closed; only a call changes the state
 
 	mu       sync.Mutex                            // guards the fields below
 	asking   map[*context.CancelCauseFunc]struct{} // the contexts of WhileUp
@@ -168,7 +168,7 @@ func (g *Gate) Fails(key string) bool {
 	return time.Since(g.failed) < 2*Pause
 }
 
-// silent reports whether the whole engine is silent, and not one of its servers.
+// silent reports whether the whole engine is silent, and not a single server.
 func (g *Gate) silent(timeout time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

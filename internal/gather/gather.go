@@ -66,7 +66,7 @@ type Member[K, R any] struct {
 type state uint8
 
 const (
-	looking state = iota // on its way to its load or its end
+	looking state = iota // on the way to a load or the end
 	away                 // it waits for another process
 	loading              // in a round
 	ended
@@ -80,10 +80,10 @@ func (g *Group[K, R]) Join(key K, order int) *Member[K, R] {
 	return &Member[K, R]{group: g, key: key, order: order}
 }
 
-// Held reports that the member waits for another process: no other member waits for it.
+// Held reports the member's wait for another process: the other members go on.
 func (m *Member[K, R]) Held() { m.turnTo(away) }
 
-// End reports that the member has ended, with or without an answer.
+// End reports the member's end, with or without an answer.
 func (m *Member[K, R]) End() { m.turnTo(ended) }
 
 func (m *Member[K, R]) turnTo(s state) {
@@ -116,7 +116,7 @@ func (m *Member[K, R]) Wait(ctx context.Context, d *slots.Demand) (free func()) 
 	}
 }
 
-// shares reports whether the member's next slot is the first load's, or one of its own.
+// shares reports whether the member's next slot is the first load's.
 func (m *Member[K, R]) shares() bool {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
@@ -183,7 +183,7 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
-		// The load for which its slot was has begun without it.
+		// The slot's load has begun without the member.
 		if s.hand = slots.Own(m.group.Slots.Wait(ctx, &m.group.Demand)); s.hand != nil {
 			defer s.hand.Release()
 			r = m.arrive(ctx, s)
@@ -224,7 +224,7 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	}
 	r := g.open
 	if r == nil {
-		// The values of the context stay; its end is one member's only.
+		// The values of the context stay; the end is one member's only.
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 		r = &round[K, R]{opened: time.Now(), cancel: cancel, done: make(chan struct{})}
 		r.load = func(h *slots.Hand) {

@@ -11,22 +11,22 @@ import (
 	"github.com/bellwether-go/bellwether/internal/near"
 )
 
-// An Item is an answer for a key in this process. It is immutable once the near tier or a flight has it.
+// An Item is an answer for a key in this process, immutable in the near tier and in a flight.
 type Item[V any] struct {
 	Lifetime
 	Kind    driver.EntryKind
 	weight  uint32            // its memory in the near tier; 0 if not weighed yet
 	Value   V                 // if Kind is driver.KindValue
-	Epoch   uint64            // of the rebuild that made it, or of the store's entry if Beside; 0: none
+	Epoch   uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
 	Build   time.Duration     // the duration of that rebuild
 	Err     error             // the last failure, if Failures > 0
 	Trusted durations.Instant // until then it is valid without asking the store
-	Beside  bool              // the store has not taken it: it stands beside the store's entry of that epoch
+	Beside  bool              // the store has refused the item, which stands beside the entry of that epoch
 	Early   EarlyTry
 	Marks   *Marks // what its load has returned beside the value; nil: nothing
-	// Position is the position of the log of sweeps that its load saw.
+	// Position is the position of the load's log of sweeps.
 	Position uint64
-	Made     durations.Instant // just after its load began in this process; 0 if no load here made it
+	Made     durations.Instant // just after the load began in this process; 0: no load here
 }
 
 // Marks are the results of a load beside its value. They are immutable.
@@ -35,7 +35,7 @@ type Marks struct {
 	Tags      []string // names for sweeps
 }
 
-// Found is a copy for a flight that has found the item, and has not made it.
+// Found is a copy for a flight that has found the item.
 func (it *Item[V]) Found(trusted durations.Instant) *Item[V] {
 	c := *it
 	c.Trusted, c.Made = trusted, 0
@@ -122,7 +122,7 @@ func (it *Item[V]) Adopt(known *Item[V]) {
 	it.Early, it.RetryAt = known.Early, min(it.RetryAt, known.RetryAt)
 }
 
-// Unweighed is a copy that may change before it is weighed.
+// Unweighed is a copy without a weight, for changes.
 func (it *Item[V]) Unweighed() *Item[V] {
 	c := *it
 	c.weight = 0

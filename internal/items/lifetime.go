@@ -72,7 +72,7 @@ func (l *Lifetime) BackingOff(now durations.Instant) bool {
 // callers.
 func (l *Lifetime) RemembersFailures() bool { return l.Failures > 0 && l.RetryAt > l.Born }
 
-// StaleFrom returns the lifetime with its freshness ending at t at the latest. Its windows begin then.
+// StaleFrom returns the lifetime with freshness until t at most. The windows begin then.
 func (l Lifetime) StaleFrom(t durations.Instant) Lifetime {
 	// A plain difference could overflow: an old value may precede the clock.
 	if t = max(t, l.Born); t < l.FreshUntil {

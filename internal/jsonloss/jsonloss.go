@@ -59,7 +59,7 @@ type place struct {
 	t reflect.Type
 	// addressable: the encoder also calls methods of *t.
 	addressable bool
-	// decoded: the type around it has a decoder of its own.
+	// decoded: the surrounding type has a decoder of its own.
 	decoded bool
 	// inField: it is a part of a struct.
 	inField bool
@@ -214,7 +214,7 @@ func (c *check) visitKeys(p place, path string) {
 	}
 }
 
-// A field is a field that JSON finds in a struct or in its embedded structs.
+// A field is a JSON field of a struct or of an embedded struct.
 type field struct {
 	place
 	path   string
@@ -263,7 +263,7 @@ func dominant(fields []field) int {
 	return one
 }
 
-// fields returns the fields that JSON finds in a struct and in its embedded structs.
+// fields returns the JSON fields of a struct and of embedded structs.
 func (c *check) fields(p place, path string) (found []field) {
 	p.inField = true
 	done := map[reflect.Type]bool{}

@@ -11,7 +11,7 @@ import (
 	"github.com/maypok86/otter/v2"
 )
 
-// An Item is a pointer to a value that does not change while a tier has it.
+// An Item is a pointer to a value, unchanged while in a tier.
 type Item interface {
 	comparable
 	// Weight is the memory that the item takes, in bytes.
@@ -93,7 +93,7 @@ func (n *Tier[T]) Put(key string, it T, callers int) {
 	n.write(key, it, callers, func(T) bool { return true })
 }
 
-// Replace is Put for one caller, unless the key has an item that does not yield.
+// Replace is Put for one caller, unless the key's item does not yield.
 func (n *Tier[T]) Replace(key string, it T, yields func(old T) bool) {
 	n.write(key, it, 1, yields)
 }

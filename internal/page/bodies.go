@@ -29,12 +29,12 @@ type bodies struct {
 	at      map[*byte]*list.Element
 }
 
-// A sentBody is a complete body that is being sent. bodies.mu guards it.
+// A sentBody is a complete body on the way to clients. bodies.mu guards all fields.
 type sentBody struct {
 	key     string
 	body    spool.Body
 	clients map[*pacedWriter]struct{}
-	joined  bool // it has readers from the time when it was written
+	joined  bool // clients read it that joined while it was written
 }
 
 // hold returns the element of a complete body in sending, and adds it if necessary. b.mu is held.
@@ -72,7 +72,7 @@ func (b *bodies) besideNear(fits int64) int64 {
 	return n
 }
 
-// An account is the share of a body in bodies, from its first byte until its first readers have left.
+// An account is the share of a body in bodies, from the first byte until the first readers have left.
 type account struct {
 	of     *bodies
 	n      int64         // guarded by of.mu

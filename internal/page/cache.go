@@ -41,7 +41,7 @@ type Cache interface {
 	Wait(w *Waiting, b Binder)
 	// Refresh begins a flight for a key with a fresh item, unless there is one, and does not wait.
 	Refresh(ctx context.Context, key string, it *Item, client string, b Binder)
-	// Landing waits for the end of the flight that has published the item, and returns its error.
+	// Landing waits for the end of the item's flight, and returns the flight's error.
 	Landing(ctx context.Context, key string, it *Item) error
 	// Within returns the request's context with its rebuild's values, except the value of own.
 	Within(request, rebuild context.Context, own any) context.Context
@@ -80,7 +80,7 @@ type Cache interface {
 	OnError(key string, err error)
 }
 
-// A Waiting is a request that waits for a key, with its answer after the wait.
+// A Waiting is a request's wait for a key, and then the answer.
 type Waiting struct {
 	Ctx   context.Context
 	Key   string
@@ -104,20 +104,20 @@ type Answer struct {
 	Live interface{ Left() }
 }
 
-// A Binder gives the load of a flight. The flight calls Bind for the request that begins it, at once.
+// A Binder gives the load of a flight. The flight calls Bind for its first request, at once.
 type Binder interface{ Bind() Loader }
 
-// A Loader is a load: it may publish its response on the flight before it returns.
+// A Loader is a load: it may publish a response on the flight before the return.
 type Loader func(ctx context.Context, a Attempt) (*Response, error)
 
-// An Attempt is a load of a flight, with its initial state. The flight may give it up and go on.
+// An Attempt is a load of a flight, with its initial state. The flight may give up the load and go on.
 type Attempt interface {
 	Key() string
 	// Present is the latest known item of the key, nil if there is none.
 	Present() *Item
 	// Position is the position of the log of sweeps that was known when the load began.
 	Position() uint64
-	// Second reports that the first caller has waited for another load, and was outside its audience.
+	// Second reports whether the first caller was outside the audience of an earlier load.
 	Second() bool
 	// Publish answers the flight's callers with a response that the load is still making: the callers
 	// of the audience that come before until. The result is false if the flight has given up the load.
@@ -134,7 +134,7 @@ type Attempt interface {
 type Apart interface {
 	// Find returns the item of the key in the near tier or the store, nil if there is none.
 	Find(ctx context.Context) *Item
-	// Draft begins a response. It claims the epoch now, so an invalidation fences it off.
+	// Draft begins a response. The epoch is claimed now, so an invalidation fences the response off.
 	Draft(ctx context.Context) Draft
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the waiting request's side of an exchange, and its goroutine's work while it waits.
+// This file is the waiting request's side of an exchange, and the work of its goroutine meanwhile.
 
 // A call is a request that waits for a key.
 type call struct {

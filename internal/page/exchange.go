@@ -71,7 +71,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	}
 	returned := false
 	defer func() {
-		if !returned { // a Goexit: this is the only place that can report whose failure it is
+		if !returned { // a Goexit: only this place can report whose failure it is
 			x.attempt.Tell(nil, x.failure(x.err))
 		}
 	}()
@@ -95,7 +95,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	return x.keep(x.decision)
 }
 
-// link gives the handler its context, which ends with the load unless the response is one client's.
+// link gives the handler a context, which ends with the load unless the response is one client's.
 func (x *exchange) link(r *http.Request) {
 	// The parent is the request's own context, not the rebuild's: the rebuild's context still has
 	// the values that detach has replaced. Within adds the load to it: a handler that calls the
@@ -143,7 +143,7 @@ func (x *exchange) spool() *spool.Spool { return x.stream().body }
 
 func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
 
-// begin makes the response, decides its audience, and publishes it.
+// begin makes the response, decides the audience, and publishes.
 func (x *exchange) begin(h heading) {
 	now := time.Now()
 	if h.status != http.StatusNotModified || x.asks == nil {
@@ -186,7 +186,7 @@ func (x *exchange) flush() {
 	}
 }
 
-// overflow ends the load of a body that passes its limit.
+// overflow ends the load of a body over the limit.
 func (x *exchange) overflow() {
 	s := x.stream()
 	if s.audience != audience.Owner {

@@ -87,7 +87,7 @@ type headerField struct {
 	name    string
 	values  []string
 	yields  bool // to a field that is already set: the type is a guess, or has no name
-	content bool // it describes the content, and a 304 leaves it out
+	content bool // it describes the content, and is not in a 304
 }
 
 // hitHeader is the header of a hit in one second of the response's life.

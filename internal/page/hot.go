@@ -12,7 +12,7 @@ import (
 // This file is the shortest way: a fresh response of the near tier for a plain request. The reply
 // is the same as on the long way, with header fields that are made once a second for all replies.
 
-// hot answers the request from the near tier. If it returns false, it has written nothing.
+// hot answers the request from the near tier. If the result is false, nothing is written.
 func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
 	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false

@@ -13,7 +13,7 @@ import (
 
 // This file invalidates responses by URL, prefix and tag, through calls and unsafe requests.
 
-// A Match selects responses to invalidate: each response that matches any of its fields.
+// A Match selects responses to invalidate: each response that matches any of the fields.
 type Match struct {
 	Keys     []string // URLs
 	Prefixes []string // prefixes of URLs

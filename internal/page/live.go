@@ -61,7 +61,7 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 		return liveDone
 	}
 	body, ok := r.live.reader(&c.place)
-	s.Live.Left() // after reader: the body waits for Left before it drops its start
+	s.Live.Left() // after reader: the body waits for Left before dropping the start
 	if r.landsOnError() {
 		if spare := q.spared(key); spare != nil {
 			if ok {
@@ -122,7 +122,7 @@ func (r *reading) replyFailed() {
 	r.replySpare(r.key, spare, status)
 }
 
-// write answers with the response, with the range of it that the request asks for, or with 304.
+// write answers with the response, with the requested range, or with 304.
 func (r *reading) write(body *spool.Reader) {
 	if r.own {
 		r.call.settleAside() // interim responses come before the response
@@ -225,7 +225,7 @@ func (r *reading) delivery(body *spool.Reader) delivery {
 // errPartSent ends the copy of a body when the client has its range.
 var errPartSent = errors.New("bellwether: part sent")
 
-// A partWriter passes on one part of the bytes written to it.
+// A partWriter passes on a part of the written bytes.
 type partWriter struct {
 	w          io.Writer
 	skip, left int64
@@ -328,7 +328,7 @@ func statusOf(client context.Context, err error) (code int, detail string) {
 	return http.StatusBadGateway, "failed"
 }
 
-// replyError answers a request whose rebuild failed, or that waited in vain. s is its answer so far.
+// replyError answers a request after a failed rebuild or a vain wait. s is the answer so far.
 func (q *query) replyError(c *call, key string, s Answer, err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {

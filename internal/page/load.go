@@ -10,9 +10,9 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file prepares a load: the items that the key has, and the request that the handler gets.
+// This file prepares a load: the key's items, and the handler's request.
 
-// A load is a run of the handler for a flight, with its initial state. It is immutable.
+// A load is a run of the handler for a flight, with the initial state. All fields are immutable.
 type load struct {
 	m       *Middleware
 	owner   *call // the call that began the flight

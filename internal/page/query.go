@@ -12,7 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is a request on its way through the cache, with the conditions on its answer.
+// This file is a request on the way through the cache, with the conditions on the answer.
 
 // A query is a request on its way through the cache.
 type query struct {

@@ -171,7 +171,7 @@ func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 	}
 }
 
-// writeStored answers the request with s, with the ranges that it asks for, or with 304.
+// writeStored answers the request with s, with the requested ranges, or with 304.
 func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):

@@ -12,7 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file reads a request: its URL, its variant, and whether the cache may answer it.
+// This file reads a request: the URL, the variant, and whether the cache may answer.
 
 // runs reports whether w belongs to a run of the handler for m. A second pass would wait for its
 // own response.
@@ -29,7 +29,7 @@ func (m *Middleware) runs(w http.ResponseWriter) bool {
 	}
 }
 
-// A target is the URL that a request asks for, and the header that selects a variant there.
+// A target is a request's URL, and the header that selects a variant there.
 type target struct {
 	url    *http.Request // the request, or a request for the URL that HTTPOptions.Key has returned
 	key    string        // the URL's key

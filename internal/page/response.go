@@ -36,7 +36,7 @@ const (
 	varying
 	// uncacheable records an unshareable response: the next herd does not queue (hit-for-miss).
 	uncacheable
-	// checked is a response that the handler must confirm for each request, by its validators.
+	// checked is a response that the handler must confirm for each request, by the validators.
 	checked
 	// open records, in this process alone, that requests with Authorization share the key's responses.
 	open
@@ -58,7 +58,7 @@ type Response struct {
 	hit atomic.Pointer[hitHeader] // made on demand, see hot.go
 
 	// The fields below are never stored.
-	instead   *Item             // the item that a server error has displaced, for requests that prefer it
+	instead   *Item             // the item that a server error has displaced, preferred by some requests
 	fwd       httpcache.Forward // the way to the handler, for the callers that waited
 	fwdStatus int               // on that way
 	live      *stream           // the response while it is written
@@ -75,7 +75,7 @@ type variance struct {
 	id      string    // variant's key
 }
 
-// content is the response itself, behind its signpost while it is live.
+// content is the response itself, also behind a signpost.
 func (r *Response) content() *Response {
 	if r.vary != nil && r.vary.variant != nil {
 		return r.vary.variant

@@ -54,7 +54,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
-// A hop is a step of a query from its URL's key to the key of its response.
+// A hop is a step of a query from the URL's key to the response's key.
 type hop struct {
 	key      string
 	signpost *Item // the signpost that has led to the key; nil at the URL's own key

@@ -15,7 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is a response in progress: its readers' state, its owner's place, and its body.
+// This file is a response in progress: the readers' state, the owner's place, and the body.
 
 // A serverError is a handler's error status while there is a stale response to serve instead.
 type serverError int
@@ -42,7 +42,7 @@ type stream struct {
 	trailers  []string      // names of the trailer fields
 	qualified []string      // names of the fields for the owner alone
 	body      *spool.Spool
-	excess    string      // why the body is not kept, once it has passed its limit
+	excess    string      // why the body is not kept, beyond the limit
 	trailer   http.Header // set before the body ends
 }
 
@@ -89,7 +89,7 @@ func (s *stream) isOwners(name string) bool { return httpcache.OwnTrailer(name, 
 // privateWindow is how much of an unshared response is buffered between the handler and its client.
 const privateWindow = 64 << 10
 
-// A recording writes a body for its readers, and into memory if the cache keeps it.
+// A recording writes a body for readers, and for the cache if the body is kept.
 type recording struct {
 	stream  *stream
 	limit   int64 // a longer body is not kept

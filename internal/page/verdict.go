@@ -26,7 +26,7 @@ type facts struct {
 	judged   httpcache.Judgement // by RFC 9111
 	had      bool                // the key has had a response for everyone
 	servable bool                // the cache may still serve that response, at least when loads fail
-	lost     bool                // no request could find the response under the key that its Vary needs
+	lost     bool                // no request could find the response by the Vary
 	ttl      time.Duration       // HTTPOptions.TTL
 	errorTTL time.Duration       // HTTPOptions.ErrorTTL
 }
@@ -59,13 +59,13 @@ func (f facts) unplannedError() bool {
 	return permitted && httpcache.IsServerError(f.status) && f.judged.Freshness.Source < httpcache.SourceExpires && !f.judged.Freshness.NoCache
 }
 
-// withheld returns why a shareable response is for its owner alone. Empty: it stays shareable.
+// withheld returns why a shareable response is for its owner alone, or "".
 func (f facts) withheld(fresh httpcache.Freshness) string {
 	switch {
 	case isEventStream(f.header):
 		return reasonEventStream
 	case f.request.Credentials && f.servable && fresh.Lifetime <= f.judged.Age:
-		return reasonAuthorization // one client's expired response must not end a page that other clients are served
+		return reasonAuthorization // an expired response to credentials must not end a served page
 	case headerBytes(f.header) > maxHeader:
 		return "header too large"
 	case f.lost:

@@ -218,7 +218,7 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// finish keeps a response that is complete by its Content-Length, if keep is set.
+// finish keeps a response, complete by Content-Length, if keep is set.
 func (u *keptWriter) finish() {
 	if u.keep == nil {
 		return

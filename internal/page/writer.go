@@ -9,7 +9,7 @@ import (
 
 // This file is a detached handler's ResponseWriter: header, guessed type, and announced length.
 
-// errShortBody is the failure of a handler that wrote less than its Content-Length.
+// errShortBody is the failure of a handler below the announced Content-Length.
 var errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
 
 // A sink takes a handler's response. The handler's goroutine calls it.
@@ -158,7 +158,7 @@ func (w *writer) settle() {
 	}
 }
 
-// shortfall is the failure of a handler that wrote less than it announced, or nil.
+// shortfall is the failure of a handler below the announced length, or nil.
 func (w *writer) shortfall() error {
 	if w.phase == headerOpen || w.heading.announced < 0 || w.written >= w.heading.announced {
 		return nil

@@ -64,7 +64,7 @@ func (m module) siblings() (all []*modfile.Require) {
 	return all
 }
 
-// readModules returns the modules below dir. Each module comes after the modules that it requires.
+// readModules returns the modules below dir. Each module comes after the required modules.
 func readModules(dir string) ([]module, error) {
 	var found []module
 	err := filepath.WalkDir(dir, func(name string, d os.DirEntry, err error) error {

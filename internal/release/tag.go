@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// This file makes a release: the checks before it, and its tags.
+// This file makes a release: the checks before, and the tags.
 
 // passed is the file in which "make test" records the tree that has passed.
 const passed = "dist/passed"

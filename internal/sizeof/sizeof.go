@@ -57,7 +57,7 @@ func (w *walk) first(v reflect.Value, size int) bool {
 	return true
 }
 
-// visit adds the memory that v refers to directly, and puts the values in it on the list.
+// visit adds the memory to which v refers directly, and puts the values there on the list.
 func (w *walk) visit(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:

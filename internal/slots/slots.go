@@ -64,7 +64,7 @@ func (d *Demand) ByLoad() bool { return d.load.Load() }
 // A request is a wait for a slot. Slots.mu guards all fields except taken.
 type request struct {
 	demand *Demand
-	in     *list.List // the list with the request, nil once it has its slot
+	in     *list.List // the list with the request, nil with a slot
 	at     *list.Element
 	free   func()
 	taken  chan struct{} // closed when free is set

@@ -47,7 +47,7 @@ const (
 	maxExpected = 64 << 10
 )
 
-// A Spool is a growing body. One goroutine at a time writes it. All methods except Write are safe
+// A Spool is a growing body. A single goroutine at a time writes. All methods except Write are safe
 // for concurrent use. Make one with [New].
 //
 // Up to its limit the spool collects the body with or without readers, and each new Reader begins
@@ -92,7 +92,7 @@ type chunk struct {
 	size    int    // its capacity; immutable
 	buf     []byte // of length size, nil once dropped; guarded by Spool.mu, except buf[n:] for the writer
 	n       int    // bytes published; guarded by Spool.mu, written by the writer only
-	readers int    // readers that still need bytes of it; guarded by Spool.mu
+	readers int    // readers that still need bytes; guarded by Spool.mu
 	next    *chunk // guarded by Spool.mu
 }
 
@@ -189,7 +189,7 @@ func (s *Spool) grow(there int) {
 	}
 	c := &chunk{start: s.size, size: size, buf: make([]byte, size)}
 	// The waiting readers count as readers of this chunk from here on, not from when they wake:
-	// otherwise it could be dropped before they see it.
+	// otherwise the chunk could be dropped before.
 	c.readers, s.waiting = s.waiting, 0
 	s.tail.next = c
 	s.tail = c
@@ -293,7 +293,7 @@ func (s *Spool) Flush() {
 	}
 }
 
-// Close completes the body. For a body that is broken off it returns the reason instead.
+// Close completes the body. For a broken body Close returns the reason instead.
 func (s *Spool) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,8 +353,8 @@ func (s *Spool) NewReader() (*Reader, bool) {
 // A Reader reads a [Spool] from its first byte. One goroutine at a time uses it, except for Close.
 type Reader struct {
 	s       *Spool
-	c       *chunk // the chunk that it reads; nil once closed; guarded by s.mu
-	off     int    // bytes of c that it is done with; guarded by s.mu
+	c       *chunk // the present chunk; nil once closed; guarded by s.mu
+	off     int    // bytes of c already passed; guarded by s.mu
 	lent    int    // bytes of c after off that next has returned; guarded by s.mu
 	flushed bool   // it has flushed; used by the reading goroutine
 	past    bool   // done with the whole of c, and counted in c.next, or without a next chunk in s.waiting; guarded by s.mu

@@ -143,7 +143,7 @@ func (l *Log) and(epoch uint64, more []Sweep) *Log {
 	return next
 }
 
-// hear gives each sweep the instant at which this process learnt of it: now, unless known has it.
+// hear gives each sweep the instant of this process's knowledge: now, unless known has the sweep.
 func (l *Log) hear(known *Log, now durations.Instant) {
 	heard := map[uint64]durations.Instant{}
 	if known != nil {
@@ -160,7 +160,7 @@ func (l *Log) hear(known *Log, now durations.Instant) {
 	}
 }
 
-// Position is the log's epoch. A load records the position of the log that it sees.
+// Position is the log's epoch. A load records the position.
 func (l *Log) Position() uint64 {
 	if l == nil {
 		return 0

@@ -31,7 +31,7 @@ const (
 	tries = 5
 )
 
-// Config is a replica's way to its engines and to its cache.
+// Config is a replica's way to the engines and to the cache.
 type Config struct {
 	// Store has the log. If it is nil, the log is this process's alone.
 	Store driver.Store
@@ -72,7 +72,7 @@ type Replica struct {
 // New returns a replica without a log.
 func New(c Config) *Replica { return &Replica{Config: c, reading: make(chan struct{}, 1)} }
 
-// Log returns the log as this process knows it, nil if it knows none.
+// Log returns the log in this process, nil if there is none.
 func (r *Replica) Log() *Log {
 	if r == nil {
 		return nil

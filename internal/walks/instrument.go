@@ -69,7 +69,7 @@ func nameOf(d ast.Decl) string {
 	return "" // no function
 }
 
-// typeName is the name of a receiver's type, without its star and its parameters.
+// typeName is the name of a receiver's type, without star and parameters.
 func typeName(t ast.Expr) string {
 	switch t := t.(type) {
 	case *ast.StarExpr:

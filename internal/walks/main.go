@@ -173,7 +173,7 @@ func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	return at, nil
 }
 
-// startRedis returns the address of an empty redis-server, and the function that ends it.
+// startRedis returns the address of an empty redis-server, and the function for the end.
 func startRedis(ctx context.Context) (addr string, end func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

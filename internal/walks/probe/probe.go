@@ -1,5 +1,5 @@
 // Package probe records the functions that a walk enters. The tool in internal/walks puts a call of
-// Enter at the start of each function that it counts.
+// Enter at the start of each counted function.
 package probe
 
 import (

@@ -57,7 +57,7 @@ func walkAll(addr string) ([]probe.Walk, error) {
 	return walks, nil
 }
 
-// A subject is the library over one Redis. It has one caller at a time, so the counts need no lock.
+// A subject is the library over one Redis, with one caller at a time: the counts need no lock.
 type subject struct {
 	rdb    *redis.Client
 	locker *redislock.Locker
@@ -128,7 +128,7 @@ func (s *subject) page(w http.ResponseWriter, r *http.Request) {
 type way struct {
 	name  string
 	call  func(key string) error
-	key   string        // the prefix of its keys, unique among the walks of its face
+	key   string        // the prefix of the keys, unique among the face's walks
 	warm  bool          // the key is requested once before the recording
 	pause time.Duration // the time between that request and the recording
 	count *int          // proves the way of the call: each recording adds want
