@@ -35,7 +35,7 @@ type Marks struct {
 	Tags      []string // names for sweeps
 }
 
-// Found is a copy for a flight that has found the item.
+// Found is a copy for a flight that has found, and not made, the item.
 func (it *Item[V]) Found(trusted durations.Instant) *Item[V] {
 	c := *it
 	c.Trusted, c.Made = trusted, 0

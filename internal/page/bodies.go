@@ -34,7 +34,7 @@ type sentBody struct {
 	key     string
 	body    spool.Body
 	clients map[*pacedWriter]struct{}
-	joined  bool // clients read it that joined while it was written
+	joined  bool // it has readers that joined while it was written
 }
 
 // hold returns the element of a complete body in sending, and adds it if necessary. b.mu is held.

@@ -15,7 +15,7 @@ const (
 	// maxBypasses is the number of requests for a page that bypass the cache at a time.
 	maxBypasses = 8
 	// bypassPatience is how long an upgrade or an event stream waits for a place. A granted request
-	// gives its place back.
+	// gives its place back at once.
 	bypassPatience = time.Second
 )
 

@@ -100,11 +100,13 @@ type Answer struct {
 	Item      *Item
 	Flown     bool // it came from a flight
 	Collapsed bool // the request joined another request's flight
-	// Live is the flight of an item in progress. The request is its caller until Left.
+	// Live is the flight of an item in progress. The request is one of its callers until it has its
+	// place among the readers, and calls Left.
 	Live interface{ Left() }
 }
 
-// A Binder gives the load of a flight. The flight calls Bind for its first request, at once.
+// A Binder gives the load of a flight. The flight calls Bind only for the request that begins it,
+// while that request's client is still there.
 type Binder interface{ Bind() Loader }
 
 // A Loader is a load: it may publish a response on the flight before the return.
@@ -126,7 +128,8 @@ type Attempt interface {
 	Tell(res *Response, err error)
 	// AwaitReaders waits until all callers have their places among the readers, or for done.
 	AwaitReaders(done <-chan struct{})
-	// SetWindows sets how long the load's result is served and kept. The load calls it before Tell.
+	// SetWindows sets how long the load's result is served and kept. It comes before the result, on
+	// the same goroutine or ordered by the load.
 	SetWindows(w items.Windows)
 }
 
@@ -148,7 +151,8 @@ type Draft interface {
 
 // A Witness counts the invalidations of a key while a response is made without flight and store.
 type Witness interface {
-	// Keep keeps the response, unless the key was invalidated more than times times or has a flight.
+	// Keep keeps the response, unless the key was invalidated more often than times, or a flight
+	// makes a newer response.
 	Keep(res *Response, w items.Windows, times int)
 	End()
 }

@@ -213,7 +213,8 @@ func (l *load) keep(d *decision) (*Response, error) {
 	return l.record(d, done, f), nil
 }
 
-// remember returns the record of an unshareable response, or of a variant the signpost.
+// remember returns the record of an unshareable response, or a signpost if only a variant is
+// unshareable.
 func (l *load) remember(d *decision, reason string) *Response {
 	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.content().live.decidedAt.Sub(l.sent)))
 }

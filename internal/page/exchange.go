@@ -103,7 +103,8 @@ func (x *exchange) link(r *http.Request) {
 	x.running, x.cancel = context.WithCancelCause(x.m.cache.Within(r.Context(), x.ctx, chi.RouteCtxKey))
 	x.run = x.owner.begin()
 	// The load's end ends the body too, also if the handler ignores its context. The body ends
-	// first: a handler that heeds its context and returns has not made a complete body.
+	// first, and without readers ends the handler: a handler that heeds its context and returns has
+	// not made a complete body.
 	x.unlink = context.AfterFunc(x.ctx, func() {
 		cause := context.Cause(x.ctx)
 		select {

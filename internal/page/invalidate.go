@@ -72,7 +72,8 @@ func (m *Middleware) changedBy(t target, status int, h http.Header) httpcache.Ch
 	return httpcache.ChangedBy(t.url, status, h, m.options.InvalidateLocations)
 }
 
-// invalidateChanged invalidates the URLs of an unsafe request, and reports whether it dropped responses.
+// invalidateChanged invalidates the URLs of an unsafe request, also if its client has left. It
+// reports whether it dropped responses.
 func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed) (dropped bool) {
 	if len(c.URLs) == 0 || m.options.Unsafe == UnsafeNothing {
 		return false

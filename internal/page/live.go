@@ -286,8 +286,8 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 	}
 }
 
-// reset resets the connection of an HTTP/1.0 client without Content-Length: its end would be the
-// body's end.
+// reset resets the connection of an HTTP/1.0 client without Content-Length, for which a plain end
+// of the connection would be the body's end.
 func reset(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
 		return

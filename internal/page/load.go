@@ -106,8 +106,9 @@ func detach(r *http.Request, route *chi.Context) *http.Request {
 	return d
 }
 
-// withServer returns ctx with a server. Only below a server ReverseProxy panics on a body that
-// breaks off. Otherwise it returns, and the part of the body would count as the whole.
+// withServer returns ctx with a server, ctx itself if it has one. Only below a server ReverseProxy
+// panics on a body that breaks off. Otherwise it returns, and the part of the body would count as
+// the whole.
 func withServer(ctx context.Context) context.Context {
 	if ctx.Value(http.ServerContextKey) != nil {
 		return ctx

@@ -26,7 +26,7 @@ type facts struct {
 	judged   httpcache.Judgement // by RFC 9111
 	had      bool                // the key has had a response for everyone
 	servable bool                // the cache may still serve that response, at least when loads fail
-	lost     bool                // no request could find the response by the Vary
+	lost     bool                // no request could find the response by its Vary
 	ttl      time.Duration       // HTTPOptions.TTL
 	errorTTL time.Duration       // HTTPOptions.ErrorTTL
 }

@@ -151,8 +151,9 @@ func (u *watchedWriter) FlushError() error {
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
-// maxUnsent is how much of a body a handler may write to a HEAD. A single client's handler ends when
-// its client leaves, not because the client gets no body, but must not make a gigabyte for no reader.
+// maxUnsent is how much of a body a handler may write for a client of the header alone. A single
+// client's handler ends when its client leaves, not because the client gets no body, but must not
+// make a gigabyte for no reader.
 const maxUnsent = 64 << 10
 
 // maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeld.

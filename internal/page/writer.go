@@ -55,8 +55,8 @@ func (w *writer) belongsTo(m *Middleware) bool { return w.m == m }
 
 func (w *writer) Header() http.Header { return w.header }
 
-// WriteHeader starts the response, and so decides its audience. The first client gets an interim
-// response.
+// WriteHeader starts the response, and so decides its audience. An interim response only goes to
+// the first client.
 func (w *writer) WriteHeader(status int) {
 	if w.phase != headerOpen {
 		return
