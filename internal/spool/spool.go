@@ -393,7 +393,8 @@ func (r *Reader) advance() bool {
 	return true
 }
 
-// delayed adds d to the reader's delay, unless it has begun a new stride. s.mu is held.
+// delayed adds d to the reader's delay. If the reader has begun a new stride, the others have waited
+// for another reader. s.mu is held.
 func (r *Reader) delayed(d time.Duration) {
 	if r.advance() {
 		return
