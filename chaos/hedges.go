@@ -41,7 +41,8 @@ func hedgesAmong(all []event, key string) map[callID]bool {
 	return hedged
 }
 
-// mostRefused is the failed loads after which a flight gives its value to callers before the last load.
+// mostRefused is the number of failed loads after which a flight gives its value to callers before
+// the last load.
 const mostRefused = 5
 
 // loser checks the answers against "first commit wins": a value that the store has refused, or that

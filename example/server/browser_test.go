@@ -440,7 +440,7 @@ func TestBrowser_Presentation(t *testing.T) {
 	inBrowser(t, ctx, click(`#release`), until(`now.run === 1 && !now.running`))
 	for _, size := range [][2]int64{{1920, 1080}, {1280, 720}, {1024, 768}} {
 		inBrowser(t, ctx, chromedp.EmulateViewport(size[0], size[1]))
-		inBrowser(t, ctx, openPage(fmt.Sprintf("%s/?%d#present", front.URL, size[0]))...) // the browser only reloads another URL
+		inBrowser(t, ctx, openPage(fmt.Sprintf("%s/?%d#present", front.URL, size[0]))...) // the browser would not load the same URL again
 		where := fmt.Sprintf("the presentation at %dx%d", size[0], size[1])
 		if over := is[int](t, ctx, `document.documentElement.scrollHeight - innerHeight`); over > 0 {
 			t.Errorf("%s is %d pixels higher than its window", where, over)

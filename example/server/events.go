@@ -102,7 +102,8 @@ func (l *listeners) leave() {
 	l.count--
 }
 
-// events sends the state to one listener, at once and after each change, until one of the two leaves.
+// events sends the state to one listener, at once and after each change, until the listener leaves or
+// the server drains.
 func (p *pen) events(w http.ResponseWriter, r *http.Request) {
 	// Only a request for events gets its own ResponseWriter. Another response is for all clients.
 	if !strings.Contains(r.Header.Get("Accept"), "text/event-stream") {

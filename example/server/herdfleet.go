@@ -88,7 +88,8 @@ func (l *ledger) entry(page int) driver.Entry {
 	return e
 }
 
-// A switched is the fleet's locker, with a switch that kills it. A dead locker refuses all requests.
+// A switched is the fleet's locker, with a switch that kills it. A dead locker refuses all requests,
+// also renewals and releases.
 type switched struct {
 	*locallock.Locker
 	down atomic.Bool

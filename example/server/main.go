@@ -24,7 +24,8 @@ func main() {
 // command is the program. Its exit status is 0 after -h or a signal, 1 if it cannot serve, 2 for
 // bad flags.
 func command(args []string, stdout, stderr io.Writer) int {
-	// The signals stay caught to the end: a second one must not change the bounded shutdown.
+	// The signals stay caught to the end: a second one must change neither the bounded shutdown nor
+	// the exit status.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 

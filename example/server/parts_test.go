@@ -204,7 +204,7 @@ func TestProxy_UpstreamDropsConnections(t *testing.T) {
 	}
 }
 
-// A kept connection that the upstream closes fails no request.
+// A kept connection that the upstream closes after it has got a request fails no request.
 func TestProxy_UpstreamCloses(t *testing.T) {
 	var conns atomic.Int32
 	upstream := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -465,8 +465,9 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// net/http would repeat a request without a body, so the proxy hides that it has none: then POST
-// and PUT would lose "Content-Length: 0", and a TRACE would get content.
+// A request without a body that net/http would repeat reaches the upstream with the length 0. Sent
+// with a body of an unknown type, POST and PUT would lose "Content-Length: 0", and a TRACE would get
+// content.
 func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
 	for _, method := range []string{"POST", "PUT", "PATCH", "TRACE"} {
 		var length int64

@@ -88,7 +88,7 @@ func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	case r.Body != nil && r.Body != http.NoBody || !repeatable(r):
 		return t.kept.RoundTrip(r) // net/http repeats only a request of which nothing was sent
 	case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions:
-		// these are few; the body below would hide their length of 0
+		// These requests are few. With the body below they would lose their Content-Length of 0.
 		return t.fresh.RoundTrip(r)
 	}
 	var reused atomic.Bool

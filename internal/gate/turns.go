@@ -101,7 +101,7 @@ func (t *turns) done(began time.Time, answered bool) {
 	quick := (t.base + slow) / 2
 	switch {
 	case took >= slow:
-		// Once for all calls that ran together: they had the same reason.
+		// Once for all calls that ran together: they were slow for the same reason.
 		if began.After(t.lowered) {
 			t.bound, t.lowered = max(fewestTurns, t.bound*3/4), now
 		}

@@ -63,7 +63,7 @@ func (d *Directives) QualifiedFields() []string {
 	return slices.Concat(d.NoCacheFields, d.PrivateFields)
 }
 
-// openToAll reports whether a response to Authorization is for everyone (RFC 9111 section 3.5).
+// openToAll reports whether the directives share a response to Authorization (RFC 9111 section 3.5).
 func (d *Directives) openToAll() bool { return d.Public || d.SMaxAge.Set || d.MustRevalidate }
 
 // OwnTrailer reports whether a trailer of a shared response is for its first client alone: a field

@@ -31,8 +31,8 @@ type Freshness struct {
 	// StaleWhileRevalidate is the stale window in which a rebuild runs in the background (RFC 5861
 	// section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the stale window after failed rebuilds (RFC 5861 section 4). Both begin at
-	// Lifetime.
+	// StaleIfError is the stale window after failed rebuilds (RFC 5861 section 4). Both windows
+	// begin at Lifetime.
 	StaleIfError time.Duration
 	// Source is the source of Lifetime. From SourceExpires upwards the response states its own lifetime.
 	Source Source
@@ -43,7 +43,7 @@ type Freshness struct {
 	NoCache bool
 }
 
-// freshnessOf returns the freshness (RFC 9111 section 4.2.1) of a response that was received then.
+// freshnessOf returns the freshness of a response (RFC 9111 section 4.2.1) and its stale windows.
 func freshnessOf(status int, resp http.Header, d Directives, received time.Time, opt Options) Freshness {
 	var f Freshness
 	switch {
@@ -82,7 +82,8 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 	return f
 }
 
-// ruled is f with Options.Freshness. The directives that forbid stale answers still do.
+// ruled is f with Options.Freshness. The directives no-cache, must-revalidate, proxy-revalidate and
+// s-maxage still forbid stale answers.
 func (f Freshness) ruled(req Request, status int, resp http.Header, age time.Duration, opt Options) Freshness {
 	if opt.Freshness == nil || f.NoCache || IsServerError(status) {
 		return f
@@ -251,8 +252,8 @@ const (
 
 // parseDate parses an HTTP-date (RFC 9110 section 5.6.7) in one of its three forms.
 // [http.ParseTime] accepts spaces, one-digit hours and other zones, which a cache must treat as
-// invalid. Letter case (RFC 9111 section 4.2) and a wrong weekday do not count. now places a year
-// of two digits: at most 50 years ahead.
+// invalid. parseDate ignores letter case (RFC 9111 section 4.2), and a wrong weekday. now places a
+// year of two digits: at most 50 years ahead.
 func parseDate(s string, now time.Time) (time.Time, bool) {
 	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {
 		return time.Time{}, false

@@ -12,8 +12,9 @@ type Options struct {
 	// uses it.
 	Targets []string
 
-	// SetCookie stores responses with a Set-Cookie field if they have an explicit lifetime. RFC 9111
-	// section 7.3 allows it, but a cookie is usually for one client. Default: they are not stored.
+	// SetCookie stores responses with a Set-Cookie field, with the cookies, if they have an explicit
+	// lifetime. RFC 9111 section 7.3 allows it, but a cookie is usually for one client. Default: they
+	// are not stored.
 	SetCookie bool
 
 	// DefaultLifetime is the freshness of a response without a lifetime whose status is

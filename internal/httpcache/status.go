@@ -43,8 +43,8 @@ type Status struct {
 	Detail string
 }
 
-// maxStatusKey is the longest key in a Status: nginx bounds a response's header by 4 or 8 KiB, and
-// answers 502.
+// maxStatusKey is the longest key in a Status: proxies bound a response's header, nginx by 4 or 8 KiB,
+// and answer 502 to a longer header.
 const maxStatusKey = 1 << 10
 
 // String returns the member, without a Key or a Detail that is not printable ASCII.

@@ -60,7 +60,7 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 	}
 	explicit := d.SMaxAge.Set || d.MaxAge.Set || !d.Targeted && len(resp["Expires"]) > 0
 	for _, name := range [...]string{"Set-Cookie", "Set-Cookie2"} {
-		// Section 7.3. A qualified private or no-cache removes the cookie, and the rest is for everyone.
+		// Section 7.3. A qualified private or no-cache removes the cookie, and the rest is shared.
 		if len(resp[name]) > 0 && !slices.Contains(d.PrivateFields, name) &&
 			!slices.Contains(d.NoCacheFields, name) && !(opt.SetCookie && explicit) {
 			return false, "set-cookie"

@@ -16,7 +16,7 @@ var conditions = []string{
 	"If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range", "Range",
 }
 
-// RemoveConditions makes req unconditional: a rebuild asks for the whole response.
+// RemoveConditions removes the conditions and the range from req: a rebuild asks for the whole response.
 func RemoveConditions(req http.Header) {
 	remove(req, conditions)
 }

@@ -24,7 +24,7 @@ type Item[V any] struct {
 	Beside  bool              // the store has refused the item, which stands beside the entry of that epoch
 	Early   EarlyTry
 	Marks   *Marks // what its load has returned beside the value; nil: nothing
-	// Position is the position of the load's log of sweeps.
+	// Position is the position of the log of sweeps that the load saw at its beginning.
 	Position uint64
 	Made     durations.Instant // just after the load began in this process; 0: no load here
 }

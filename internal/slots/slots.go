@@ -70,8 +70,8 @@ type request struct {
 	taken  chan struct{} // closed when free is set
 }
 
-// Try takes a slot if there is one and no rebuild waits. It returns the function that gives it back,
-// or nil.
+// Try takes a slot if there is one and no rebuild waits. It returns the function that gives the slot
+// back, to be called once, or nil.
 func (s *Slots) Try() (free func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +191,8 @@ type Load struct {
 // Begin makes l a load with a slot of s.
 func (l *Load) Begin(s *Slots) { l.slots = s }
 
-// Wait notes that the load waits for another key, until Resume. Several keys count once.
+// Wait notes that the load waits for another key, until Resume. A load that waits for several keys at a
+// time counts once.
 func (l *Load) Wait() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()
@@ -210,7 +211,7 @@ func (l *Load) Resume() {
 	}
 }
 
-// End comes before the load gives its slot back. Goroutines of the load no longer count.
+// End comes before the load gives its slot back. Goroutines of the load may go on, and no longer count.
 func (l *Load) End() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()

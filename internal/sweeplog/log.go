@@ -94,7 +94,7 @@ type Log struct {
 const (
 	// MaxSweeps bounds the sweeps that the log remembers. Each reader fetches the whole log.
 	MaxSweeps = 500
-	// maxBytes bounds the log's bytes, about: a log that is too large for a store cannot be written.
+	// maxBytes is about the largest size of a log: a store may refuse a larger log for ever.
 	maxBytes = 256 << 10
 )
 
@@ -160,7 +160,7 @@ func (l *Log) hear(known *Log, now durations.Instant) {
 	}
 }
 
-// Position is the log's epoch. A load records the position.
+// Position is the log's epoch. A load records the position of the log that it saw.
 func (l *Log) Position() uint64 {
 	if l == nil {
 		return 0

@@ -115,8 +115,8 @@ type Turn struct {
 	over    bool
 }
 
-// Turn waits for the turn to read the log. It returns nil without need: there is no store, or the
-// replica was no older than age when the wait began.
+// Turn waits for the turn to read the log. It returns nil if no read is needed: there is no store, or
+// the replica was no older than age when the wait began.
 func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
 	if r == nil || r.Store == nil || budget.Left() <= 0 {
 		return nil
@@ -215,8 +215,8 @@ func (r *Replica) adopt(l *Log) {
 	r.Take(known, l, func() { r.log.Store(l) })
 }
 
-// Append adds sweeps to the log of a process without a store. epoch is above all running loads'
-// positions.
+// Append adds sweeps to the log of a process without a store. epoch returns a new epoch, above the
+// positions of all running loads.
 func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	// The lock is held from the reading of the log on: two sweeps on one log would lose one.
 	r.applying.Lock()
@@ -251,8 +251,8 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 // Write adds sweeps to the log in the store, and then to the replica.
 //
 // A store has no compare-and-swap, so the log is written under its lease. The commit counts only if
-// the lease has held until after it: another process that has read the log might write over it.
-// Without a Locker that answers, two processes that sweep at the same moment may do so.
+// the lease has held until after it: a process that has read the log before the commit might write over
+// it afterwards. Without a Locker that answers, two processes that sweep at the same moment may do so.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	for try := 1; ; try++ {
@@ -279,7 +279,8 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 	}
 }
 
-// lease waits for the log's lease, from asked on. It is nil without a locker, or without its answer.
+// lease waits for the log's lease, whose time runs from asked on. The lease is nil without a locker, or
+// without the locker's answer.
 func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {
