@@ -286,7 +286,7 @@ func (x *exchange) forgo(reason string) {
 	x.told = true
 	x.telling.Go(func() {
 		var res *Response
-		fault.Run(func() error { // an adapter, or OnError, may panic
+		fault.Run(func() error { // an adapter, or OnError, may panic or exit
 			res = x.remember(x.decision, reason)
 			return nil
 		}, func(err error) { x.attempt.Tell(res, err) })

@@ -68,7 +68,8 @@ func trailerNames(h http.Header) []string {
 	return names
 }
 
-// trailerOf returns the trailer in the header of a returned handler: announced and prefixed fields.
+// trailerOf returns the trailer in the header of a returned handler: the announced fields, and the
+// prefixed fields with their prefix.
 func trailerOf(h http.Header, announced []string) http.Header {
 	var t http.Header
 	for name, values := range h {

@@ -100,8 +100,8 @@ func (m *Middleware) fits(h http.Header) bool {
 }
 
 // passChecked asks the handler with the stored validators in place of the request's own conditions.
-// A valid stored response is the answer. Each request asks for itself: the
-// handler's answer to one client is not for another.
+// If the stored response is still valid, it is the answer. Each request asks for itself: the handler's
+// answer to one client is not for another.
 func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
 	kept := it.Value

@@ -15,8 +15,8 @@ import (
 const varyingTTL = 24 * time.Hour
 
 // keepFor is how long a response with a validator is kept for validation by the next rebuild.
-// Without a store, a response without a validator is kept as long for requests with max-stale,
-// unless the near tier needs the room.
+// Without a store, a response without a validator is kept as long for requests with max-stale, unless
+// it is a server error or forbids stale answers, or the near tier needs the room.
 const keepFor = time.Hour
 
 // lifeOf returns the windows of a response with that header and age.

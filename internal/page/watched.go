@@ -61,7 +61,7 @@ func (u *watchedWriter) look(status int) {
 	u.m.hidden.Remove(u.ResponseWriter.Header())
 }
 
-// run runs the handler. A handler that panics may have written a header before.
+// run runs the handler. A handler that does not return may have written before.
 func (u *watchedWriter) run(handler func()) {
 	returned := false
 	defer func() {
