@@ -107,7 +107,7 @@ func readFor(events []event, g event) bool {
 }
 
 // hedge checks that a key's hedges are harmless: a hedge that finds the holder's commit after its
-// load commits nothing, and so does a hedge whose load has failed.
+// load commits nothing. Nor does a hedge whose load has failed.
 //
 // A hedge without answers cannot find that commit. Nor can it if the holder's value has expired or
 // was invalidated.
