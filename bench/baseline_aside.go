@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// A cache beside its origin as it is written without a library (get, and on a
-// miss load and set), alone and behind singleflight, and the yardstick under all.
+// The cache beside its origin that is written without a library (get, and on a miss load and set):
+// alone, behind singleflight, and the yardstick below all strategies.
 
 var noProtection = strategy{
 	name: "no protection", engines: []string{redisEngine},
@@ -25,9 +25,8 @@ var onlySingleflight = strategy{
 	},
 }
 
-// fanOut is the floor: each process's callers are handed one value by a channel,
-// nothing is looked up, nobody is elected and nothing is kept. What its waits
-// have over the load is what it costs this machine to wake so many callers.
+// fanOut is the floor: a channel hands one value to each process's callers, without a lookup, an
+// election or a store. Its waits beyond the load are this machine's cost of waking so many callers.
 var fanOut = strategy{
 	name: "(fan-out in memory)", traits: yardstick,
 	caveat: "the yardstick of the waits, no cache: one load for each process, handed over by a channel",
@@ -67,7 +66,7 @@ func aside(rdb *redis.Client, p policy, load loader) got {
 			return v, nil
 		}
 		if v, lerr := load(ctx, key); lerr != nil || !errors.Is(err, redis.Nil) {
-			return v, lerr // without its cache it goes on without
+			return v, lerr // without the engine the loaded value is returned uncached
 		} else {
 			return v, rdb.Set(ctx, key, v, p.TTL).Err()
 		}

@@ -9,8 +9,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 )
 
-// The two locks that memcached is usually given. Both poll for the value every
-// pollEvery, each caller for itself.
+// The two usual locks of memcached. With both, each caller polls for the value every pollEvery.
 
 const pollEvery = 50 * time.Millisecond
 
@@ -42,8 +41,8 @@ var addMutex = strategy{
 	},
 }
 
-// polling is the recipe around such a lock: look for the value, else take the
-// lock and load, else sleep and look again. Without memcached it loads.
+// polling is the recipe around such a lock: look for the value, else take the lock and load, else
+// sleep and look again. Without memcached it loads.
 func polling(mc *memcache.Client, p policy, load loader, take func(lock *memcache.Item) (bool, error)) got {
 	return func(ctx context.Context, key string) (string, error) {
 		for {
@@ -79,8 +78,7 @@ func polling(mc *memcache.Client, p policy, load loader, take func(lock *memcach
 // seconds is d in memcached's unit, rounded up.
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
 
-// wrapFresh puts the time until which it is fresh before a value: memcached's own
-// expiry counts in whole seconds, and comes up to one early.
+// wrapFresh puts the end of its freshness before a value: memcached's expiry is up to a second early.
 func wrapFresh(v string, ttl time.Duration) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(ttl).UnixNano())), v...)
 }

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// XFetch alone (Vattani, Chierichetti, Lowenstein, VLDB 2015): each reader rolls
-// dice to rebuild before the expiry, the likelier the nearer it is, with beta 1.
-// There is no lock: whoever misses loads.
+// XFetch alone (Vattani, Chierichetti, Lowenstein, VLDB 2015): each reader may rebuild before the expiry
+// at random, the likelier the nearer the expiry is, with beta 1. There is no lock: each miss loads.
 
 var onlyXFetch = strategy{
 	name: "XFetch alone", engines: []string{redisEngine},

@@ -44,9 +44,8 @@ func newTestHerd(t *testing.T) *herdBench {
 	return b
 }
 
-// TestStrategies_ColdThenKept is what each strategy has to do for its figures to
-// mean anything: give every caller the key's own value, have its loads and its
-// engine's commands counted, and keep what it has loaded.
+// TestStrategies_ColdThenKept holds the conditions for each strategy's figures: every caller gets
+// the key's own value, the loads and the engine's commands are counted, and a loaded value is kept.
 func TestStrategies_ColdThenKept(t *testing.T) {
 	b := newTestHerd(t)
 	const all = 2 * 10
@@ -58,7 +57,7 @@ func TestStrategies_ColdThenKept(t *testing.T) {
 		if err := x.run("burst", func(_ int, o *order) { o.At = time.Now() }); err != nil {
 			return err
 		}
-		time.Sleep(100 * time.Millisecond) // real processes: one that sets behind its callers does so
+		time.Sleep(100 * time.Millisecond) // real processes: some strategies set in the background
 		if err := os.Truncate(x.log, 0); err != nil {
 			return err
 		}
@@ -73,7 +72,7 @@ func TestStrategies_ColdThenKept(t *testing.T) {
 			if cold.Calls != all || cold.Failures+cold.Wrong+cold.Hung != 0 {
 				t.Errorf("of %d calls %d were counted, %d failed (%s), %d got a wrong value, %d hung", all, cold.Calls, cold.Failures, cold.Error, cold.Wrong, cold.Hung)
 			}
-			most := all // who protects nothing, or does not look again under its lock, may load for everyone
+			most := all // strategies without protection, or without a second look under the lock, may load for each caller
 			switch s.name {
 			case noProtection.name, onlyXFetch.name, racySemaphore.name, addMutex.name:
 			default:
@@ -173,8 +172,8 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 	}
 }
 
-// A store that is killed under load costs no request and the origin no more than
-// its bound; once it is back, one process loads for all again.
+// A store that is killed under load costs no request, and the origin at most its bound of loads.
+// When the store is back, one process loads for all again.
 func TestOutage_Quick(t *testing.T) {
 	c, err := measureOutage(outageQuick, bellwetherRedis)
 	if err != nil {
@@ -193,8 +192,7 @@ func TestOutage_Quick(t *testing.T) {
 	}
 }
 
-// The picture of waits has a panel for each strategy, so that no line covers
-// another, and reaches beyond the queue of its last expiry.
+// The picture of waits has a panel for each strategy, and reaches beyond the queue of its last expiry.
 func TestPlots_Expiry(t *testing.T) {
 	if got, want := plotFull.expiriesShown(), 2*(2*time.Second+900*time.Millisecond+100*time.Millisecond); got != want {
 		t.Errorf("the picture shows %v, want %v: two TTLs, each with nine rounds of the origin and a load", got, want)
@@ -321,7 +319,7 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
-// The clock of a process is the same one by its number as from within.
+// processTime reads the same clock as a process reads within.
 func TestProcessTime(t *testing.T) {
 	within := func() time.Duration {
 		var own unix.Timespec
@@ -340,8 +338,7 @@ func TestProcessTime(t *testing.T) {
 	}
 }
 
-// The lag is to the last return in a process that has not loaded; the others'
-// keys and the loader's own callers do not count.
+// The lag ends with the last return in a process that has not loaded, for the same key.
 func TestWakeLags(t *testing.T) {
 	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
 	events := []event{

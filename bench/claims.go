@@ -7,12 +7,12 @@ import (
 	"text/tabwriter"
 )
 
-// This file is what a run is held to: each figure that has a bound, beside it.
+// This file holds the figures of a run to their bounds.
 
-// A claim is one figure and its bound.
+// A claim is a figure and its bound.
 type claim struct {
 	what  string
-	got   []float64 // in each round; none: this run has not measured it
+	got   []float64 // of each round; empty: not measured in this run
 	bound float64
 	floor bool // the bound is the least, not the most
 	unit  string
@@ -26,7 +26,7 @@ func (c claim) holds() bool {
 	return medianOf(c.got) <= c.bound
 }
 
-// figure is the median, and between what the rounds were.
+// figure is the median, with the range of the rounds.
 func (c claim) figure() string {
 	s := fmt.Sprintf("%.3g%s", medianOf(c.got), c.unit)
 	if len(c.got) > 1 {
@@ -35,7 +35,7 @@ func (c claim) figure() string {
 	return s
 }
 
-// printClaims says of each claim whether it holds; one that does not stands out.
+// printClaims reports whether each claim holds. A broken claim stands out.
 func printClaims(w io.Writer, claims []claim, caveat string) {
 	if len(claims) == 0 {
 		return
@@ -63,8 +63,7 @@ func printClaims(w io.Writer, claims []claim, caveat string) {
 	fmt.Fprintf(w, "%d of %d do not hold\n", failed, len(claims))
 }
 
-// ofRounds are what of makes of a's and b's measurements of each round: they had
-// the same machine.
+// ofRounds applies of to a's and b's measurements of each round, and so of one state of the machine.
 func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool)) (xs []float64) {
 	for _, x := range a {
 		for _, y := range b {
@@ -78,8 +77,7 @@ func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool
 	return xs
 }
 
-// herdClaims are the bounds of one cold key and of the wake lag, for the
-// strategies that were run.
+// herdClaims are the bounds of a cold key and of the wake lag, for the measured strategies.
 func herdClaims(r *record, size size) (claims []claim) {
 	round := func(m measurement) int { return m.Round }
 	add := func(scenario string, s strategy, what string, bound float64, unit string, of func(measurement) float64) {
@@ -94,7 +92,7 @@ func herdClaims(r *record, size size) (claims []claim) {
 			add(cold, s, "commands of the fleet", most, "", func(m measurement) float64 { return m.Commands * float64(size.Processes) })
 		}
 		if ms := r.rounds(cold, s.name); len(ms) > 0 {
-			// The yardstick's waits are a load and the fan-out of as many callers.
+			// The yardstick's waits are a load and a fan-out to as many callers.
 			claims = append(claims, claim{
 				what:  fmt.Sprintf("%s, %s: p99 beyond the load and the fan-out in memory", cold, s.name),
 				got:   ofRounds(ms, r.rounds(cold, fanOut.name), round, func(m, fan measurement) (float64, bool) { return m.P99 - fan.P99, true }),
@@ -111,16 +109,14 @@ func herdClaims(r *record, size size) (claims []claim) {
 	return claims
 }
 
-// herdLimits are the bounds of the 99th percentile of a cold key's waits beyond
-// the load and the fan-out, in milliseconds.
+// herdLimits are the bounds of a cold key's p99 beyond the load and the fan-out, in milliseconds.
 var herdLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 10}
 
-// herdCommands are the bounds of the commands that a cold key costs the fleet.
+// herdCommands are the bounds of the fleet's commands for a cold key.
 var herdCommands = map[string]float64{bellwetherRedis.name: 30, bellwetherRedisPair.name: 40}
 
-// httpClaims are the bounds of Bellwether beside the bare handler and nginx, for
-// the loads that were run. CPU is of all processes of a server, and so of nginx
-// and of the Go server behind it, which does nothing for a hit.
+// httpClaims are the bounds of Bellwether beside the bare handler and nginx. CPU is of all
+// processes: of nginx and of the Go server behind it, which does nothing for a hit.
 func httpClaims(r *record) (claims []claim) {
 	for _, c := range []struct {
 		load, figure, beside, name string
@@ -146,5 +142,5 @@ func httpClaims(r *record) (claims []claim) {
 	return claims
 }
 
-// clearlyBelow is the most that a ratio may be which is to be clearly below 1.
+// clearlyBelow is the bound of a ratio that must be clearly below 1.
 const clearlyBelow = 0.9

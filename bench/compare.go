@@ -27,9 +27,8 @@ func runCompare(args []string) error {
 	return compare(os.Stdout, a, b)
 }
 
-// compare prints what has changed from a to b: for each figure both medians, and
-// the ratio. A change that is within what a's or b's own rounds differ by is
-// marked "~": it may be noise.
+// compare prints the changes from a to b: for each figure both medians and the ratio. The mark "~"
+// is for a change within the range of a's or b's own rounds: it may be noise.
 func compare(w io.Writer, a, b *record) error {
 	if a.Bench != b.Bench {
 		return fmt.Errorf("compare: one is of %q, the other of %q", a.Bench, b.Bench)
@@ -59,21 +58,21 @@ func compare(w io.Writer, a, b *record) error {
 	return out.Flush()
 }
 
-// sizeText is the same for a record that was read as for the one that was written.
+// sizeText is equal for a written and a read record.
 func (r *record) sizeText() string {
 	var v any
-	b, _ := json.Marshal(r.Size) // what came out of a file goes into one
+	b, _ := json.Marshal(r.Size) // a value that was read can be written
 	json.Unmarshal(b, &v)
 	return fmt.Sprint(v)
 }
 
-// A figure is one column of one row, in all rounds.
+// A figure is a column of a row, in all rounds.
 type figure struct {
 	what, name string
 	values     []float64
 }
 
-// figures are those worth comparing, in the record's order.
+// figures are the compared figures, in the record's order.
 func (r *record) figures() []figure {
 	var fs []figure
 	at := map[[2]string]int{}

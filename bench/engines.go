@@ -19,8 +19,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file has the engines: real servers of the bench's own, and how many
-// commands each has carried out.
+// This file has the engines: the bench's own servers, and their command counts.
 
 const (
 	redisEngine     = "redis"
@@ -32,15 +31,15 @@ const (
 type engines struct {
 	tb      *life
 	servers map[string]*testserver.Server
-	rdb     *redis.Client // for its statistics
+	rdb     *redis.Client // for Redis's statistics
 }
 
-// startEngines starts all engines. Those that BELLWETHER_REDIS and the like name
-// are used as they are, and count the commands of all their clients.
+// startEngines starts all engines. An engine that a variable such as BELLWETHER_REDIS names is used
+// as it is, and counts the commands of all its clients.
 func startEngines() (e *engines, err error) {
 	e = &engines{tb: &life{}}
-	// 1,000 keys in 8 processes are more than the 1,024 connections that memcached
-	// takes by default, and gomemcache opens as many as it has requests.
+	// 1,000 keys in 8 processes exceed memcached's 1,024 connections: gomemcache opens one for each
+	// request.
 	err = e.tb.do(func() {
 		e.servers = map[string]*testserver.Server{
 			redisEngine:     testserver.Redis(e.tb),
@@ -69,12 +68,12 @@ func (e *engines) addresses() addresses {
 	return a
 }
 
-// own reports whether all of these may be stopped.
+// own reports whether all of these engines may be stopped.
 func (e *engines) own(names []string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return !e.servers[name].Own() })
 }
 
-// kill ends these engines, restart brings them back, empty but for etcd.
+// kill ends these engines. restart starts them again; only etcd keeps its data.
 func (e *engines) kill(names []string) {
 	for _, name := range names {
 		e.servers[name].Kill()
@@ -89,8 +88,8 @@ func (e *engines) restart(names []string) error {
 	})
 }
 
-// commands is how many commands these engines have carried out, those inside
-// scripts included, without those that set connections up or ask for this.
+// commands returns how many commands these engines have carried out, with the commands in scripts,
+// and without the commands that set connections up or count.
 func (e *engines) commands(names []string) (int, error) {
 	total := 0
 	for _, name := range names {
@@ -114,7 +113,7 @@ func (e *engines) redisCommands() (int, error) {
 	return total, nil
 }
 
-// memcachedCommands counts each key of a get of many, as memcached does.
+// memcachedCommands counts each key of a multi-key get, as memcached does.
 func (e *engines) memcachedCommands() (int, error) {
 	c, err := net.DialTimeout("tcp", e.servers[memcachedEngine].Addr, time.Second)
 	if err != nil {
@@ -147,8 +146,7 @@ func (e *engines) memcachedCommands() (int, error) {
 	return 0, errors.New("the statistics have no end")
 }
 
-// etcdMessages counts what etcd has received: one for each request, and one for
-// each watch that is begun or ended on a stream.
+// etcdMessages counts etcd's received messages: requests, and begins and ends of watches.
 func (e *engines) etcdMessages() (int, error) {
 	client := http.Client{Timeout: 5 * time.Second}
 	resp, err := client.Get("http://" + e.servers[etcdEngine].Addr + "/metrics")
@@ -170,14 +168,13 @@ func (e *engines) etcdMessages() (int, error) {
 	return int(total), in.Err()
 }
 
-// life is as much of a testing.TB as package testserver uses: what is started
-// under it ends with it.
+// A life is the part of a testing.TB that testserver uses: its servers end with it.
 type life struct {
-	testing.TB // nil: what is not below is not used
+	testing.TB // nil: all other methods are unused
 	ends       []func()
 }
 
-// fatal is what Fatal panics with, and do returns.
+// fatal is the value with which Fatal panics. do returns it.
 type fatal struct{ error }
 
 // do calls f, which may use the life as its testing.TB.

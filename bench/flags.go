@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// This file is what the commands' flags have in common.
+// This file is the common part of the commands' flags.
 
-// A flagSet is the flags of one command.
+// A flagSet is the flags of a command.
 type flagSet struct {
 	*flag.FlagSet
 	isQuick, isFull *bool  // nil: the command has one size
@@ -21,27 +21,26 @@ func newFlags(command string) *flagSet {
 	return &flagSet{FlagSet: flag.NewFlagSet(command, flag.ExitOnError)}
 }
 
-// sizes adds -quick and -full, of which quick is the default.
+// sizes adds -quick and -full, with quick as the default.
 func (f *flagSet) sizes(quick, full string) {
 	f.isQuick = f.Bool("quick", false, quick+" (the default)")
 	f.isFull = f.Bool("full", false, full)
 }
 
-// recorded adds the flags of what is kept as a record.
+// recorded adds the flags of a command with a record.
 func (f *flagSet) recorded() (rounds *int, json, note *string) {
 	return f.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)"),
 		f.String("json", "", "write all rounds to this `file`"),
 		f.String("note", "", "a note for the record, such as what else the machine does")
 }
 
-// some adds a flag that lists some of all by their names. What it returns says
-// which, once the flags are parsed.
+// some adds a flag that selects members of all by name. Call chosen after the flags are parsed.
 func some[T any](f *flagSet, name string, all []T, of func(T) string) (chosen func() ([]T, error)) {
 	names := f.String(name, "", "only these, with commas: "+strings.Join(each(all, of), ", "))
 	return func() ([]T, error) { return choose(all, of, *names) }
 }
 
-// choose returns those of all that names lists, or all.
+// choose returns the members of all that names lists. Empty names: all.
 func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
 	if names == "" {
 		return all, nil
@@ -49,7 +48,7 @@ func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
 	var chosen []T
 	parts := strings.Split(names, ",")
 	for len(parts) > 0 {
-		n := len(parts) // of these, as a name may have commas too
+		n := len(parts) // number of parts in the name, which may have commas
 		for ; n > 0; n-- {
 			one := strings.TrimSpace(strings.Join(parts[:n], ","))
 			if i := slices.IndexFunc(all, func(x T) bool { return name(x) == one }); i >= 0 {
@@ -68,7 +67,7 @@ func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
 // draws adds the directory of the pictures.
 func (f *flagSet) draws() { f.StringVar(&f.dir, "o", "docs", "write the pictures to this `directory`") }
 
-// parse reads the arguments, and makes the directory.
+// parse reads the arguments, and creates the directory.
 func (f *flagSet) parse(args []string) error {
 	f.Parse(args)
 	if f.NArg() > 0 || f.isFull != nil && *f.isQuick && *f.isFull {
@@ -80,7 +79,7 @@ func (f *flagSet) parse(args []string) error {
 	return os.MkdirAll(f.dir, 0o755)
 }
 
-// sized is one of two sizes, as -full says.
+// sized returns the size for -full or -quick.
 func sized[T any](f *flagSet, quick, full T) T {
 	if *f.isFull {
 		return full

@@ -12,15 +12,12 @@ import (
 	"time"
 )
 
-// This file is the fleet as the bench sees it: the program itself, executed
-// again, once for each process.
+// This file is the fleet: the bench executes its own program once for each process.
 
-// workerEnv names the variable that makes this program one of the fleet's
-// processes: the engines' addresses.
+// workerEnv names the variable, with the engines' addresses, of a process of the fleet.
 const workerEnv = "BELLWETHER_BENCH_WORKER"
 
-// quickExit is for processes that this program is executed as: by default the race
-// detector holds every exit up for a second.
+// quickExit is for executed processes: by default the race detector delays every exit by a second.
 const quickExit = "GORACE=atexit_sleep_ms=0"
 
 type fleet struct {
@@ -33,7 +30,7 @@ type worker struct {
 	stdin io.Closer
 	in    *json.Encoder
 	out   *json.Decoder
-	dead  atomic.Bool // killed by us; set before it is
+	dead  atomic.Bool // killed by the bench; set before the kill
 }
 
 func newFleet(processes int, a addresses) (*fleet, error) {
@@ -85,7 +82,7 @@ func (w *worker) kill() {
 	w.cmd.Process.Kill()
 }
 
-// tell gives one worker an order.
+// tell gives an order to one worker.
 func (w *worker) tell(o order) (report, error) {
 	if err := w.in.Encode(o); err != nil {
 		return report{}, fmt.Errorf("a worker has ended: %w", err)
@@ -100,8 +97,7 @@ func (w *worker) tell(o order) (report, error) {
 	return r, nil
 }
 
-// all gives every process its order at one time, of says which. A process that
-// is killed meanwhile has no report, and is no error.
+// all gives every process its order at the same time. A process that is killed meanwhile has no report.
 func (f *fleet) all(of func(i int) order) ([]report, error) {
 	reports, errs := make([]report, len(f.workers)), make([]error, len(f.workers))
 	var wg sync.WaitGroup
@@ -122,7 +118,7 @@ func (f *fleet) all(of func(i int) order) ([]report, error) {
 	return alive, nil
 }
 
-// mend replaces the processes that are dead.
+// mend replaces the dead processes.
 func (f *fleet) mend() error {
 	for i, w := range f.workers {
 		if w.dead.Load() {

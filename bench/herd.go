@@ -13,7 +13,7 @@ type herdBench struct {
 	size    size
 	engines *engines
 	fleet   *fleet
-	trials  int // how many there were: each has keys of its own
+	trials  int // number of trials: each has keys of its own
 	dir     string
 }
 
@@ -69,7 +69,6 @@ func override[T comparable](to *T, from T) {
 	}
 }
 
-// newHerdBench starts the engines and the fleet.
 func newHerdBench(size size) (*herdBench, error) {
 	e, err := startEngines()
 	if err != nil {
@@ -95,8 +94,8 @@ func (b *herdBench) close() {
 	os.RemoveAll(b.dir)
 }
 
-// measureHerd puts all strategies through all scenarios, in turn, and each time
-// in another order, so that what else befalls the machine befalls them all.
+// measureHerd puts all strategies through all scenarios in turn, and each round in another order,
+// so disturbances of the machine affect all of them.
 func measureHerd(size size, scenarios []scenario, strategies []strategy, p *progress) (*record, error) {
 	b, err := newHerdBench(size)
 	if err != nil {
@@ -136,8 +135,7 @@ func measureHerd(size size, scenarios []scenario, strategies []strategy, p *prog
 	return rec, nil
 }
 
-// trial is one strategy in one scenario, once; after, if not nil, sees it before
-// it is over.
+// trial puts one strategy through one scenario, once, and calls after, if any, before the end.
 func (b *herdBench) trial(sc scenario, s strategy, round int, after func(x *trial)) (measurement, error) {
 	b.trials++
 	log, err := os.CreateTemp(b.dir, "origin-*")
@@ -161,7 +159,7 @@ func (b *herdBench) trial(sc scenario, s strategy, round int, after func(x *tria
 		after(x)
 	}
 	if x.m.Hung == 0 && !x.down {
-		x.bench.fleet.all(func(int) order { return order{Do: "close"} }) // a process that was killed has closed
+		x.bench.fleet.all(func(int) order { return order{Do: "close"} }) // a killed process has closed
 	}
 	return x.m, x.finish()
 }

@@ -13,14 +13,13 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file is `bench http`: the middleware beside a bare handler, proxies and
-// other middlewares.
+// This file is `bench http`: the middleware beside a bare handler, proxies and other middlewares.
 
 type httpSize struct {
 	Name        string
 	Wrk         time.Duration // how long wrk loads a server
-	Open        time.Duration // how long the generator does
-	Rate        float64       // of the generator, in a second
+	Open        time.Duration // how long the generator loads a server
+	Rate        float64       // of the generator, requests a second
 	Connections int           // of wrk
 	Rounds      int
 }
@@ -36,9 +35,9 @@ type httpMeasurement struct {
 	Server    string  `json:"server"`
 	Round     int     `json:"round"`
 	Requests  int     `json:"requests"`
-	PerSecond float64 `json:"per_second"`         // -1 in an open loop, where it is given
+	PerSecond float64 `json:"per_second"`         // -1 in an open loop, which has a given rate
 	CPU       float64 `json:"cpu_us_per_request"` // of all processes of the server
-	P50       float64 `json:"p50_ms"`             // -1 under wrk, which waits with those it keeps waiting
+	P50       float64 `json:"p50_ms"`             // -1 under wrk, which delays its next request when it waits
 	P99       float64 `json:"p99_ms"`
 	Max       float64 `json:"max_ms"`
 	Runs      int     `json:"handler_runs"`
@@ -58,10 +57,10 @@ var httpColumns = []column[httpMeasurement]{
 	{"failures", func(m httpMeasurement) float64 { return float64(m.Failures) }, "%.4g", false},
 }
 
-// An httpLoad is one way to load a server.
+// An httpLoad is a way to load a server.
 type httpLoad struct {
 	name, what string
-	path       string // newHandler's, less the key
+	path       string // of newHandler, without the key
 	size       int
 	open       bool // by the generator, else by wrk
 	misses     bool
@@ -160,11 +159,11 @@ func measureHTTP(size httpSize, loads []httpLoad, p *progress) (*record, error) 
 	return rec, nil
 }
 
-// measure loads the server once. Its first request has made what is to be hit.
+// measure loads the server once. Its first request has stored the page to hit.
 func (s *server) measure(load httpLoad, size httpSize, key, dir string) (m httpMeasurement, err error) {
 	m = httpMeasurement{Load: load.name, Server: s.name, P50: -1, P99: -1, Max: -1, PerSecond: -1}
 	url := s.url + load.path + key
-	for range 2 { // some fetch before they keep
+	for range 2 { // some servers fetch before they store
 		if _, err := runGenerator(generatorConfig{URL: url, Size: load.size, Order: order{
 			Do: "drive", Keys: 1, At: time.Now(), Patience: 5 * time.Second, Rate: 100, For: 50 * time.Millisecond,
 		}}); err != nil {
@@ -236,7 +235,7 @@ func printHTTP(w io.Writer, r *record) {
 			for _, c := range httpColumns {
 				fmt.Fprint(out, c.text(ms), "\t")
 			}
-			// The ratio of each round first: its servers had the same machine.
+			// The ratio of each round first: its servers had the same state of the machine.
 			for _, of := range []func(httpMeasurement) float64{cpuOf, rateOf} {
 				if ratios := roundRatios(ms, bare, of); len(ratios) == 0 {
 					fmt.Fprint(out, "-\t")

@@ -15,16 +15,15 @@ import (
 	"time"
 )
 
-// This file is what loads the servers: wrk for throughput, which waits for an
-// answer before it asks again, and a generator that does not, for latency.
+// This file loads the servers: wrk for throughput, which waits for an answer before its next
+// request, and a generator with an open loop for latency.
 
-// generatorEnv names the variable that makes this program the generator: a
-// generatorConfig.
+// generatorEnv names the variable that makes this program the generator. It has a generatorConfig.
 const generatorEnv = "BELLWETHER_BENCH_GENERATOR"
 
 type generatorConfig struct {
 	URL   string
-	Size  int // of the body that has to come
+	Size  int // of the expected body
 	Order order
 }
 
@@ -86,15 +85,14 @@ func runGenerator(c generatorConfig) (report, error) {
 	return r, nil
 }
 
-// A throughput is what wrk has seen.
+// A throughput is wrk's result.
 type throughput struct {
 	Requests  int
 	PerSecond float64
-	Failures  int // other statuses than 2xx and 3xx, and errors of the connection
+	Failures  int // statuses other than 2xx and 3xx, and errors of the connection
 }
 
-// missScript makes every tenth of wrk's requests one for what nobody has asked
-// for yet.
+// missScript makes every tenth request of wrk a request for a new path.
 const missScript = `
 local n, base = 0, os.time() .. "-" -- text: a number this large would lose its end
 request = function()
@@ -106,8 +104,7 @@ request = function()
 end
 `
 
-// runWrk loads a URL for a while. With misses, every tenth request is for a path
-// of its own.
+// runWrk loads a URL for a while. With misses, every tenth request has a path of its own.
 func runWrk(url string, connections int, d time.Duration, misses bool, dir string) (throughput, error) {
 	args := []string{"-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%d", int(d.Seconds()))}
 	if misses {

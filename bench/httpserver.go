@@ -21,16 +21,15 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is the HTTP server that is measured: one handler, bare or behind a
-// middleware, in a process of its own.
+// This file is the measured HTTP server: one handler, bare or behind a middleware, in its own process.
 
-// serverEnv names the variable that makes this program a server: a serverConfig.
+// serverEnv names the variable that makes this program a server. It has a serverConfig.
 const serverEnv = "BELLWETHER_BENCH_SERVER"
 
 type serverConfig struct {
 	Kind  string // bare, or the middleware's name
 	Addr  string
-	Admin string // where it says how often the handler has run
+	Admin string // the address that reports the handler's runs
 }
 
 // The sizes of bodies.
@@ -38,10 +37,8 @@ var bodies = map[string][]byte{
 	"1k": bytes.Repeat([]byte("b"), 1<<10), "64k": bytes.Repeat([]byte("b"), 64<<10), "1m": bytes.Repeat([]byte("b"), 1<<20),
 }
 
-// newHandler returns the handler that all servers have in common and all proxies
-// have behind them: /SIZE/AGE/DELAY/KEY is a body of a size that is fresh for AGE
-// seconds and takes DELAY milliseconds to make. It may be served stale while it
-// is made anew.
+// newHandler returns the common handler of servers and proxies: /SIZE/AGE/DELAY/KEY is a body of that
+// size, fresh for AGE seconds, made in DELAY milliseconds, and served stale while it is rebuilt.
 func newHandler(runs *atomic.Int64) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{size}/{age}/{delay}/{key}", func(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +61,7 @@ func newHandler(runs *atomic.Int64) http.Handler {
 	return mux
 }
 
-// middlewares are what a handler may stand behind, in Go.
+// middlewares are the Go middlewares around the handler.
 var middlewares = map[string]func(http.Handler) (http.Handler, error){
 	"bare": func(h http.Handler) (http.Handler, error) { return h, nil },
 	"bellwether": func(h http.Handler) (http.Handler, error) {
@@ -75,8 +72,8 @@ var middlewares = map[string]func(http.Handler) (http.Handler, error){
 		if err != nil {
 			return nil, err
 		}
-		// It knows no Cache-Control: its TTL is that of the responses that
-		// expire here, which the others are refreshed at, too.
+		// It ignores Cache-Control. Its TTL fits the expiring responses here, and refreshes the
+		// others too.
 		c, err := httpcache.NewClient(httpcache.ClientWithAdapter(adapter), httpcache.ClientWithTTL(time.Second))
 		if err != nil {
 			return nil, err
@@ -92,7 +89,7 @@ var middlewares = map[string]func(http.Handler) (http.Handler, error){
 	},
 }
 
-// serve is a server process, until its input ends.
+// serve is a server process. It ends with its input.
 func serve(config string) error {
 	var c serverConfig
 	if err := json.Unmarshal([]byte(config), &c); err != nil {

@@ -1,5 +1,4 @@
-// Bench measures Bellwether beside what is used in its place, in real
-// processes over real engines.
+// Bench measures Bellwether beside its alternatives, in real processes over real engines.
 //
 //	go run ./bench herd             # every strategy in every scenario, under a minute
 //	go run ./bench herd -full       # the same with figures to publish
@@ -9,9 +8,8 @@
 //	go run ./bench outage           # the store killed for 30 s under load
 //	go run ./bench compare A B      # two files that -json has written
 //
-// All figures are of one run on one machine, whose processes compete for its
-// cores: compare the rows, not the milliseconds. README.md says how it is
-// measured and what the traps are.
+// All figures are from one run on one machine, whose processes compete for its cores: compare the
+// rows, not the milliseconds. README.md describes the method and its traps.
 package main
 
 import (
@@ -41,8 +39,7 @@ func run(args []string) error {
 	return fmt.Errorf("what? One of: herd, http, near, plots, outage, compare; each explains its flags with -h")
 }
 
-// asProcess is the program where the bench has executed itself: as one of the
-// herd's processes, as an HTTP server, or as what loads one.
+// asProcess runs the program as a worker of the herd, as an HTTP server, or as the generator.
 func asProcess() (handled bool, err error) {
 	for env, f := range map[string]func(config string) error{workerEnv: work, serverEnv: serve, generatorEnv: generate} {
 		if config := os.Getenv(env); config != "" {

@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// This file is what a miss costs that no other process takes part in: one process asks for one cold key
-// after another.
+// This file measures a miss without other processes: one process asks for cold keys in sequence.
 
 const missScenario = "uncontended misses"
 
-// misses has one process ask for keys that nobody has, one after another. The load takes no time; its
-// two lines in the origin's log are in the figures of all strategies.
+// misses asks for cold keys in one process, one after another. The load takes no time. Its two
+// lines in the origin's log are in the figures of all strategies.
 func (x *trial) misses() error {
 	if err := x.open(); err != nil {
 		return err
@@ -45,7 +44,7 @@ func (x *trial) misses() error {
 	return nil
 }
 
-// misses is the process's side of it.
+// misses is the process's part.
 func (w *workerSide) misses(o order) error {
 	t := w.begin(o)
 	time.Sleep(time.Until(o.At))
@@ -62,7 +61,7 @@ func (w *workerSide) misses(o order) error {
 		call.returned.Store(true)
 		t.calls = append(t.calls, call)
 	}
-	// What a miss leaves behind belongs to it: a release, say.
+	// The work after a miss, such as a release, belongs to it.
 	time.Sleep(10 * time.Millisecond)
 	after, err := processTime(os.Getpid())
 	if err != nil {
@@ -72,7 +71,7 @@ func (w *workerSide) misses(o order) error {
 	return nil
 }
 
-// missColumns are those of the table of misses.
+// missColumns are the columns of the table of misses.
 var missColumns = []column[measurement]{
 	{"requests", func(m measurement) float64 { return m.Requests }, "%.2f", false},
 	{"bytes", func(m measurement) float64 { return m.Bytes }, "%.0f", false},
@@ -84,9 +83,9 @@ var missColumns = []column[measurement]{
 	{"failures", func(m measurement) float64 { return float64(m.Failures) }, "%.4g", false},
 }
 
-// traffic is what has gone over a process's connections with its engines.
+// traffic is the traffic of a process's connections to its engines.
 type traffic struct {
-	Requests int64 // writes: of a caller who is alone each is a request, or several that went together
+	Requests int64 // writes: of a single caller each write is a request, or several sent together
 	Bytes    int64 // in both directions
 }
 
@@ -103,7 +102,7 @@ func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return w.dialBy(ctx, &net.Dialer{Timeout: 5 * time.Second}, network, addr)
 }
 
-// dialRueidis is dial as rueidis has it.
+// dialRueidis is dial with rueidis's signature.
 func (w *wire) dialRueidis(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 	return w.dialBy(ctx, d, "tcp", addr)
 }
@@ -120,7 +119,7 @@ func (w *wire) dialBy(ctx context.Context, d *net.Dialer, network, addr string) 
 	return &countedConn{tcp, w}, nil
 }
 
-// A countedConn has all methods of the connection, by which clients look whether it is alive.
+// A countedConn has all methods of the connection: clients use them to check that it is alive.
 type countedConn struct {
 	*net.TCPConn
 	wire *wire

@@ -15,8 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is `bench near`: what many values cost in a process's memory and its
-// garbage collector, beside the same ones in otter alone.
+// This file is `bench near`: many values' cost in memory and garbage collection, beside otter alone.
 
 const nearPayload = 100 // bytes of a value
 
@@ -76,19 +75,18 @@ func runNear(args []string) error {
 	return nil
 }
 
-// heap is the memory that is in use, once what is garbage is gone.
+// heap is the memory in use after garbage collection.
 func heap() int64 {
 	for range 3 {
 		runtime.GC()
-		time.Sleep(50 * time.Millisecond) // what the caches do behind their writers
+		time.Sleep(50 * time.Millisecond) // the caches' work in the background
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// collect returns how long a collection takes, the median of some, and the
-// longest pause of the program in them.
+// collect returns the median duration of a garbage collection, and the longest pause.
 func collect() (took, pause time.Duration) {
 	const times = 7
 	var all []time.Duration

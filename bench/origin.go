@@ -15,18 +15,17 @@ import (
 	"time"
 )
 
-// This file is the origin: what a load does, and the log that all processes
-// write of their loads. The log is a file, each record one write, so that what a
-// process has loaded is known although it was killed.
+// This file is the origin: the load, and the log of all processes' loads. The log is a file with
+// one write for each record, so it has the loads of killed processes.
 
-// errOrigin is the failure of an origin that fails.
+// errOrigin is the failure of a failing origin.
 var errOrigin = errors.New("the origin fails")
 
-// behaviour is how the origin does at present.
+// behaviour is the origin's present behaviour.
 type behaviour struct {
-	Load     time.Duration // how long a load takes
+	Load     time.Duration // the duration of a load
 	Fails    bool
-	From, To time.Time // if not zero, it fails from the one to the other
+	From, To time.Time // if not zero, it fails from From to To
 	Origin   string    // the URL of an origin with few places, which takes the time; empty: the load sleeps
 }
 
@@ -34,7 +33,7 @@ func (b behaviour) fails(now time.Time) bool {
 	return b.Fails || !b.From.IsZero() && now.After(b.From) && now.Before(b.To)
 }
 
-// An origin is one process's side of it.
+// An origin is a process's part of the origin.
 type origin struct {
 	log  *os.File
 	now  atomic.Pointer[behaviour]
@@ -42,7 +41,7 @@ type origin struct {
 	http *http.Client
 }
 
-// valueOf is what the origin makes of a key: a hundred bytes that say whose they are.
+// valueOf is the origin's value of a key: a hundred bytes after the key.
 func valueOf(key string) string { return key + " = " + strings.Repeat("v", 100) }
 
 func (o *origin) load(ctx context.Context, key string) (string, error) {
@@ -74,21 +73,20 @@ func (o *origin) load(ctx context.Context, key string) (string, error) {
 }
 
 func (o *origin) record(kind byte, n int64, key string) {
-	// One write of less than a page to a file that is open for appending is
-	// not mixed with another's.
+	// A write of less than a page to a file open for appending stays in one piece.
 	fmt.Fprintf(o.log, "%c %d %d %d %s\n", kind, os.Getpid(), n, time.Now().UnixNano(), key)
 }
 
-// An event is one record of the log.
+// An event is a record of the log.
 type event struct {
 	begin bool
-	load  string // which one: process and number
+	load  string // the load: process and number
 	pid   int
 	at    time.Time
 	key   string
 }
 
-// readLog returns the loads of keys that begin with prefix, in the order of time.
+// readLog returns the loads of keys with the prefix, in the order of time.
 func readLog(path, prefix string) ([]event, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -119,9 +117,8 @@ func readLog(path, prefix string) ([]event, error) {
 	return events, nil
 }
 
-// loadsIn counts what the log says: the loads, those of them that began while
-// another of the same key ran, the keys, and the most that ran at one time. The
-// loads of a process that was killed end there.
+// loadsIn counts the loads of a log, the loads that began while another load of the key ran, the
+// keys, and the most concurrent loads. The loads of a killed process end with the kill.
 func loadsIn(events []event, killed map[int]time.Time) (loads, duplicates, keys, most int) {
 	for pid, at := range killed {
 		running := map[string]event{}
@@ -165,8 +162,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// A narrowOrigin is one with few places, as a database has connections: who
-// comes when all are taken waits for one.
+// A narrowOrigin has few places, as a database has connections. Other loads wait for a place.
 func narrowOrigin(places int, load time.Duration) http.Handler {
 	free := make(chan struct{}, places)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

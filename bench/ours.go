@@ -12,9 +12,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// Bellwether, over each engine and over none. NearTTL is left at its default of
-// a second, so that a value of a longer TTL is asked for at the store once a
-// second and process.
+// Bellwether, over each engine and without an engine. NearTTL keeps its default of a second, so
+// each process asks the store for a value with a longer TTL once a second.
 
 var bellwetherInProcess = strategy{
 	name: "bellwether in process", traits: staleServes,
@@ -65,8 +64,8 @@ func bellwetherCache(p policy, load loader, fleet bellwether.Fleet) cache {
 		TTL: p.TTL, StaleWhileRevalidate: p.Stale, Fleet: fleet, Limits: bellwether.Limits{MaxRebuilds: p.Rebuilds},
 	}
 	if p.Near > 0 {
-		// The tier is bounded in bytes, of which an entry takes 272 beside its
-		// key: so it has as many places as the rivals' have.
+		// The tier is bounded in bytes, 272 for an entry beside its key: it gets as many places as
+		// the rivals'.
 		o.Limits.NearBytes, o.Size = int64(p.Near)*(272+32), func(key string, _ any) int { return 32 - len(key) }
 	}
 	c := bellwether.New(load, o)

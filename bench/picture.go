@@ -19,18 +19,16 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// This file is what the pictures have in common: what is shown, a row that names
-// the lines, and panels below each other with one axis of x.
+// This file is the common part of the pictures: a legend, and panels with one x axis.
 
 const pictureWidth = 18 * vg.Centimeter
 
-// sans is the type of all text. It is asked for by name only, so a page may show
-// another; see fitText.
+// sans is the font of all text. The picture only names it, so a page may show another; see fitText.
 var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont = sans }
 
-// The palette of Okabe and Ito, which most colour-blind people can tell apart.
+// The palette of Okabe and Ito, whose colours most colour-blind people can distinguish.
 var (
 	colours = []color.Color{
 		color.RGBA{213, 94, 0, 255}, color.RGBA{0, 114, 178, 255}, color.RGBA{0, 158, 115, 255}, color.RGBA{204, 121, 167, 255},
@@ -41,14 +39,14 @@ var (
 
 type picture struct {
 	title, about string
-	x            string // what the axis of x is
+	x            string // the label of the x axis
 	panels       []*plot.Plot
 	captions     []string // of the panels
 	names        []string // of the lines
 	styles       []draw.LineStyle
 }
 
-// panel adds one, below those that are there.
+// panel adds a panel below the others.
 func (p *picture) panel(caption string) *plot.Plot {
 	panel := plot.New()
 	panel.Y.Min = 0
@@ -62,8 +60,7 @@ func (p *picture) panel(caption string) *plot.Plot {
 	return panel
 }
 
-// logPanel is a panel with a logarithmic axis upwards. Values below least are
-// drawn there, where the axis says label.
+// logPanel is a panel with a logarithmic y axis. Values below least are drawn there, at the label.
 func (p *picture) logPanel(caption string, least float64, label string) *plot.Plot {
 	panel := p.panel(caption)
 	panel.Y.Min = least
@@ -94,8 +91,7 @@ func dashed(c color.Color) draw.LineStyle {
 	return draw.LineStyle{Color: c, Width: vg.Points(1), Dashes: []vg.Length{vg.Points(4), vg.Points(3)}}
 }
 
-// A band is a time that is shaded. It is added first: what comes later is drawn
-// over it.
+// A band is a shaded time. Add it first: later lines are drawn over it.
 type band struct{ from, to float64 }
 
 func (b band) Plot(c draw.Canvas, p *plot.Plot) {
@@ -104,7 +100,7 @@ func (b band) Plot(c draw.Canvas, p *plot.Plot) {
 	c.FillPolygon(color.RGBA{240, 236, 226, 255}, []vg.Point{{X: from, Y: c.Min.Y}, {X: to, Y: c.Min.Y}, {X: to, Y: c.Max.Y}, {X: from, Y: c.Max.Y}})
 }
 
-// grid is level lines only, which a band does not hide.
+// grid is horizontal lines alone, which a band does not hide.
 func grid() *plotter.Grid {
 	g := plotter.NewGrid()
 	g.Vertical.Color = nil
@@ -112,7 +108,7 @@ func grid() *plotter.Grid {
 	return g
 }
 
-// save draws all of it.
+// save draws the picture.
 func (p *picture) save(height vg.Length, path string) error {
 	svg := vgsvg.New(pictureWidth, height)
 	c := draw.New(svg)
@@ -182,9 +178,8 @@ var (
 	svgFamily = regexp.MustCompile(`font-family:Liberation Sans`)
 )
 
-// fitText gives each text the length that it was laid out with, and the fonts of
-// the same measures by their other names: where a page has none of them, the
-// text does not run out of the picture.
+// fitText gives each text its laid-out length, and the other names of the font's metric
+// equivalents. So a page without these fonts keeps the text in the picture.
 func fitText(svg []byte) []byte {
 	return svgText.ReplaceAllFunc(svg, func(whole []byte) []byte {
 		m := svgText.FindSubmatch(whole)
@@ -201,7 +196,7 @@ func fitText(svg []byte) []byte {
 	})
 }
 
-// roundTicks are ticks at round numbers, at most so many.
+// roundTicks are at most so many ticks at round numbers.
 type roundTicks struct{ most int }
 
 func (r roundTicks) Ticks(lo, hi float64) (ticks []plot.Tick) {
@@ -210,13 +205,13 @@ func (r roundTicks) Ticks(lo, hi float64) (ticks []plot.Tick) {
 		step *= []float64{2, 2.5, 2}[i%3]
 	}
 	for n := math.Ceil(lo/step - 1e-9); n*step <= hi+1e-9; n++ {
-		at := n*step + 0 // not the 0 that is written "-0"
+		at := n*step + 0 // avoids "-0"
 		ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(at, 'g', 6, 64)})
 	}
 	return ticks
 }
 
-// decades are ticks at the powers of ten, written out, and one at the least value.
+// decades are ticks at the powers of ten, and a tick at the least value.
 type decades struct {
 	least float64
 	label string

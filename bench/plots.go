@@ -15,18 +15,17 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// This file is `bench plots`: measurements of its own, drawn for the
-// documentation.
+// This file is `bench plots`: measurements for the pictures of the documentation.
 
 type plotSize struct {
 	Name      string
 	Processes int
-	Rate      float64 // callers in a second, in each process
+	Rate      float64 // callers per second in each process
 	Load      time.Duration
 	TTL       time.Duration
-	Expiries  int           // shown
+	Expiries  int           // shown in the picture
 	Outage    time.Duration // of the origin
-	Around    time.Duration // shown before and after it
+	Around    time.Duration // shown before and after the outage
 	Fleet     []int         // the numbers of processes
 	Callers   int
 }
@@ -42,9 +41,8 @@ var (
 	}
 )
 
-// originPlaces is how many loads the origin of the first picture carries out at
-// one time, as a database has connections: without such a bound, a herd would
-// cost nobody any time.
+// originPlaces is the number of concurrent loads at the first picture's origin, as a database has
+// connections. Without such a bound a herd would cost no caller any time.
 const originPlaces = 20
 
 func runPlots(args []string) error {
@@ -81,8 +79,7 @@ func runPlots(args []string) error {
 	return nil
 }
 
-// A plotted is one picture: its file in docs, how many trials it takes, and what
-// measures and draws it.
+// A plotted is a picture: its file in docs, its number of trials, and its function.
 type plotted struct {
 	file  string
 	steps func(plotSize) int
@@ -97,7 +94,6 @@ var plots = []plotted{
 	}},
 }
 
-// herd is the herd's size for a picture.
 func (p plotSize) herd(processes int) size {
 	return size{
 		Name: p.Name, Processes: processes, Rate: p.Rate, Load: p.Load, TTL: p.TTL, Callers: p.Callers,
@@ -110,10 +106,9 @@ var (
 	costed = []strategy{noProtection, onlySingleflight, redislockAside, rockscacheRedis, bellwetherRedis, bellwetherMemcached, bellwetherEtcd}
 )
 
-// plotExpiry is how long callers wait, by when they come, around the expiries of
-// one key at an origin with few places: of the callers of each 20 ms, the slowest.
-// Each strategy has a panel of its own, since singleflight and Bellwether wait for
-// the same load and their lines would cover each other.
+// plotExpiry draws the callers' waits around the expiries of a key at an origin with few places:
+// the slowest caller of each 20 ms. Each strategy has its own panel, because singleflight and
+// Bellwether wait for the same load, and their lines would cover each other.
 func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 	const step = 20 * time.Millisecond
 	narrow := httptest.NewServer(narrowOrigin(originPlaces, size.Load))
@@ -146,22 +141,21 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 		panels, highest = append(panels, panel), max(highest, panel.Y.Max)
 	}
 	for _, panel := range panels {
-		panel.Y.Max = highest // or equal heights would mean different waits
+		panel.Y.Max = highest // otherwise equal heights would mean different waits
 	}
 	return pic.save(13*vg.Centimeter, path)
 }
 
-// expiriesShown is how long the callers come: until the queue behind the last
-// expiry is empty. Without protection each caller that comes during the first
-// load queues for the origin's places, and the value expires a TTL after the last
-// of their loads.
+// expiriesShown is how long callers come: until the queue after the last expiry is empty. Without
+// protection each caller during the first load queues for a place, and the value expires a TTL
+// after the last load.
 func (p plotSize) expiriesShown() time.Duration {
 	queued := p.Rate * float64(p.Processes) * p.Load.Seconds()
 	queue := time.Duration(math.Ceil(queued/originPlaces)+1) * p.Load
 	return time.Duration(p.Expiries) * (p.TTL + queue + p.Load)
 }
 
-// plural is a count, rounded, with its noun.
+// plural is a rounded count with its noun.
 func plural(n float64, noun string) string {
 	if math.Round(n) != 1 {
 		noun += "s"
@@ -169,7 +163,7 @@ func plural(n float64, noun string) string {
 	return fmt.Sprintf("%.0f %s", n, noun)
 }
 
-// slowest is the longest wait, in milliseconds, of those who came in each step.
+// slowest is the longest wait of the callers of each step, in milliseconds.
 func slowest(reports []report, step time.Duration) (points plotter.XYs) {
 	var first time.Time
 	longest, last := map[int]time.Duration{}, 0
@@ -194,8 +188,7 @@ func slowest(reports []report, step time.Duration) (points plotter.XYs) {
 	return points
 }
 
-// plotOutage is how many loads the origin gets in each half second, while each of
-// them fails for a time.
+// plotOutage draws the origin's loads in each half second, while every load fails for a time.
 func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 	const step = 500 * time.Millisecond
 	pic := &picture{
@@ -238,8 +231,7 @@ func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 	return pic.save(9*vg.Centimeter, path)
 }
 
-// plotCost is how many commands each process costs its engine when all ask for
-// one cold key, by the number of processes.
+// plotCost draws each process's engine commands for a cold key, by the number of processes.
 func plotCost(size plotSize, path string, p *progress) error {
 	pic := &picture{
 		title: "What one cold key costs the engine", x: "processes",

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// A progress tells how far a long run is: on a terminal in one line that is
-// written over, else in a line every ten seconds.
+// A progress reports how far a run is: on a terminal in one line, else in a line every ten seconds.
 type progress struct {
 	w           io.Writer
 	over        bool
@@ -25,7 +24,7 @@ func (p *progress) begin(total int) {
 	p.began, p.last, p.done, p.total = time.Now(), time.Now(), 0, total
 }
 
-// step says what is done now; what was said before is done.
+// step reports the present step. The step before is done.
 func (p *progress) step(what string) {
 	since := time.Since(p.began)
 	left := "?"

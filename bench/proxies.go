@@ -21,17 +21,17 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file starts the servers: the Go ones, and the proxies before a bare one.
+// This file starts the servers: the Go servers, and the proxies in front of a bare one.
 
-// A server is one way to serve, with all its processes.
+// A server is a way to serve, with all its processes.
 type server struct {
 	name  string
 	url   string
-	pids  []int // of what was started; their descendants count as well
+	pids  []int // of the started processes; their descendants count too
 	admin string
 }
 
-// serverKinds are what is compared. needs is a program that has to be there.
+// serverKinds are the compared servers. needs is a required program.
 var serverKinds = []struct {
 	name, needs, caveat string
 	start               func(l *life) *server
@@ -44,7 +44,7 @@ var serverKinds = []struct {
 	{"varnish", "varnishd", "in memory, built-in VCL, 10 s of grace; Varnish and the Go server behind it", startVarnish},
 }
 
-// missing are the Debian packages that `bench http` lacks.
+// missing returns the Debian packages that `bench http` lacks.
 func missing() []string {
 	var packages []string
 	for program, pkg := range map[string]string{"nginx": "nginx", "varnishd": "varnish", "wrk": "wrk"} {
@@ -115,7 +115,7 @@ func startNginx(l *life) *server {
 	addr, dir := testserver.FreeAddr(l), l.TempDir()
 	user := ""
 	if os.Getuid() == 0 {
-		user = "user root;" // the files are in a directory of ours
+		user = "user root;" // the files are in our own directory
 	}
 	config := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf(nginxConfig, dir, strings.TrimPrefix(origin.url, "http://"), addr, user)
@@ -139,8 +139,8 @@ func startVarnish(l *life) *server {
 	return s
 }
 
-// start starts a program that ends with the life. If the bench is killed, its own
-// servers see their input end; of the proxies the kernel sees to it.
+// start starts a program that ends with the life. With the bench's death, Go servers lose their
+// input, and the kernel ends the proxies.
 func (l *life) start(cmd *exec.Cmd) int {
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -148,8 +148,7 @@ func (l *life) start(cmd *exec.Cmd) int {
 	}
 	started := make(chan error)
 	go func() {
-		// The kernel takes the end of the thread that started it for the
-		// parent's: this goroutine keeps its thread until the program is over.
+		// For the kernel the parent is the starting thread: this goroutine keeps its thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
@@ -173,7 +172,7 @@ func (l *life) start(cmd *exec.Cmd) int {
 	return cmd.Process.Pid
 }
 
-// await returns when the server answers.
+// await waits until the server answers.
 func (s *server) await(l *life) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var err error
@@ -191,7 +190,7 @@ func (s *server) await(l *life) {
 	l.Fatalf("%s does not answer after 10 s: %v", s.name, err)
 }
 
-// runs is how often the handler has run.
+// runs returns the handler's number of runs.
 func (s *server) runs() (int, error) {
 	resp, err := http.Get(s.admin)
 	if err != nil {
@@ -205,9 +204,8 @@ func (s *server) runs() (int, error) {
 	return strconv.Atoi(string(b))
 }
 
-// cpu is the processor time of all the server's processes so far, user's and
-// system's. It is asked of their clocks, which have nanoseconds: /proc counts
-// in 10 ms, which is much of a short run.
+// cpu returns the user and system time of all the server's processes so far. The processes' clocks
+// have nanoseconds. /proc counts in 10 ms, too coarse for a short run.
 func (s *server) cpu() (time.Duration, error) {
 	parents := map[int]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -217,7 +215,7 @@ func (s *server) cpu() (time.Duration, error) {
 	for _, stat := range stats {
 		b, err := os.ReadFile(stat)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		pid, parent, err := parseStat(string(b))
 		if err != nil {
@@ -242,8 +240,7 @@ func (s *server) cpu() (time.Duration, error) {
 	return total, nil
 }
 
-// processTime is the processor time of all threads of a process, those that have
-// ended included.
+// processTime returns the processor time of all threads of a process, also of ended threads.
 func processTime(pid int) (time.Duration, error) {
 	var t unix.Timespec
 	// clock_getcpuclockid(3): the process's number inverted, and CPUCLOCK_SCHED.
@@ -251,8 +248,7 @@ func processTime(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), err
 }
 
-// parseStat reads a line of /proc/PID/stat: the process and its parent. The name
-// in it may have spaces and brackets.
+// parseStat parses /proc/PID/stat: the process and its parent. The name may have spaces and brackets.
 func parseStat(line string) (pid, parent int, err error) {
 	name, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if name < 0 || end < name {

@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// This file is what is kept of a run: its record, as a file and as tables.
+// This file is a run's record, as a file and as tables.
 
-// A record is one run: what was measured, and where.
+// A record is a run: the measurements, the machine and the versions.
 type record struct {
 	Bench        string            `json:"bench"` // herd, http
 	Command      string            `json:"command"`
@@ -27,14 +27,14 @@ type record struct {
 	Go           string            `json:"go"`
 	CPU          string            `json:"cpu"`
 	Cores        int               `json:"cores"`
-	LoadAverage  string            `json:"load_average"` // when it began
+	LoadAverage  string            `json:"load_average"` // at the begin of the run
 	Versions     map[string]string `json:"versions,omitempty"`
 	Size         any               `json:"size"`
 	Measurements []measurement     `json:"measurements,omitempty"`
 	HTTP         []httpMeasurement `json:"http,omitempty"`
 }
 
-// A measurement is one strategy in one scenario, once. Times are milliseconds.
+// A measurement is a strategy in one scenario, once. Times are milliseconds.
 type measurement struct {
 	Scenario       string  `json:"scenario"`
 	Strategy       string  `json:"strategy"`
@@ -43,8 +43,8 @@ type measurement struct {
 	Expiries       float64 `json:"expiries"`
 	Loads          int     `json:"loads"`
 	LoadsPerExpiry float64 `json:"loads_per_expiry"`
-	Duplicates     int     `json:"duplicates"`   // loads that began while another of the key ran
-	Most           int     `json:"most_at_once"` // loads, of all keys
+	Duplicates     int     `json:"duplicates"`   // loads that began while another load of the key ran
+	Most           int     `json:"most_at_once"` // concurrent loads of all keys
 	P50            float64 `json:"p50_ms"`
 	P99            float64 `json:"p99_ms"`
 	P999           float64 `json:"p999_ms"`
@@ -57,7 +57,7 @@ type measurement struct {
 	Failures       int     `json:"failures"`
 	Wrong          int     `json:"wrong"` // another key's value
 	Hung           int     `json:"hung"`
-	Error          string  `json:"error,omitempty"` // one of the failures
+	Error          string  `json:"error,omitempty"` // a failure
 }
 
 func newRecord(bench string, size any) *record {
@@ -71,7 +71,7 @@ func newRecord(bench string, size any) *record {
 	}
 }
 
-// commandLine is what a shell would be given for these arguments.
+// commandLine is the shell command for these arguments.
 func commandLine(args []string) string {
 	line := "go run ./bench"
 	for _, arg := range args {
@@ -93,7 +93,7 @@ func cpu() string {
 	return runtime.GOARCH
 }
 
-// versions are those of the servers that are here.
+// versions returns the versions of the installed servers.
 func versions() map[string]string {
 	v := map[string]string{}
 	for name, args := range map[string][]string{
@@ -107,14 +107,14 @@ func versions() map[string]string {
 	return v
 }
 
-// output is what a program says, empty if it cannot be run.
+// output returns a program's output, empty if it cannot run.
 func output(name string, args ...string) string {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return ""
 	}
 	out, err := exec.Command(path, args...).CombinedOutput()
-	if name == "git" && err != nil { // not of a repository; wrk -v, too, ends with 1
+	if name == "git" && err != nil { // outside a repository; wrk -v also ends with 1
 		return ""
 	}
 	return strings.TrimSpace(string(out))
@@ -140,7 +140,7 @@ func readRecord(path string) (*record, error) {
 	return &r, nil
 }
 
-// where is what has to be known of a run to read its figures.
+// where prints the conditions of a run.
 func (r *record) where(w io.Writer) {
 	fmt.Fprintf(w, "%s\n%s, commit %s; %d cores of %s, %s; load average before: %s\n", r.Command,
 		r.Date.Format(time.RFC3339), r.Commit, r.Cores, r.CPU, r.Go, r.LoadAverage)
@@ -152,7 +152,7 @@ func (r *record) where(w io.Writer) {
 	}
 }
 
-// each is what of says of each.
+// each returns the results of of.
 func each[T, X any](all []T, of func(T) X) (xs []X) {
 	for _, x := range all {
 		xs = append(xs, of(x))
@@ -160,7 +160,7 @@ func each[T, X any](all []T, of func(T) X) (xs []X) {
 	return xs
 }
 
-// medianOf is 0 of nothing.
+// medianOf is 0 without values.
 func medianOf(xs []float64) float64 {
 	if len(xs) == 0 {
 		return 0
@@ -169,11 +169,10 @@ func medianOf(xs []float64) float64 {
 	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
 }
 
-// median of what the rounds say, by of.
+// median is the median of of over the rounds.
 func median[T any](rounds []T, of func(T) float64) float64 { return medianOf(each(rounds, of)) }
 
-// A column of a table says of the rounds of a row what their median is, or the
-// most: the median of the longest waits would hide the longest.
+// A column is a table's column: the median of a row's rounds, or the most, for the longest waits.
 type column[T any] struct {
 	name   string
 	of     func(T) float64
@@ -181,7 +180,7 @@ type column[T any] struct {
 	most   bool
 }
 
-// text is "-" for what was not measured.
+// text is "-" for a figure that was not measured.
 func (c column[T]) text(rounds []T) string {
 	xs := each(rounds, c.of)
 	v := medianOf(xs)
@@ -255,7 +254,7 @@ func printHerd(w io.Writer, r *record, size size, chosen []scenario) {
 	}
 }
 
-// first is the first of the strategies that the record has for a scenario.
+// first returns the first strategy with measurements in a scenario.
 func (r *record) first(scenario string) string {
 	for _, s := range strategies {
 		if len(r.rounds(scenario, s.name)) > 0 {

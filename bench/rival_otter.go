@@ -6,8 +6,7 @@ import (
 	"github.com/maypok86/otter/v2"
 )
 
-// otter's loading cache. With a stale window it refreshes in the background after
-// the TTL, and expires at the window's end.
+// otter's loading cache. With a stale window it refreshes in the background after the TTL.
 
 var otterInProcess = strategy{
 	name: "otter", traits: staleServes,

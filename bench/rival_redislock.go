@@ -9,11 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// bsm/redislock around a cache beside its origin, behind singleflight, so that one
-// caller of each process stands for the lock. It waits for the lock by its own
-// linear back-off of 100 ms, as in its documentation, and looks for the value
-// again when it has it. Nobody renews the lease: the library leaves that to its
-// user.
+// bsm/redislock around a cache beside its origin, behind singleflight, so each process has one
+// caller at the lock. It waits with a linear back-off of 100 ms, as in its documentation, and then
+// looks for the value again. Renewal of the lease is left to its user, and so absent.
 
 var redislockAside = strategy{
 	name: "bsm/redislock", engines: []string{redisEngine}, traits: locks,
@@ -30,8 +28,8 @@ var redislockAside = strategy{
 			}
 			lock, err := locker.Obtain(ctx, "lock:"+key, p.Lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)})
 			if err != nil {
-				// Obtain gives up after the length of the lease: then it loads
-				// without the lock rather than fail.
+				// Obtain gives up after the length of the lease. The strategy then loads without
+				// the lock.
 				return load(ctx, key)
 			}
 			defer lock.Release(context.WithoutCancel(ctx))

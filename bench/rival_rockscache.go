@@ -15,10 +15,10 @@ var rockscacheRedis = strategy{
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		o := rockscache.NewDefaultOptions()
 		o.LockExpire = time.Duration(seconds(p.Lease)) * time.Second
-		o.RandomExpireAdjustment = 0 // all strategies' values live equally long here
+		o.RandomExpireAdjustment = 0 // here the values of all strategies live equally long
 		rc := rockscache.NewClient(c.redis, o)
 		return got(func(ctx context.Context, key string) (string, error) {
-			// It takes Delay off the expiry that it is given.
+			// It subtracts Delay from the expiry.
 			return rc.Fetch2(ctx, key, p.TTL+o.Delay, func() (string, error) { return load(ctx, key) })
 		}), nil
 	},

@@ -7,8 +7,7 @@ import (
 	"github.com/redis/rueidis/rueidisaside"
 )
 
-// rueidisaside: the key itself is the lock while it has its holder's name in it,
-// and client-side caching tells who waits.
+// rueidisaside: the key has its holder's name as the lock, and client-side caching wakes the waiters.
 
 var rueidisAside = strategy{
 	name: "rueidisaside", engines: []string{redisEngine}, traits: locks,

@@ -10,9 +10,8 @@ import (
 	"github.com/viccon/sturdyc"
 )
 
-// sturdyc, in one process and with Redis as its distributed storage. With a stale
-// window it refreshes in the background after the TTL, for as long as the
-// window, as its documentation advises for keys in use.
+// sturdyc, in one process and with Redis as its distributed storage. With a stale window it
+// refreshes in the background until the window ends, as its documentation advises for keys in use.
 
 var sturdycInProcess = strategy{
 	name: "sturdyc", traits: staleServes,
@@ -35,7 +34,7 @@ func sturdycCache(p policy, load loader, options ...sturdyc.Option) cache {
 	ttl := p.TTL
 	if p.Stale > 0 {
 		ttl += p.Stale
-		// The last is when a refresh under way is begun once more: no load here is as long.
+		// The last argument is when a running refresh begins again: no load here is as long.
 		options = append(options, sturdyc.WithEarlyRefreshes(p.TTL, p.TTL+time.Millisecond, p.TTL+p.Stale, p.TTL))
 	}
 	capacity := p.Near
@@ -49,8 +48,7 @@ func sturdycCache(p policy, load loader, options ...sturdyc.Option) cache {
 	})
 }
 
-// redisStorage is Redis as sturdyc's DistributedStorage, with the TTL that its
-// user has to see to.
+// redisStorage is Redis as sturdyc's DistributedStorage. Its user must set the TTL.
 type redisStorage struct {
 	rdb *redis.Client
 	ttl time.Duration

@@ -10,27 +10,26 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file says what befalls the herd: the scenarios, and how one strategy is
-// put through one of them.
+// This file has the scenarios, and one strategy's way through a scenario.
 
-// A size is how large and how long a run is.
+// A size is the extent of a run.
 type size struct {
 	Name      string
 	Processes int
-	Callers   int           // in each process, where all come at one time
-	Load      time.Duration // what a load takes
-	Slow      time.Duration // what it takes where the origin is slow
-	TTL       time.Duration // where values expire
+	Callers   int           // in each process; all come at the same time
+	Load      time.Duration // the duration of a load
+	Slow      time.Duration // the duration at a slow origin
+	TTL       time.Duration // in scenarios with expiries
 	Lease     time.Duration
 	Drive     time.Duration // how long callers keep coming
-	Rate      float64       // how many in a second, in each process
+	Rate      float64       // callers per second in each process
 	ZipfKeys  int
-	Keys      int // how many expire at once
-	Wakes     int // how many keys the wake lag is measured with
-	Misses    int // how many keys one process asks for, one after another
+	Keys      int // number of keys that expire at once
+	Wakes     int // number of keys for the wake lag
+	Misses    int // number of keys that one process asks for, one after another
 	Rounds    int
-	Brief     bool          // scenarios that take long leave strategies out
-	Limit     time.Duration // the run is an error if it takes longer; 0: however long it takes
+	Brief     bool          // long scenarios leave strategies out
+	Limit     time.Duration // a longer run is an error; 0: no limit
 }
 
 var (
@@ -46,8 +45,7 @@ var (
 	}
 )
 
-// caveat is what has to be said of bounds in a run of this size: they are for the
-// full one.
+// caveat is the remark on bounds in a run of another size than full.
 func (s size) caveat() string {
 	if s.Processes == full.Processes && s.Callers == full.Callers && s.Load == full.Load {
 		return ""
@@ -55,15 +53,15 @@ func (s size) caveat() string {
 	return fmt.Sprintf(" they are for -full, of %d processes x %d callers and a load of %v", full.Processes, full.Callers, full.Load)
 }
 
-// A scenario is one thing that may befall a herd.
+// A scenario is an event for a herd.
 type scenario struct {
 	name  string
 	what  string
 	needs trait      // strategies without it are left out
 	not   trait      // strategies with it are left out
-	brief []strategy // of those left, the ones of a quick run; nil: all
+	brief []strategy // the strategies of a quick run; nil: all
 	run   func(x *trial) error
-	// columns are those of its table; nil: those of a herd.
+	// columns are the columns of its table; nil: the herd's.
 	columns []column[measurement]
 }
 
@@ -74,13 +72,12 @@ func (s scenario) shows() []column[measurement] {
 	return columns
 }
 
-// inBrief is one of each sort, for the scenarios that take long: a lease has to run
-// out, a client to give up, many keys to be loaded.
+// inBrief has one strategy of each sort, for scenarios that take long.
 var inBrief = []strategy{
 	noProtection, onlySingleflight, addMutex, redislockAside, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
 }
 
-// knownScenario is a cold key whose build is of a length that the processes know.
+// knownScenario is a cold key whose build has a length that the processes know.
 const knownScenario = "cold, known load"
 
 var scenarios = []scenario{
@@ -159,8 +156,7 @@ var scenarios = []scenario{
 		needs: locks,
 		brief: inBrief,
 		run: func(x *trial) error {
-			// Some count leases in whole seconds, so that less would be no
-			// long load for them.
+			// Some count leases in whole seconds: a shorter load would be no long load for them.
 			x.policy.Lease = max(x.size.Lease, 400*time.Millisecond)
 			x.load(x.policy.Lease * 5 / 2)
 			return x.burst(nil)
@@ -208,10 +204,10 @@ var scenarios = []scenario{
 	},
 }
 
-// errNotApplicable is for what a scenario finds out about a strategy by itself.
+// errNotApplicable reports that a scenario does not suit a strategy.
 var errNotApplicable = fmt.Errorf("not applicable")
 
-// A trial is one strategy in one scenario, once.
+// A trial is a strategy in one scenario, once.
 type trial struct {
 	bench     *herdBench
 	size      size
@@ -219,10 +215,10 @@ type trial struct {
 	strategy  strategy
 	policy    policy
 	behaviour behaviour
-	warmUp    time.Duration // what the load of open takes
+	warmUp    time.Duration // the duration of open's load
 	round     int
 	log       string
-	asking    int  // how many processes ask
+	asking    int  // number of asking processes
 	down      bool // the engines are killed before it begins
 	trace     bool
 
@@ -234,10 +230,10 @@ type trial struct {
 
 func (x *trial) load(d time.Duration) { x.behaviour.Load = d }
 
-// key begins all keys that count; the others are asked for to warm up.
+// key is the prefix of all counted keys. Other keys are for the warm-up.
 func (x *trial) key() string { return fmt.Sprintf("k%d-%d", os.Getpid(), x.bench.trials) }
 
-// patience is how long a caller waits: longer than any protocol should take.
+// patience is a caller's patience: longer than any protocol should take.
 func (x *trial) patience() time.Duration {
 	return 4*x.behaviour.Load + 2*x.policy.Lease + 2*time.Second
 }
@@ -250,8 +246,8 @@ func (x *trial) order(do string) order {
 	}
 }
 
-// open opens the strategy in all processes and has them all wait for one key
-// that does not count, so that connections, scripts and subscriptions are there.
+// open opens the strategy in all processes, and has them wait for a key that does not count, so
+// connections, scripts and subscriptions are ready.
 func (x *trial) open() error {
 	if x.strategy.has(wholeSeconds) && x.policy.TTL%time.Second != 0 {
 		return errNotApplicable
@@ -264,7 +260,7 @@ func (x *trial) open() error {
 		o.Key, o.At, o.Callers = "warm-up-"+x.key(), at, 3
 		o.Behaviour = behaviour{Load: x.warmUp}
 	})
-	time.Sleep(30 * time.Millisecond) // a subscription comes up
+	time.Sleep(30 * time.Millisecond) // a subscription begins
 	return err
 }
 
@@ -282,7 +278,7 @@ func (x *trial) run(do string, change func(i int, o *order)) error {
 	return err
 }
 
-// measure opens the strategy, runs what counts, and notes what it has cost.
+// measure runs counted, and records its cost.
 func (x *trial) measure(expiries float64, counted func() error) error {
 	count := func() (n int, err error) {
 		if x.down {
@@ -321,7 +317,7 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	var keys int
 	x.m.Loads, x.m.Duplicates, keys, x.m.Most = loadsIn(x.events, x.killed)
 	if expiries == 0 {
-		expiries = float64(keys) // each key that was asked for had to be loaded once
+		expiries = float64(keys) // each requested key had to be loaded once
 	}
 	x.m.Expiries = expiries
 	x.m.LoadsPerExpiry = float64(x.m.Loads) / max(1, expiries)
@@ -334,7 +330,7 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	return nil
 }
 
-// burst is all callers at one time, for one key if change does not say otherwise.
+// burst releases all callers at the same time, for a key unless change sets more.
 func (x *trial) burst(change func(i int, o *order)) error {
 	if err := x.open(); err != nil {
 		return err
@@ -351,7 +347,7 @@ func (x *trial) burst(change func(i int, o *order)) error {
 	return x.measure(float64(probe.Keys), func() error { return x.run("burst", all) })
 }
 
-// drive is callers who keep coming.
+// drive has callers that keep coming.
 func (x *trial) drive(change func(o *order), expiries float64) error {
 	if err := x.open(); err != nil {
 		return err
@@ -369,15 +365,13 @@ func (x *trial) driveOpen(change func(o *order), expiries float64) error {
 	})
 }
 
-// expiries is callers who keep coming to a value that is loaded now, for d or
-// what the size says.
+// expiries has callers that keep coming to a value loaded now, for d or the size's Drive.
 func (x *trial) expiries(d time.Duration) error {
 	d = cmp.Or(d, x.size.Drive)
 	if err := x.open(); err != nil {
 		return err
 	}
-	// In all processes, so that those which share nothing have it, too. This
-	// load does not count.
+	// In all processes, also for strategies without a shared store. This load does not count.
 	at := time.Now().Add(10 * time.Millisecond)
 	err := x.run("burst", func(_ int, o *order) { o.At, o.Callers, o.Behaviour = at, 1, behaviour{} })
 	if err != nil {
@@ -389,13 +383,12 @@ func (x *trial) expiries(d time.Duration) error {
 	if err := os.Truncate(x.log, 0); err != nil {
 		return err
 	}
-	// One expiry a TTL from now, and one after each TTL and load: a value is fresh
-	// from the end of its load.
+	// One expiry after a TTL, and one after each TTL and load: a value is fresh from its load's end.
 	times := 1 + max(0, (d-x.policy.TTL)/(x.policy.TTL+x.behaviour.Load))
 	return x.driveOpen(func(o *order) { o.For, o.Rate = d, x.size.Rate }, float64(times))
 }
 
-// killHolder is burst, in which the process of the first load is killed.
+// killHolder is burst with a kill of the process of the first load.
 func (x *trial) killHolder() error {
 	if err := x.open(); err != nil {
 		return err
@@ -430,7 +423,7 @@ func (x *trial) killFirst() error {
 	return fmt.Errorf("%s: nobody has loaded", x.strategy.name)
 }
 
-// finish leaves the fleet as the next trial wants it.
+// finish prepares the fleet for the next trial.
 func (x *trial) finish() error {
 	if x.down {
 		if err := x.bench.engines.restart(x.strategy.engines); err != nil {
@@ -438,8 +431,7 @@ func (x *trial) finish() error {
 		}
 	}
 	if x.m.Hung > 0 || x.down {
-		// Its callers are still there, or its connections have been refused
-		// for so long that their pools hold back: the next trial's processes are new.
+		// Hung callers are still there, or refused pools wait: the next trial gets new processes.
 		for _, w := range x.bench.fleet.workers {
 			w.kill()
 		}

@@ -14,15 +14,15 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// This file is `bench outage`: the store is killed for a time under a steady
-// herd of mixed keys, each of which has a stale value. No caller may fail for it,
-// nor the origin be asked for more at one time than it bears.
+// This file is `bench outage`: the store is killed for a time under a steady herd of mixed keys
+// with stale values. No call may fail because of that, and the origin's concurrent loads stay
+// within its bound.
 
-// An outageSize is how much of it there is.
+// An outageSize is the extent of an outage run.
 type outageSize struct {
 	Name                string
 	Processes, Keys     int
-	Rate                float64 // callers in a second, in all processes
+	Rate                float64 // callers per second in all processes
 	Before, Dark, After time.Duration
 	Load, TTL, Stale    time.Duration
 	Rebuilds            int // MaxRebuilds of each process
@@ -39,7 +39,7 @@ var (
 	}
 )
 
-// An outageCurve is what an outage was like, in steps of time.
+// An outageCurve is the course of an outage in steps of time.
 type outageCurve struct {
 	size  outageSize
 	began time.Time
@@ -52,11 +52,11 @@ const outageStepTime = 250 * time.Millisecond
 
 type outageStep struct {
 	requests, failures, loads int
-	most                      int           // loads that ran at one time, in all processes
+	most                      int           // concurrent loads in all processes
 	slowest                   time.Duration // of the waits
 }
 
-// bound is what the origin has to bear at one time.
+// bound is the origin's bound of concurrent loads.
 func (s outageSize) bound() int { return s.Processes * s.Rebuilds }
 
 func runOutage(args []string) error {
@@ -110,7 +110,7 @@ func (c *outageCurve) run(x *trial) error {
 	if err := x.open(); err != nil {
 		return err
 	}
-	// All processes have all keys. These loads do not count.
+	// All processes get all keys. These loads do not count.
 	at := time.Now().Add(10 * time.Millisecond)
 	err := x.run("burst", func(_ int, o *order) {
 		o.At, o.Keys, o.Callers, o.Behaviour = at, c.size.Keys, c.size.Keys, behaviour{}
@@ -121,7 +121,7 @@ func (c *outageCurve) run(x *trial) error {
 	if err := os.Truncate(x.log, 0); err != nil {
 		return err
 	}
-	x.down = true // its commands cannot be counted, and it is new for the next trial
+	x.down = true // the store's commands cannot be counted, and the next trial gets a new store
 	killed := make(chan error, 1)
 	c.began = time.Now().Add(20 * time.Millisecond)
 	go func() {
@@ -141,10 +141,10 @@ func (c *outageCurve) run(x *trial) error {
 	return errors.Join(err, <-killed)
 }
 
-// draw makes the steps of what a trial has seen.
+// draw fills the steps from a trial.
 func (c *outageCurve) draw(x *trial) {
 	c.steps = make([]outageStep, (c.size.Before+c.size.Dark+c.size.After)/outageStepTime)
-	var outside outageStep // what comes after the last step is not shown
+	var outside outageStep // events after the last step are not shown
 	at := func(t time.Time) *outageStep {
 		n := t.Sub(c.began) / outageStepTime
 		if t.Before(c.began) || int(n) >= len(c.steps) {
@@ -164,7 +164,7 @@ func (c *outageCurve) draw(x *trial) {
 	}
 	running := 0
 	for i, e := range x.events {
-		if i > 0 { // loads that run on are in each step
+		if i > 0 { // a load that goes on is in each step
 			for step := c.began.Add(x.events[i-1].at.Sub(c.began).Truncate(outageStepTime)); step.Before(e.at); step = step.Add(outageStepTime) {
 				at(step).most = max(at(step).most, running)
 			}
@@ -179,7 +179,7 @@ func (c *outageCurve) draw(x *trial) {
 	}
 }
 
-// held says whether the promises were.
+// held returns the broken promises.
 func (c *outageCurve) held() error {
 	var broken []error
 	if n := c.m.Failures + c.m.Wrong + c.m.Hung; n > 0 {
@@ -194,8 +194,7 @@ func (c *outageCurve) held() error {
 	return errors.Join(broken...)
 }
 
-// rates are the loads a second before, during and after the outage, the latter
-// two without their first seconds.
+// rates are the loads per second before, during and after the outage, the latter two settled.
 func (c *outageCurve) rates() (before, dark, after float64) {
 	mean := func(from, to time.Duration) float64 {
 		n := 0
@@ -218,7 +217,6 @@ func (c *outageCurve) String() string {
 	return b.String()
 }
 
-// plot draws the curve.
 func (c *outageCurve) plot(name, path string) error {
 	s := c.size
 	down, up := s.Before.Seconds(), c.up.Seconds()

@@ -11,48 +11,45 @@ import (
 	"go.uber.org/zap"
 )
 
-// This file says what a way to keep a herd from an origin is. Each has a file of
-// its own: baseline_*.go what is written without a library, rival_*.go what is
-// written with another one, ours.go this project.
+// This file defines a strategy. Each strategy has a file of its own: baseline_*.go for strategies
+// without a library, rival_*.go for other libraries, ours.go for this project.
 
-// A loader is the origin as a strategy sees it.
+// A loader is the origin as a strategy calls it.
 type loader func(ctx context.Context, key string) (string, error)
 
-// A cache is a strategy at work in one process of the fleet.
+// A cache is a running strategy in one process of the fleet.
 type cache interface {
-	// Get returns the value of key, from wherever the strategy has it.
 	Get(ctx context.Context, key string) (string, error)
-	// Close ends what the strategy runs behind its callers.
+	// Close ends the strategy's background work.
 	Close()
 }
 
-// A policy is what all strategies are told alike.
+// A policy is the common settings of all strategies.
 type policy struct {
 	TTL   time.Duration // how long a value is fresh
-	Stale time.Duration // how long after that it may be served while it is rebuilt; 0: not at all
-	Lease time.Duration // how long a lock is taken for
-	Near  int           // how many values the process may keep; 0: as many as there are
-	// Rebuilds is how many loads a process runs at one time, where the strategy
-	// has a bound; 0: its default.
+	Stale time.Duration // how long after that it may be served while it is rebuilt; 0: never
+	Lease time.Duration // the lock's lease
+	Near  int           // number of values in the process; 0: no limit
+	// Rebuilds is a process's bound of concurrent loads, if the strategy has one; 0: its default.
 	Rebuilds int
 }
 
-// A trait is something that a strategy has and a scenario may need.
+// A trait is a property of a strategy that a scenario may need.
 type trait int
 
 const (
 	staleServes  trait = 1 << iota // it can serve a stale value while it rebuilds
-	locks                          // it has a lock that all processes see
+	locks                          // it has a lock for all processes
 	wholeSeconds                   // its TTL counts in whole seconds
-	yardstick                      // it is no cache, but what the scenario costs without one
+	yardstick                      // it is no cache, but the scenario's cost without a cache
 )
 
-// A strategy is one way to keep a herd from an origin.
+// A strategy is a way to keep a herd from an origin.
 type strategy struct {
 	name    string
-	engines []string // the engines it talks to, whose commands are counted
+	engines []string // its engines, whose commands are counted
 	traits  trait
-	caveat  string // what the figures do not say
+	caveat  string // a remark on its figures
 	open    func(c *clients, p policy, load loader) (cache, error)
 }
 
@@ -65,7 +62,7 @@ var strategies = []strategy{
 	bellwetherInProcess, bellwetherRedis, bellwetherRedisPair, bellwetherMemcached, bellwetherEtcd,
 }
 
-// ours are the strategies of this project that have a locker.
+// ours are this project's strategies with a locker.
 var ours = []strategy{bellwetherRedis, bellwetherRedisPair, bellwetherMemcached, bellwetherEtcd}
 
 func strategyNamed(name string) (strategy, bool) {
@@ -76,13 +73,13 @@ func strategyNamed(name string) (strategy, bool) {
 	return strategies[i], true
 }
 
-// got is a cache that is no more than a function.
+// got is a cache that is only a function.
 type got func(ctx context.Context, key string) (string, error)
 
 func (g got) Get(ctx context.Context, key string) (string, error) { return g(ctx, key) }
 func (got) Close()                                                {}
 
-// closing is a cache with something to end.
+// closing is a cache with an end.
 type closing struct {
 	got
 	end func()
@@ -90,20 +87,19 @@ type closing struct {
 
 func (c closing) Close() { c.end() }
 
-// clients are a process's connections to the engines. All strategies have the
-// same.
+// clients are a process's connections to the engines, the same for all strategies.
 type clients struct {
 	redis     *redis.Client
 	memcached *memcache.Client
 	etcd      *clientv3.Client
-	wire      *wire // what the connections with Redis and memcached are dialled by
+	wire      *wire // dials the connections to Redis and memcached
 }
 
 // addresses are where the engines listen, by name.
 type addresses map[string]string
 
 func connect(a addresses) (*clients, error) {
-	redis.SetLogger(silence{}) // its dials fail in the scenarios that stop the server
+	redis.SetLogger(silence{}) // its dials fail in scenarios without the server
 	w := &wire{}
 	rdb := redis.NewClient(&redis.Options{Addr: a[redisEngine], ContextTimeoutEnabled: true, PoolSize: 64, Dialer: w.dial})
 	mc := memcache.New(a[memcachedEngine])

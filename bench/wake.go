@@ -8,28 +8,24 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file is the wake lag: how long a value that one process has loaded takes
-// to the last of those who wait for it in another.
+// This file measures the wake lag: from a load in one process to the last waiter in another.
 
 const (
-	// wakeProcesses and wakeCallers are as many as internal/fleettest has, whose
-	// bounds these are: with more of them on two cores it is the machine's
-	// scheduler that is measured.
+	// wakeProcesses and wakeCallers are the numbers of internal/fleettest, from which the bounds
+	// come: larger numbers on two cores would measure the machine's scheduler.
 	wakeProcesses, wakeCallers = 3, 50
 
 	wakeScenario = "wake lag"
 )
 
-// wakeLimits are the bounds of the 99th percentile, in milliseconds. memcached
-// cannot push.
+// wakeLimits are the bounds of the 99th percentile, in milliseconds. memcached cannot push.
 var wakeLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 5}
 
-// wakes is one burst after another, each for a key of its own that nobody has. A
-// key gives one lag for each process that has waited.
+// wakes runs one burst after another, each for its own cold key. A key gives one lag for each
+// waiting process.
 //
-// The lag begins where the origin's log says that the load has ended. The commit
-// comes after that, so it is in the lag, which is rather too long than too short;
-// the log and the callers have one clock.
+// The lag begins at the end of the load in the origin's log. It includes the commit, so it is
+// rather too long than too short. The log and the callers share one clock.
 func (x *trial) wakes() error {
 	if err := x.open(); err != nil {
 		return err
@@ -72,8 +68,7 @@ func (x *trial) wakes() error {
 
 func wakeKey(prefix string, n int) string { return fmt.Sprint(prefix, "-", n) }
 
-// wakeLags are the times from the end of the key's first load to the last return
-// in each process that has loaded nothing.
+// wakeLags returns the times from the key's first load to the last return in each other process.
 func wakeLags(reports []report, events []event, key string) (lags []time.Duration) {
 	loaders := map[int]bool{}
 	var loaded time.Time
@@ -98,7 +93,7 @@ func wakeLags(reports []report, events []event, key string) (lags []time.Duratio
 
 func (s sample) returned() time.Time { return s.At.Add(s.Wait) }
 
-// waits notes the percentiles of a histogram of microseconds.
+// waits records the percentiles of a histogram of microseconds.
 func (m *measurement) waits(h *hdrhistogram.Histogram) {
 	ms := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1000 }
 	m.P50, m.P99, m.P999, m.Max = ms(50), ms(99), ms(99.9), float64(h.Max())/1000

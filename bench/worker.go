@@ -16,71 +16,68 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// This file is one of the herd's processes: orders in, reports out, until its
-// input ends.
+// This file is one of the herd's processes: it reads orders and writes reports.
 
-// An order is one line to a worker.
+// An order is a line to a worker.
 type order struct {
 	Do string // open, burst, drive, misses, report, close
 
-	// Of open: the strategy, what it is told, and the origin's log.
+	// Of open: the strategy, its policy, and the origin's log.
 	Strategy string
 	Policy   policy
 	Log      string
 
 	// Of burst, drive and misses.
 	Behaviour behaviour
-	Key       string        // what the keys begin with
-	Keys      int           // how many there are
+	Key       string        // prefix of the keys
+	Keys      int           // number of keys
 	At        time.Time     // when it begins: processes of one machine share a clock
 	Patience  time.Duration // how long a caller waits
 
-	// Of burst: all callers come at one time, one for each key in turn. If Leave
-	// is not 0 the first comes First ahead of At and leaves after Leave.
+	// Of burst: all callers come at the same time, one for each key in turn. With Leave, the first
+	// caller comes First before At and leaves after Leave.
 	Callers      int
 	First, Leave time.Duration
 
-	// Of drive: callers come Rate times a second for For, at random moments that
-	// depend on Seed alone, whatever became of those before them. Zipf is the
-	// exponent by which they prefer some keys, 0 the same chance for all.
+	// Of drive: callers come Rate times a second for For, at random moments of Seed, whether or not
+	// earlier callers have answers. Zipf is the exponent of the keys' popularity, 0 for equal
+	// popularity.
 	Rate float64
 	For  time.Duration
 	Seed uint64
 	Zipf float64
 
-	// Trace has each call reported.
+	// Trace reports each call.
 	Trace bool
 }
 
-// A report is the line back. All but Err is of the calls of the burst or the drive
-// before, and comes with the order to report: a process that made it as soon as its
-// own calls are through would take the processor from those that are not.
+// A report is the answer to an order. Except Err, it is about the calls of the last burst or drive, and
+// answers the order report: an earlier report would take the processor from calls that are not done.
 type report struct {
 	Err      string
 	Calls    int
-	Failures int           // calls that got an error, or nothing within Patience
+	Failures int           // calls with an error, or without an answer within Patience
 	Wrong    int           // calls that got another key's value
-	Hung     int           // calls that had not returned a second after that
+	Hung     int           // calls that had not returned a second later
 	Waiting  time.Duration // of all calls together
 	Waits    []byte        // an encoded histogram of microseconds
 	Samples  []sample
 	Process  int
-	Error    string // one of the failures
+	Error    string // a failure
 
 	// Of misses.
 	CPU  time.Duration // the processor time of the process
 	Wire traffic
 }
 
-// A sample is one call: when it was due, and how long it took from then.
+// A sample is a call: when it was due, and its duration from then.
 type sample struct {
 	At   time.Time
 	Wait time.Duration
 	OK   bool
 }
 
-// newHistogram is of microseconds, up to ten minutes, to four digits: 0.03 ms of the
-// waits for a load of 310.
+// newHistogram is in microseconds, up to ten minutes, with four digits: 0.03 ms of 310.
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, 600_000_000, 4) }
 
 // work is a worker process.
@@ -166,15 +163,14 @@ func (w *workerSide) begin(o order) *tally {
 	return w.tally
 }
 
-// burst lets all callers go at one time. A wait counts from the moment at which
-// the caller was due, not from when its goroutine ran.
+// burst releases all callers at the same time. A wait counts from when the caller was due.
 func (w *workerSide) burst(o order) {
 	t := w.begin(o)
 	gate := make(chan struct{})
 	for i := range o.Callers {
 		key := keyOf(o.Key, uint64(i%max(1, o.Keys)))
 		if i == 0 && o.Leave > 0 {
-			go func() { // its own failure is what it came for: it is not counted
+			go func() { // its own failure is intended, and not counted
 				time.Sleep(time.Until(o.At.Add(-o.First)))
 				ctx, cancel := context.WithTimeout(context.Background(), o.Leave)
 				defer cancel()
@@ -189,8 +185,7 @@ func (w *workerSide) burst(o order) {
 	t.wait()
 }
 
-// drive is an open loop: callers come when they are due, also when those before
-// them have not been answered.
+// drive is an open loop: callers come when they are due, with or without earlier answers.
 func (w *workerSide) drive(o order) {
 	t := w.begin(o)
 	rng := rand.New(rand.NewPCG(o.Seed, 6))
@@ -210,13 +205,12 @@ func (w *workerSide) drive(o order) {
 	t.wait()
 }
 
-// keyOf has no space in it, which memcached would refuse.
+// keyOf has no space, which memcached refuses.
 func keyOf(prefix string, n uint64) string { return prefix + "." + strconv.FormatUint(n, 10) }
 
-// A call is one Get and what came of it. Its goroutine does nothing else, because
-// those of others wait for the processor: the ctx, whose timer costs more than
-// some caches do, is made before it and ended after all, and what the answer means
-// is for the report.
+// A call is a Get with its result. Its goroutine does nothing else, because other goroutines wait
+// for the processor. So the ctx, whose timer costs more than some caches, is made before and ended
+// after all calls, and the report judges the answer.
 type call struct {
 	due      time.Time
 	key      string
@@ -225,19 +219,19 @@ type call struct {
 	took     time.Duration
 	v        string
 	err      error
-	returned atomic.Bool // what is above is not written any more
+	returned atomic.Bool // the fields above are final
 }
 
-// A tally is the calls of one order.
+// A tally is the calls of an order.
 type tally struct {
 	order order
 	calls []*call
-	wg    sync.WaitGroup // counts those under way
+	wg    sync.WaitGroup // counts the running calls
 	cpu   time.Duration  // see report
 	wire  traffic
 }
 
-// goAt makes one call, which was due at a time, once wait has returned.
+// goAt makes a call that was due at a time, after wait has returned.
 func (t *tally) goAt(due time.Time, wait func(), c cache, key string) {
 	call := &call{due: due, key: key}
 	call.ctx, call.cancel = context.WithDeadline(context.Background(), due.Add(t.order.Patience))
@@ -252,7 +246,7 @@ func (t *tally) goAt(due time.Time, wait func(), c cache, key string) {
 	})
 }
 
-// wait returns when all calls have, or a second after the last one's patience.
+// wait waits until all calls have returned, or a second after the last call's patience.
 func (t *tally) wait() {
 	done := make(chan struct{})
 	go func() { t.wg.Wait(); close(done) }()
@@ -264,7 +258,7 @@ func (t *tally) wait() {
 	}
 }
 
-// report is what has become of the calls.
+// report is the result of the calls.
 func (t *tally) report() report {
 	r := report{Calls: len(t.calls), Process: os.Getpid(), CPU: t.cpu, Wire: t.wire}
 	h := newHistogram()

@@ -12,32 +12,30 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file plants bugs: what goes wrong in locks and caches that are in use
-// elsewhere, put between the cache and a store or locker that have none. A run
-// with one of them has to fail.
+// This file plants mistakes of other locks and caches before a correct store or locker. Their runs
+// must fail.
 
 // A bug is planted in every process of a run.
 type bug struct {
 	name string
-	// check is the check that has to catch it.
+	// check must catch the bug.
 	check check
-	// seed is that of the run in which it does. locker and store are its engines;
-	// without a store it is a run of the locker alone.
+	// seed is the seed of the run that catches the bug, with its engines. Without a store it runs
+	// the locker alone.
 	seed          int64
 	locker, store string
 
 	lock func(client, driver.Locker) driver.Locker
 	keep func(driver.Store) driver.Store
-	// serve is put before the cache's Get; it may call the load function too.
+	// serve replaces the cache's Get; it may call the load function too.
 	serve func(get, load call) call
-	// load is put before the cache's load.
+	// load replaces the cache's load.
 	load func(load call) call
-	// tune changes the seed's schedule into one in which it shows. Nil: it does
-	// in any.
+	// tune changes the seed's schedule to show the bug. Nil: every schedule does.
 	tune func(*schedule)
 }
 
-// A call is one of the cache's, or of its load function.
+// A call is a call of the cache's Get or of its load function.
 type call func(ctx context.Context, key string) (string, error)
 
 var bugs = []bug{
@@ -133,7 +131,7 @@ func bugOf(name string) (bug, error) {
 	return bug{}, fmt.Errorf("no bug is called %q", name)
 }
 
-// watched returns l with the watches of original, if that has any.
+// watched returns l with the watches of original, if it has any.
 func watched(original, l driver.Locker) driver.Locker {
 	if w, ok := original.(driver.Watcher); ok {
 		return struct {
@@ -144,7 +142,7 @@ func watched(original, l driver.Locker) driver.Locker {
 	return l
 }
 
-// notified returns s with the notices of original, if that has any.
+// notified returns s with the notices of original, if it has any.
 func notified(original, s driver.Store) driver.Store {
 	if n, ok := original.(driver.Notifier); ok {
 		return struct {
@@ -155,7 +153,7 @@ func notified(original, s driver.Store) driver.Store {
 	return s
 }
 
-// A leaseBug is what is wrong with leases.
+// A leaseBug is a mistake of leases.
 type leaseBug interface {
 	renew(ctx context.Context, l driver.Lease, ttl time.Duration) error
 	release(ctx context.Context, key string, l driver.Lease) error
@@ -192,7 +190,7 @@ func (l *buggyLease) Release(ctx context.Context) error {
 	return l.bug.release(ctx, l.key, l.lease)
 }
 
-// deleted is release by plain delete: it frees whatever is there by then.
+// deleted is release by plain delete: it frees the present lease of any holder.
 type deleted struct {
 	free func(context.Context, string) error
 }
@@ -205,7 +203,7 @@ func (d deleted) release(ctx context.Context, key string, _ driver.Lease) error 
 	return d.free(ctx, key)
 }
 
-// neverRenewed says that it has renewed, and has not.
+// neverRenewed reports renewals without renewing.
 type neverRenewed struct{}
 
 func (neverRenewed) renew(context.Context, driver.Lease, time.Duration) error { return nil }
@@ -213,7 +211,7 @@ func (neverRenewed) release(ctx context.Context, _ string, l driver.Lease) error
 	return l.Release(ctx)
 }
 
-// believed takes a lease that is lost for one that it still has.
+// believed takes a lost lease for a held one.
 type believed struct{}
 
 func (believed) renew(ctx context.Context, l driver.Lease, ttl time.Duration) error {
@@ -227,8 +225,7 @@ func (believed) release(ctx context.Context, _ string, l driver.Lease) error {
 	return l.Release(ctx)
 }
 
-// reentrant takes the session for the owner: whoever is on the same one has the
-// lease too.
+// reentrant takes the session for the owner: each call on the same session has the lease too.
 type reentrant struct {
 	driver.Locker
 	mu   sync.Mutex // guards mine
@@ -247,7 +244,7 @@ func (l *reentrant) TryAcquire(ctx context.Context, key string, ttl time.Duratio
 	return lease, err
 }
 
-// lateWatcher subscribes after it has read: what ends in between, it misses.
+// lateWatcher subscribes after it has read, and misses a release in between.
 type lateWatcher struct{ driver.Locker }
 
 func (l *lateWatcher) Watch(ctx context.Context, seen *driver.HeldError) (<-chan struct{}, error) {
@@ -262,7 +259,7 @@ func (l *lateWatcher) Watch(ctx context.Context, seen *driver.HeldError) (<-chan
 	return nil, err
 }
 
-// unfenced takes a new epoch for what comes too late.
+// unfenced claims a new epoch for a late commit.
 type unfenced struct{ driver.Store }
 
 func (s *unfenced) Commit(ctx context.Context, key string, e driver.Entry) error {
@@ -275,7 +272,7 @@ func (s *unfenced) Commit(ctx context.Context, key string, e driver.Entry) error
 	return err
 }
 
-// blind does not look when it claims.
+// blind claims without the present entry.
 type blind struct{ driver.Store }
 
 func (s *blind) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
@@ -283,9 +280,9 @@ func (s *blind) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 	return driver.Entry{}, epoch, err
 }
 
-// backwards serves, now and then, what it served before.
+// backwards sometimes serves the value before the last one.
 func backwards(get, _ call) call {
-	var mu sync.Mutex // guards both
+	var mu sync.Mutex // guards both maps
 	last, before := map[string]string{}, map[string]string{}
 	return func(ctx context.Context, key string) (string, error) {
 		v, err := get(ctx, key)
@@ -301,7 +298,7 @@ func backwards(get, _ call) call {
 	}
 }
 
-// impatient lets whom the rebuild of another is too slow for ask the origin.
+// impatient loads by itself if another rebuild is too slow.
 func impatient(get, load call) call {
 	return func(ctx context.Context, key string) (string, error) {
 		waiting, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
@@ -325,7 +322,7 @@ func forgetful(get, _ call) call {
 	}
 }
 
-// unforgiving answers all who ask for a key with the error of one who has left.
+// unforgiving answers all callers of a key with the error of a caller that has left.
 func unforgiving(get, _ call) call {
 	var mu sync.Mutex // guards left
 	left := map[string]error{}
@@ -346,14 +343,13 @@ func unforgiving(get, _ call) call {
 	}
 }
 
-// tracked keeps what it has read until it is told that it has changed, as a Redis
-// client does with tracking. Each other notice of an invalidation is lost, and
-// nothing is wrong with the connection.
+// tracked keeps each read entry until a notice of its change, as a Redis client with tracking does.
+// Every second notice of an invalidation is lost, although the connection is sound.
 type tracked struct {
 	driver.Store
 	notifier driver.Notifier
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	kept map[string]sighted
 	told int
 }
@@ -397,8 +393,7 @@ func (s *tracked) Notify(ctx context.Context, f func(driver.Notice)) {
 	})
 }
 
-// hoarding is a near tier that keeps what it has for half a second, whatever it
-// is told, and asks nobody.
+// hoarding is a near tier that keeps a value for half a second, without notices and without the store.
 func hoarding(get, _ call) call {
 	type kept struct {
 		value string
@@ -424,7 +419,7 @@ func hoarding(get, _ call) call {
 	}
 }
 
-// hasty commits failures after which anybody may try again at once.
+// hasty commits failures without a pause.
 type hasty struct{ driver.Store }
 
 func (s *hasty) Commit(ctx context.Context, key string, e driver.Entry) error {
@@ -434,7 +429,7 @@ func (s *hasty) Commit(ctx context.Context, key string, e driver.Entry) error {
 	return s.Store.Commit(ctx, key, e)
 }
 
-// grudging answers, now and then, with the last failure, whatever came since.
+// grudging sometimes answers with the last failure, even after newer values.
 func grudging(get, _ call) call {
 	var mu sync.Mutex // guards last
 	last := map[string]error{}
@@ -452,7 +447,7 @@ func grudging(get, _ call) call {
 	}
 }
 
-// hedgers gives the lease of who hedges to all who ask.
+// hedgers gives the hedger's lease to all processes.
 type hedgers struct{ driver.Locker }
 
 func (l *hedgers) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
@@ -468,8 +463,7 @@ type noLease struct{}
 func (noLease) Renew(context.Context, time.Duration) error { return nil }
 func (noLease) Release(context.Context) error              { return nil }
 
-// proud is a process that goes on with a load that it has given up on, and serves
-// what that came to once.
+// proud is a process that continues an abandoned load, and serves the value once.
 var proud = &prouds{values: map[string]string{}}
 
 type prouds struct {

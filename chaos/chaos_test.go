@@ -36,15 +36,14 @@ const (
 	// shortFleet and shortLocks are the lengths of the runs with fixed seeds.
 	shortFleet = 7 * time.Second
 	shortLocks = 3 * time.Second
-	// longFleet and longLocks are those of the runs with random ones.
+	// longFleet and longLocks are the lengths of the runs with random seeds.
 	longFleet = 20 * time.Second
 	longLocks = 10 * time.Second
 )
 
-// fixed are the seeds of the short runs. The engines of a run follow from its
-// seed, so that twelve seeds in a row meet every pair, and redisfleet twice: the long
-// runs too go through theirs in a row, from one by lot. The five meet both stores and
-// every locker but redis, which most bugs are planted with.
+// fixed are the seeds of the short runs. A seed selects the engines. Twelve seeds in a row meet
+// every pair, and redisfleet twice; long runs use consecutive seeds from a random one on. These
+// five meet both stores and every locker except redis, with which most bugs are planted.
 var fixed = []int64{1, 2, 3, 4, 5}
 
 // pairOf returns the engines of a seed, unless the flags name them.
@@ -64,10 +63,10 @@ func pairOf(seed int64) (locker, store string) {
 	return locker, store
 }
 
-// TestFleet holds whole fleets against what Bellwether promises.
+// TestFleet checks whole fleets against Bellwether's promises.
 func TestFleet(t *testing.T) {
 	total := newFindings()
-	t.Cleanup(func() { // after the runs that are side by side
+	t.Cleanup(func() { // after the parallel runs
 		if t.Failed() {
 			return
 		}
@@ -81,7 +80,7 @@ func TestFleet(t *testing.T) {
 				total.mustJudge(t, hitsOver(store))
 			}
 		}
-		if *storeFlag != "memcached" { // which tells nobody
+		if *storeFlag != "memcached" { // memcached sends no notices
 			total.mustJudge(t, checkNear)
 		}
 	})
@@ -104,16 +103,15 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// sideBySide has a test of fixed seeds run beside others, as many at a time as
-// there are processors: most of a run is waiting, but more would starve each
-// other, and nothing could be judged.
+// sideBySide runs a test of fixed seeds in parallel with others, as many as there are processors. A
+// run mostly waits, but more runs would starve each other, and nothing could be judged.
 func sideBySide(t *testing.T) {
 	if *seedFlag == 0 && *durationFlag == 0 {
 		t.Parallel()
 	}
 }
 
-// fleet makes one run, as a subtest, and adds what it came to to total.
+// fleet makes one run as a subtest, and adds its findings to total.
 func fleet(t *testing.T, seed int64, length time.Duration, total *findings) {
 	locker, store := pairOf(seed)
 	t.Run(fmt.Sprintf("%s over %s, seed %d", locker, store, seed), func(t *testing.T) {
@@ -138,8 +136,7 @@ func fleet(t *testing.T, seed int64, length time.Duration, total *findings) {
 	})
 }
 
-// mustJudge fails the test if there was nothing that one of the checks could
-// judge.
+// mustJudge fails the test if one of the checks has judged nothing.
 func (f *findings) mustJudge(t *testing.T, checks ...check) {
 	t.Helper()
 	for _, c := range checks {
@@ -149,7 +146,7 @@ func (f *findings) mustJudge(t *testing.T, checks ...check) {
 	}
 }
 
-// keep writes the history down where it outlives the test.
+// keep writes the history to a file that outlives the test.
 func (r *fleetRun) keep(t *testing.T) string {
 	dir := os.Getenv("BELLWETHER_CHAOS_DIR")
 	if dir == "" {
@@ -172,7 +169,7 @@ func (r *fleetRun) keep(t *testing.T) string {
 	return f.Name()
 }
 
-// TestLockers holds each locker by itself against its contract.
+// TestLockers checks each locker by itself against its contract.
 func TestLockers(t *testing.T) {
 	switch {
 	case *seedFlag != 0:
@@ -212,13 +209,13 @@ func locks(t *testing.T, locker string, seed int64, length time.Duration) {
 		if found.undecided > 0 {
 			t.Errorf("porcupine could not decide %d histories in %v each", found.undecided, checkTime)
 		}
-		if slices.Contains([]string{"redis", redisFleet, "etcd", "zookeeper"}, locker) { // they push
+		if slices.Contains([]string{"redis", redisFleet, "etcd", "zookeeper"}, locker) { // these lockers push
 			found.mustJudge(t, checkWake)
 		}
 	})
 }
 
-// TestBugs plants each bug, and wants the check that is for it to find it.
+// TestBugs plants each bug, and expects its check to find it.
 func TestBugs(t *testing.T) {
 	if *seedFlag != 0 || *durationFlag != 0 {
 		t.Skip("the bugs have seeds of their own")
@@ -227,8 +224,7 @@ func TestBugs(t *testing.T) {
 	for _, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			// A seed is a schedule, not every interleaving: on a busy machine a
-			// run may pass by the moment in which the bug shows.
+			// A seed fixes the schedule, not the interleaving: a busy machine may miss the bug's moment.
 			for range bugRuns {
 				found := b.run(t)
 				if slices.Contains(found.caught(), b.check) {
@@ -242,7 +238,6 @@ func TestBugs(t *testing.T) {
 	}
 }
 
-// run makes one run with the bug in it.
 func (b bug) run(t *testing.T) *findings {
 	if b.store != "" {
 		return runFleet(t, b.seed, bugTime, b.locker, b.store, b).check()
@@ -254,8 +249,8 @@ func (b bug) run(t *testing.T) *findings {
 	return runLocks(t, e, b.seed, bugTime, b)
 }
 
-// A bug has to show in one of bugRuns runs of bugTime each: in the first as a rule,
-// but a machine that is starved does not do much in a run.
+// A bug must show in one of bugRuns runs of bugTime each, usually the first: a starved machine does
+// little.
 const (
 	bugRuns = 16
 	bugTime = 3 * time.Second

@@ -8,37 +8,35 @@ import (
 	"time"
 )
 
-// This file holds a fleet's history against what Bellwether promises.
+// This file checks a fleet's history against Bellwether's promises.
 
 const (
-	// breakerPause is for how long the cache does not ask an engine that has
-	// left it without answers.
+	// breakerPause is how long the cache does not ask an engine that has not answered.
 	breakerPause = 1200 * time.Millisecond
-	// boundSlack is what a call may take beyond its bound while its process ran:
-	// a busy machine wakes nobody at once.
+	// boundSlack is a running process's allowed excess over a bound: a busy machine wakes no
+	// goroutine at once.
 	boundSlack = time.Second
 )
 
-// A being is one process.
+// A being is a process.
 type being struct{ worker, life int }
 
-// A past is a history in the order that the checks need.
+// A past is a history in the order of the checks.
 type past struct {
 	*fleetRun
 	*findings
 	all  []event
 	keys []string
-	// failures are when each process got no answer from an engine, gaps when it
-	// did not run.
+	// failures are when each process got no answer from an engine, gaps when it did not run.
 	failures map[being][]int64
 	gaps     map[being][]span
-	closed   map[being]int64 // when its cache was
-	// commits are the ends of commits without an answer, of anybody.
+	closed   map[being]int64 // when its cache was closed
+	// commits are the ends of all processes' commits without an answer.
 	commits []int64
-	begun   map[string]map[int]int64 // when a version's load began, by key
+	begun   map[string]map[int]int64 // by key and version, when the version's load began
 }
 
-// check returns what was wrong in the run.
+// check returns the violations of the run.
 func (r *fleetRun) check() *findings {
 	p := &past{fleetRun: r, findings: newFindings(), all: latest(r.events), failures: map[being][]int64{}, gaps: map[being][]span{}, closed: map[being]int64{}, begun: map[string]map[int]int64{}}
 	for _, l := range r.loads {
@@ -84,7 +82,7 @@ func (r *fleetRun) check() *findings {
 	return p.findings
 }
 
-// restarts returns when the engine came back with nothing.
+// restarts returns when the engine came back empty.
 func (p *past) restarts(engine int) []span {
 	var out []span
 	for _, f := range p.faults {
@@ -95,8 +93,7 @@ func (p *past) restarts(engine int) []span {
 	return out
 }
 
-// contracts holds what the store and the locker have answered against their
-// models; hedging are the calls for the lease of who hedges the key.
+// contracts checks the engines' answers against their models. hedging are the hedge lease's calls.
 func (p *past) contracts(key string, events, hedging []event) {
 	ops := storeCalls(events, p.engines[0].atomic, p.restarts(0))
 	p.judged[checkStore] += len(ops)
@@ -118,9 +115,8 @@ func (p *past) contracts(key string, events, hedging []event) {
 	}
 }
 
-// calm reports whether nothing that could excuse a process's view of its engines
-// happened in s: no fault, no call without an answer, no time in which it or
-// the supervisor did not run, and its cache was open.
+// calm reports whether nothing in s excuses a process's view of its engines: no fault, no call
+// without an answer, no pause of the process or the supervisor, and no closed cache.
 func (p *past) calm(who being, s span) bool {
 	for _, f := range p.faults {
 		if (f.worker == who.worker || f.worker < 0) && f.meets(s) {
@@ -130,28 +126,25 @@ func (p *past) calm(who being, s span) bool {
 	return p.atWork(who, s) && overlap(p.gaps[who], s.begin, s.end) == 0 && p.fleetRun.gaps.within(s.begin, s.end) == 0
 }
 
-// atWork reports whether the process has had an answer to every call that ended
-// in s, and its cache was open: it did nothing without its engines.
+// atWork reports whether the process's calls in s had answers, and its cache was open.
 func (p *past) atWork(who being, s span) bool {
 	at, closed := p.closed[who]
 	return p.answered(who, s) && !(closed && at <= s.end)
 }
 
-// answered reports whether the process has had an answer to every call that
-// ended in s.
+// answered reports whether the process has had an answer to every call that ended in s.
 func (p *past) answered(who being, s span) bool {
 	return !slices.ContainsFunc(p.failures[who], func(t int64) bool { return s.begin <= t && t <= s.end })
 }
 
-// one holds the loads against "at most one rebuild of a key at a time while the
-// engines are healthy", and for a lease before, and the pause of a breaker.
+// one checks the loads against "at most one rebuild of a key at a time while the engines are
+// healthy", in s and for a lease and a breaker's pause before.
 //
-// A load that was cancelled has ended when it was last seen to be wanted. Where
-// a commit has got no answer, by whomever, an entry may stand for a while that
-// sends everybody to a load of his own.
+// A cancelled load ends when it was last seen to be wanted. After any process's commit without an
+// answer, an entry may stand for a while that sends each process to a load of its own.
 //
-// A hedge may run beside the load of a holder, but not beside another hedge: the
-// lease of who hedges lasts for as long as a rebuild may.
+// A hedge may run beside the load of a holder, but not beside another hedge, for as long as a
+// rebuild may.
 func (p *past) one(key string, events []event, hedged map[callID]bool) {
 	loads := loadsAmong(events)
 	before := p.before()
@@ -180,20 +173,18 @@ func (p *past) one(key string, events []event, hedged map[callID]bool) {
 	}
 }
 
-// before is for how long before something a fault is an excuse for it: a lease,
-// and the pause of a breaker.
+// before is how long before an event a fault excuses it: a lease and a breaker's pause.
 func (p *past) before() int64 {
 	return int64(p.plan.times.Lease + p.plan.times.Engine + breakerPause)
 }
 
-// healthy reports whether the process of a load was calm in s, and its commits of
-// the key, whose events these are, get answers.
+// healthy reports whether the process of a load was calm in s, and its commits of these events get
+// answers.
 func (p *past) healthy(events []event, load event, s span) bool {
 	if !p.calm(being{load.Worker, load.Life}, s) {
 		return false
 	}
-	// After commits without an answer the lease is given back early, until
-	// one succeeds.
+	// After commits without an answer the lease is given back early, until a commit succeeds.
 	last := done
 	for _, c := range events {
 		if c.Kind == kindPut && c.Worker == load.Worker && c.Life == load.Life && c.Begin < load.Begin {
@@ -203,7 +194,7 @@ func (p *past) healthy(events []event, load event, s span) bool {
 	return last == done || last == fenced
 }
 
-// silence reports whether anybody's commit has got no answer in s.
+// silence reports whether any process's commit has got no answer in s.
 func (p *past) silence(s span) bool {
 	return slices.ContainsFunc(p.commits, func(t int64) bool { return s.begin <= t && t <= s.end })
 }
@@ -218,9 +209,8 @@ func loadsAmong(events []event) []event {
 	return loads
 }
 
-// claimOf returns the claim that a load began with, and false if nobody can tell:
-// it may have begun without its store. Whoever was answered then, and in all it
-// asked since, has not gone on without it.
+// claimOf returns the claim with which a load began. The result is false if the load may have begun
+// without its store: if that claim, or a later call, has no answer.
 func claimOf(events []event, load event) (claim event, ok bool) {
 	for _, e := range events {
 		if e.Begin >= load.Begin {
@@ -236,15 +226,14 @@ func claimOf(events []event, load event) (claim event, ok bool) {
 	return claim, claim.Kind == kindClaim && claim.Result == done
 }
 
-// A commit is the earliest of a version that was surely carried out.
+// A commit is the earliest commit of a version that was surely carried out.
 type commit struct {
 	epoch uint64 // the least
 	end   int64
 }
 
-// epochs are those under which versions were committed: surely, and perhaps (the
-// greatest epoch that was tried). The failure of a load has its version's, and so
-// has the value that its commit keeps.
+// epochs returns under which epochs versions were committed: surely, and at most (the greatest tried
+// epoch). A load's failure has its load's version, and so has the value that its commit keeps.
 func epochs(events []event) (sure map[int]commit, tried map[int]uint64) {
 	sure, tried = map[int]commit{}, map[int]uint64{}
 	for _, e := range events {
@@ -264,24 +253,21 @@ func epochs(events []event) (sure map[int]commit, tried map[int]uint64) {
 	return sure, tried
 }
 
-// answers reports whether the event is a call that was answered with what a load
-// came to: its value or its failure.
+// answers reports whether the event is a call that was answered with a load's value or failure.
 func (e *event) answers() bool {
 	return e.Kind == kindGet && (e.Result == done || e.Result == failed) && e.Version > 0
 }
 
-// order holds what each process has served against "versions never fall".
+// order checks the answers of each process against "versions never fall".
 //
-// The order of rebuilds is that of their epochs. The origin numbers versions
-// when it is asked for them, so a process that is paused between its claim and
-// its load has an old epoch and a new version; and a failed rebuild commits the
-// value that was there before under an epoch of its own. So a version that falls
-// is a violation only if all that was ever tried to commit it had lower epochs
-// than any with which the greater version was surely committed. Versions that
-// were never offered to the store, made without it, are not judged.
+// The order of rebuilds is the order of their epochs. The origin numbers a version when it is asked:
+// a process that pauses between its claim and its load has an old epoch and a new version. And a
+// failed rebuild commits the previous value under its own epoch. So a falling version is a violation
+// only if all epochs that were ever tried for it are lower than each sure epoch of the greater
+// version. Versions that were made without the store, and never offered to it, are not judged.
 //
-// Failures have versions too: none is served after something newer, and nothing
-// older after it but the value that its commit has kept.
+// Failures have versions too: no failure is served after something newer. After a failure no older
+// answer is served, except the value that its commit has kept.
 func (p *past) order(events []event) {
 	sure, tried := epochs(events)
 	served := map[being][]event{}
@@ -293,7 +279,7 @@ func (p *past) order(events []event) {
 	}
 	for _, gets := range served {
 		byEnd := slices.SortedFunc(slices.Values(gets), func(a, b event) int { return cmp.Compare(a.End, b.End) })
-		var seen []event // the first that ended of each version, greatest version first
+		var seen []event // the first of each version to end, greatest version first
 		for _, g := range gets {
 			for len(byEnd) > 0 && byEnd[0].End < g.Begin {
 				at, found := slices.BinarySearchFunc(seen, byEnd[0].Version, func(e event, v int) int { return cmp.Compare(v, e.Version) })
@@ -323,13 +309,11 @@ func (p *past) order(events []event) {
 	}
 }
 
-// drops holds what was served against "nothing computed before an invalidation
-// is served after it": by its own process at once, by the others once NearTTL
-// has passed.
+// drops checks the answers against "no value computed before an invalidation is served after it":
+// in the invalidating process at once, in other processes after NearTTL.
 //
-// A process that cannot ask its store goes on with what it has. It is judged if
-// all its calls were answered for as long as what it made without the store, or
-// has confirmed by its silence, could still be there.
+// A process that cannot ask its store goes on with its values. It is judged if all its calls were
+// answered for as long as a value could last that it made, or confirmed, without the store.
 func (p *past) drops(key string, events []event) {
 	t := p.plan.times
 	before := int64(2*t.Lease + 2*t.Engine + breakerPause + t.Near)
@@ -359,8 +343,7 @@ func (p *past) drops(key string, events []event) {
 	}
 }
 
-// bounds holds all calls against MaxWait. The time in which their process did
-// not run is no time of theirs.
+// bounds checks all calls against MaxWait, without the time in which their process did not run.
 func (p *past) bounds() {
 	limit := p.plan.times.maxWait() + boundSlack
 	for _, e := range p.all {
@@ -375,11 +358,11 @@ func (p *past) bounds() {
 	}
 }
 
-// recovered holds the time after the faults against "one rebuild, and everybody
-// fresh within seconds".
+// recovered checks the time after the faults against "one rebuild, and all processes fresh within
+// seconds".
 func (p *past) recovered() {
 	if p.calmAt == 0 {
-		return // a run with a bug of another check, which is not waited for
+		return // a run with a bug of another check, which does not wait for recovery
 	}
 	if !p.whole && (p.slow > 0 || p.fleetRun.gaps.within(p.calmAt, now()) > time.Second) {
 		p.excused[checkRecovery]++

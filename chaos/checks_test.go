@@ -6,11 +6,10 @@ import (
 	"time"
 )
 
-// TestChecks holds each check of a fleet's history, and what excuses it, to
-// histories that are written by hand. Times are in milliseconds; leases last
-// 400, MaxWait is 1.6 s, and nothing but the case's own is in the way.
+// TestChecks holds each check and its excuses to histories that are written by hand. Times are in
+// milliseconds. Leases last 400, MaxWait is 1.6 s, and there are no other faults.
 func TestChecks(t *testing.T) {
-	const late = 100_000 // far from the beginning of all
+	const late = 100_000 // far from the beginning of the history
 	get := func(worker int, begin, end int64, version int) event {
 		return event{Kind: kindGet, Key: "k", Worker: worker, Life: 1, Begin: (late + begin) * msec, End: (late + end) * msec, Result: done, Version: version}
 	}
@@ -29,7 +28,7 @@ func TestChecks(t *testing.T) {
 		e.Kind = kindDrop
 		return e
 	}
-	// of makes e another kind of event, with what change makes of it.
+	// of makes e an event of another kind, with change applied.
 	of := func(e event, k kind, change func(*event)) event {
 		e.Kind = k
 		if change != nil {
@@ -44,15 +43,15 @@ func TestChecks(t *testing.T) {
 	take := func(worker int, begin, end int64, key string) event {
 		return of(get(worker, begin, end, 0), kindTake, func(e *event) { e.Key, e.TTL = key, time.Minute })
 	}
-	// load3 is a load of which the third version came.
+	// load3 is a load of the third version.
 	load3 := func(e event) event { e.Version = 3; return e }
-	// failure is the commit of a load's, with a pause from its begin on.
+	// failure is the commit of a load's failure, with a pause from its begin on.
 	failure := func(worker int, begin, end int64, version int, epoch uint64, pause time.Duration) event {
 		e := commit(worker, begin, end, 0, epoch, done)
 		e.Failure, e.Retry = version, pause
 		return e
 	}
-	// claim is one that found the failure of a load.
+	// claim is a claim that found the failure of a load.
 	claim := func(worker int, begin, end int64, epoch, claimed uint64, found int) event {
 		return of(get(worker, begin, end, 0), kindClaim, func(e *event) { e.Epoch, e.Sum, e.Claimed, e.Failure = epoch, epoch, claimed, found })
 	}
@@ -149,7 +148,7 @@ func TestChecks(t *testing.T) {
 			engines: engines[:1],
 			gaps:    &gapMeter{},
 			faults:  c.faults,
-			// Three versions were begun before every invalidation here, one after.
+			// Three versions begin before every invalidation here, one after.
 			loads: []originLoad{{"k", 1, late * msec}, {"k", 2, late * msec}, {"k", 3, late * msec}, {"k", 4, (late + 550) * msec}},
 		}
 		for i, e := range c.events {

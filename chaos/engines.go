@@ -31,45 +31,39 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// This file is the list of engines: how each is started, how a client comes to
-// it, and what of it outlives a restart.
+// This file is the list of engines: how each is started and reached, and whether its data survives.
 
-// An engine is a server that can elect, and perhaps keep entries.
+// An engine is a server that can elect, and may keep entries.
 type engine struct {
 	name  string
 	start func(testing.TB) *testserver.Server
-	// prepare makes what clients expect to find; nil: nothing. It is called
-	// after each start.
+	// prepare makes the objects that clients expect, after each start. Nil: none.
 	prepare func(addr string) error
-	// forgets says that nothing outlives the server's process.
+	// forgets: no data survives the server's process.
 	forgets bool
-	// atomic says that what a commit writes and what it fences off come at one moment.
+	// atomic: a commit's write and its fencing happen at the same moment.
 	atomic bool
-	// open makes what a client has of the engine at addr. The store is nil if
-	// it has none.
+	// open connects a client to the engine at addr. The store is nil if the engine has none.
 	open func(addr string) (client, error)
 }
 
-// A client is one process's end of an engine.
+// A client is a process's end of an engine.
 type client struct {
 	locker driver.Locker
 	store  driver.Store
-	// free is release by plain delete, as by another client: it frees the
-	// lease on key, whoever has it. It is what a planted bug does. Nil where
-	// that bug is not planted.
-	free func(ctx context.Context, key string) error
-	// close gives all up.
+	// free is release by plain delete, as by another client: it frees the lease on key of any
+	// holder, as a planted bug does. Nil in engines without the bug.
+	free  func(ctx context.Context, key string) error
 	close func() error
 }
 
-// The clients' own time-outs, where the context's are not enough. They are
-// above the cache's EngineTimeout, and so seldom the ones that count.
+// The clients' own time-outs, beside the context's. They exceed EngineTimeout, and so rarely count.
 const (
 	dialTimeout = 500 * time.Millisecond
 	callTimeout = 500 * time.Millisecond
 
-	// sessionTimeout is longer than any lease here, so that a holder which
-	// ZooKeeper has not heard of stops believing before its session ends.
+	// sessionTimeout exceeds any lease here: a holder cut off from ZooKeeper stops before its
+	// session ends.
 	sessionTimeout = 3 * time.Second
 
 	table = "chaos"
@@ -163,7 +157,7 @@ var engines = []engine{
 	{
 		name:    "dynamodb",
 		start:   testserver.DynamoDB,
-		forgets: true, // dynalite does
+		forgets: true, // as dynalite does
 		prepare: func(addr string) error {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
@@ -182,7 +176,7 @@ var engines = []engine{
 }
 
 func redisClient(addr string) *redis.Client {
-	redis.SetLogger(silence{}) // what fails here fails on purpose
+	redis.SetLogger(silence{}) // failures here are intended
 	return redis.NewClient(&redis.Options{
 		Addr: addr, ContextTimeoutEnabled: true,
 		DialTimeout: dialTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
@@ -209,7 +203,6 @@ func dynamoDB(addr string) (*dynamodb.Client, func()) {
 	}), transport.CloseIdleConnections
 }
 
-// engineOf returns the engine of that name.
 func engineOf(name string) (engine, error) {
 	for _, e := range engines {
 		if e.name == name {
@@ -219,10 +212,10 @@ func engineOf(name string) (engine, error) {
 	return engine{}, fmt.Errorf("no engine is called %q", name)
 }
 
-// redisFleet is the engine that is store and locker in one, and is never paired with another.
+// redisFleet is store and locker together, and never paired with another engine.
 const redisFleet = "redisfleet"
 
-// stores are the names of the engines that keep entries, lockers those of all that elect.
+// stores are engines with entries, lockers engines with elections.
 var (
 	stores  = []string{"redis", "memcached"}
 	lockers = []string{"redis", "memcached", "etcd", "zookeeper", "dynamodb"}

@@ -5,17 +5,14 @@ import (
 	"time"
 )
 
-// This file is what is promised of loads that fail: the failure is shared, and
-// the next try comes when it is due. That failures are in the order of epochs,
-// and that none outlives an invalidation, is held by order and drop.
+// This file checks the promises for failing loads: a failure is shared, and the next try comes when
+// it is due. The checks order and drop hold the order of failures and their end by an invalidation.
 
-// clockSlack is by how much an engine's stamp may be off: it counts in
-// microseconds, and not by the clock of the history.
+// clockSlack is the largest error of an engine's stamp: in microseconds, on another clock.
 const clockSlack = 10 * time.Millisecond
 
-// failure holds the calls of a key against "a context error or a lost lease is
-// nobody's failure": a call fails with what a load of the origin has failed with,
-// with a bound of the cache's, or by its own caller's end.
+// failure checks the calls of a key against "a context error or a lost lease is not shared": a call
+// fails with the origin's failure, with a bound of the cache, or by its own caller's end.
 func (p *past) failure(events []event) {
 	for _, g := range events {
 		if g.Kind != kindGet {
@@ -25,7 +22,7 @@ func (p *past) failure(events []event) {
 		case failed:
 			p.judged[checkFailure]++
 		case bounded:
-			p.excused[checkFailure]++ // how long it is told is nobody's promise
+			p.excused[checkFailure]++ // the duration of its memory is no promise
 		case silent:
 			p.judged[checkFailure]++
 			p.add(checkFailure, "a call failed with an error that is not for it: %s", g)
@@ -33,12 +30,13 @@ func (p *past) failure(events []event) {
 	}
 }
 
-// pause holds the loads of a key against "the next try comes when it is due": who
-// has found a failure when it claimed does not load before the time that the
-// failure's commit has announced. Nothing else excuses it: the claim was answered.
-// Who got no answer since may have loaded without it, and who knew of something
-// later than the store did went by that. Who has failed itself, and has had a load of
-// another key succeed since, may try before that.
+// pause checks the loads of a key against "the next try comes when it is due": a process whose
+// claim has found a failure does not load before the time that the failure's commit has announced.
+// Only three cases are excused, because the claim was answered:
+//
+//   - A process without an answer since then may have loaded without the store.
+//   - A process may know something later than the store.
+//   - A process whose own load failed may try earlier after a load of another key has succeeded.
 func (p *past) pause(key string, events []event) {
 	announced := map[uint64]event{} // by epoch
 	for _, e := range events {
@@ -68,8 +66,7 @@ func (p *past) pause(key string, events []event) {
 	}
 }
 
-// disownedIn reports whether the key, whose events these are, may have been
-// invalidated in s.
+// disownedIn reports whether the key of these events may have been invalidated in s.
 func disownedIn(events []event, s span) bool {
 	for _, e := range events {
 		if e.Kind != kindVoid {

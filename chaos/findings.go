@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// This file is what a run comes to, and the measure of how starved it was.
+// This file has the result of a run, and the measure of its starvation.
 
-// A check is one of the things that a history is held against.
+// A check holds a history against one promise.
 type check string
 
 const (
@@ -18,29 +18,28 @@ const (
 	checkWake     check = "wake"     // a watch hears of a release
 	checkStore    check = "store"    // the store's contract, by porcupine
 	checkOne      check = "one"      // at most one rebuild of a key at a time
-	checkOrder    check = "order"    // what a process serves does not grow older
-	checkDrop     check = "drop"     // nothing is served that was loaded before an invalidation
-	checkNear     check = "near"     // nor by whom a notice has told of it, from then on
-	checkFailure  check = "failure"  // who fails, fails with what the origin has failed with
-	checkPause    check = "pause"    // after a failure nobody loads before it is time
-	checkLoser    check = "loser"    // what was refused or given up on answers nobody
+	checkOrder    check = "order"    // a process's answers do not grow older
+	checkDrop     check = "drop"     // no value from before an invalidation is served
+	checkNear     check = "near"     // nor in a process with the notice, from then on
+	checkFailure  check = "failure"  // a call fails only with the origin's failure
+	checkPause    check = "pause"    // after a failure no load before its time
+	checkLoser    check = "loser"    // a refused or abandoned value answers no call
 	checkHedge    check = "hedge"    // hedges keep their share, and give way
 	checkBound    check = "bound"    // every call returns in time
-	checkRecovery check = "recovery" // after the faults, one rebuild and everybody fresh
+	checkRecovery check = "recovery" // after the faults, one rebuild and all processes fresh
 )
 
-// hitsOver is the name under which those hits of near tiers are counted that
-// order has judged, by the store that they stand before.
+// hitsOver is the name for near hits that order has judged, by the store behind them.
 func hitsOver(store string) check { return check("order of near hits over " + store) }
 
-// findings are what was wrong in one run, and how much was looked at.
+// findings are the violations of a run, and the number of judged events.
 type findings struct {
 	violations []violation
-	judged     counts // calls, pairs of calls, loads: what a check could have failed on
-	excused    counts // what could not be judged
+	judged     counts // calls, pairs of calls, loads: all that a check could have failed on
+	excused    counts // could not be judged
 	undecided  int    // keys whose histories porcupine could not decide in time
 
-	mu sync.Mutex // guards judged and excused where runs are added up
+	mu sync.Mutex // guards judged and excused while runs are added up
 }
 
 type counts map[check]int
@@ -50,15 +49,14 @@ type violation struct {
 	text  string
 }
 
-// maxPerCheck is how many violations of a check are written out: the first few
-// tell the story.
+// maxPerCheck is the number of violations of a check that are printed.
 const maxPerCheck = 3
 
 func (f *findings) add(c check, format string, args ...any) {
 	f.violations = append(f.violations, violation{c, fmt.Sprintf(format, args...)})
 }
 
-// caught returns the checks that found something, in their order of discovery.
+// caught returns the checks with violations, in the order of discovery.
 func (f *findings) caught() []check {
 	var cs []check
 	for _, v := range f.violations {
@@ -69,7 +67,7 @@ func (f *findings) caught() []check {
 	return cs
 }
 
-// String returns the violations in words, a few of each check.
+// String returns a few violations of each check.
 func (f *findings) String() string {
 	var b strings.Builder
 	n := counts{}
@@ -86,15 +84,13 @@ func (f *findings) String() string {
 	return b.String()
 }
 
-// tick is how often a gapMeter looks, gap from how long on it counts as not
-// having run.
+// tick is the period of a gapMeter. gap is the shortest time that counts as not having run.
 const (
 	tick = 5 * time.Millisecond
 	gap  = 40 * time.Millisecond
 )
 
-// A gapMeter finds out when its process did not run: it was paused, or others
-// had the machine.
+// A gapMeter finds the times in which its process did not run: paused, or on a busy machine.
 type gapMeter struct {
 	note func(span)
 	end  chan struct{}
@@ -104,7 +100,7 @@ type gapMeter struct {
 	gaps []span
 }
 
-// newGapMeter calls note for each gap.
+// newGapMeter returns a gapMeter that calls note for each gap.
 func newGapMeter(note func(span)) *gapMeter {
 	m := &gapMeter{note: note, end: make(chan struct{})}
 	m.done.Go(func() {
@@ -135,14 +131,13 @@ func (m *gapMeter) stop() {
 	m.done.Wait()
 }
 
-// within returns how much of the time between was lost.
+// within returns the lost time between begin and end.
 func (m *gapMeter) within(begin, end int64) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return overlap(m.gaps, begin, end)
 }
 
-// overlap returns how much of the spans lies between begin and end.
 func overlap(spans []span, begin, end int64) time.Duration {
 	var sum int64
 	for _, s := range spans {
@@ -151,8 +146,7 @@ func overlap(spans []span, begin, end int64) time.Duration {
 	return time.Duration(sum)
 }
 
-// latest returns the last that is known of each call, in the order in which they
-// began.
+// latest returns the last record of each call, in the order of their begins.
 func latest(events []event) []event {
 	type call struct {
 		worker, life int
@@ -178,7 +172,6 @@ func latest(events []event) []event {
 	return out
 }
 
-// only returns the events of a key.
 func only(events []event, key string) []event {
 	var out []event
 	for _, e := range events {
@@ -191,7 +184,7 @@ func only(events []event, key string) []event {
 
 func newFindings() *findings { return &findings{judged: counts{}, excused: counts{}} }
 
-// include adds what another run has judged.
+// include adds the counts of another run.
 func (f *findings) include(o *findings) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

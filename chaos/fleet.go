@@ -19,16 +19,16 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file is the supervisor: it starts the engines, the proxies, the origin
-// and the workers, carries a schedule out, and gathers the history.
+// This file is the supervisor: it starts the engines, the proxies, the origin and the workers,
+// carries out a schedule, and collects the history.
 
-// A fleetRun is one run of a fleet.
+// A fleetRun is a run of a fleet.
 type fleetRun struct {
 	tb      testing.TB
 	seed    int64
 	plan    schedule
-	engines []engine              // the store's and the locker's, one if it is both
-	servers []*testserver.Server  // of them
+	engines []engine              // the store's and the locker's, or a common engine
+	servers []*testserver.Server  // the engines' servers
 	proxies [][]*testserver.Proxy // by worker and engine
 	origin  *httptest.Server
 	workers []*process // by number; nil while there is none
@@ -36,37 +36,35 @@ type fleetRun struct {
 	gaps    *gapMeter
 	reading sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	events  []event
 	loads   []originLoad
-	count   map[string]int // of loads, by key
+	count   map[string]int // number of loads, by key
 	lives   []int          // by worker, how many processes it has had
 	faults  []fault
-	lines   int   // that could not be read
+	lines   int   // unreadable lines
 	settled bool  // the faults are over; loads are quick and succeed
-	calmAt  int64 // when that was
-	whole   bool  // the fleet was one again in time
-	slow    int   // how often an engine was too slow for that, asked directly
+	calmAt  int64 // when it settled
+	whole   bool  // the fleet recovered in time
+	slow    int   // number of probes in which an engine was too slow for recovery
 }
 
-// An originLoad is a load as the origin saw it begin, which is later than the
-// worker did.
+// An originLoad is a load at the origin, where it begins later than in the worker.
 type originLoad struct {
 	key     string
 	version int
 	begin   int64
 }
 
-// A fault is a time in which somebody was not to be counted on: a worker, by
-// its number, or everybody (-1).
+// A fault is a time in which a worker, by its number, or every worker (-1) is unreliable.
 type fault struct {
 	span
 	worker int
-	// forgot is the engine, by its place, that came back with nothing; -1: none.
+	// forgot is the number of the engine that came back empty, -1 for none.
 	forgot int
 }
 
-// A process is a worker that runs.
+// A process is a running worker.
 type process struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -75,11 +73,10 @@ type process struct {
 
 func (p *process) tell(o order) {
 	line, _ := json.Marshal(o)
-	// A worker that is dead or paused does not mind; the pipe has room.
+	// A dead or paused worker does not block: the pipe has room.
 	p.in.Write(append(line, '\n'))
 }
 
-// runFleet carries the schedule of a seed out.
 func runFleet(tb testing.TB, seed int64, length time.Duration, locker, store string, b bug) *fleetRun {
 	tb.Helper()
 	r := &fleetRun{tb: tb, seed: seed, count: map[string]int{}, lives: make([]int, fleetWorkers), workers: make([]*process, fleetWorkers)}
@@ -137,7 +134,6 @@ func runFleet(tb testing.TB, seed int64, length time.Duration, locker, store str
 	return r
 }
 
-// prepare makes what clients expect to find at an engine.
 func (r *fleetRun) prepare(engine int) {
 	r.tb.Helper()
 	if prepare := r.engines[engine].prepare; prepare != nil {
@@ -185,7 +181,7 @@ func (r *fleetRun) startWorker(n int) {
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(config),
-		"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
+		"GORACE=atexit_sleep_ms=0") // by default the race detector delays every exit by a second
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -207,13 +203,13 @@ func (r *fleetRun) startWorker(n int) {
 	})
 }
 
-// read takes a worker's journal in, until the worker has ended.
+// read reads a worker's journal until the worker has ended.
 func (r *fleetRun) read(out io.Reader, worker, life int) {
 	lines := bufio.NewReaderSize(out, 64<<10)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if err != nil {
-			return // what is left is a line that a killed worker has not finished
+			return // the rest is an unfinished line of a killed worker
 		}
 		var e event
 		err = json.Unmarshal(line, &e)
@@ -226,8 +222,8 @@ func (r *fleetRun) read(out io.Reader, worker, life int) {
 	}
 }
 
-// failing records that worker n (-1: everybody) is not to be counted on until
-// the returned function is called. forgets is the engine that loses what it has.
+// failing records that worker n (-1: every worker) is unreliable until the returned function is
+// called. forgets is the number of the engine that loses its data.
 func (r *fleetRun) failing(n, forgets int) func() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,9 +236,8 @@ func (r *fleetRun) failing(n, forgets int) func() {
 	}
 }
 
-// carryOut does what the schedule says. What lasts is ended by one that waits
-// for it; nobody is in two troubles of one kind at a time. It goes on for rest
-// after the last step.
+// carryOut carries out the schedule. A step that lasts ends in time. No worker and no engine has
+// two faults of one kind at a time. carryOut goes on for rest after the last step.
 func (r *fleetRun) carryOut(rest time.Duration) {
 	type ending struct {
 		at time.Time
@@ -251,7 +246,7 @@ func (r *fleetRun) carryOut(rest time.Duration) {
 	var endings []ending
 	busy := map[string]bool{}
 	start := time.Now()
-	// endUntil ends what is due by then.
+	// endUntil ends the faults that are due by then.
 	endUntil := func(t time.Time) {
 		for len(endings) > 0 {
 			first := 0
@@ -296,7 +291,7 @@ func (r *fleetRun) carryOut(rest time.Duration) {
 	endUntil(start.Add(r.plan.steps[len(r.plan.steps)-1].at + rest))
 }
 
-// inflict begins a step that lasts, and returns what ends it.
+// inflict begins a lasting step, and returns the function for the end.
 func (r *fleetRun) inflict(s step) (end func()) {
 	link := r.proxies[s.worker][s.engine]
 	server := r.servers[s.engine]
@@ -355,16 +350,15 @@ func (r *fleetRun) inflict(s step) (end func()) {
 }
 
 const (
-	// recovery is how long a fleet may take, after the last fault, to be one
-	// again: breakers, reconnections, sessions, and the keys of the storm.
+	// recovery is how long a fleet may take to recover after the last fault: breakers,
+	// reconnections, sessions, and the keys of the storm.
 	recovery = 15 * time.Second
-	// recovered is how many keys in a row nobody has yet must cost one load each.
+	// recovered is how many new keys in a row must cost one load each.
 	recovered = 3
 )
 
-// settle sees to the time after the faults: the fleet asks for keys that nobody
-// has, all processes at one time, until each of a few costs one load; then every
-// old key is invalidated, and everybody asked for it.
+// settle handles the time after the faults: all processes ask for new keys at the same time, until
+// each of several keys costs one load. Then every old key is invalidated and requested everywhere.
 func (r *fleetRun) settle() {
 	r.mu.Lock()
 	r.settled, r.calmAt = true, now()
@@ -397,9 +391,8 @@ func (r *fleetRun) settle() {
 	time.Sleep(time.Second)
 }
 
-// probe returns a function that takes and returns a lease and reads the store,
-// with no proxy between, and tells how long that took. The first call, which has
-// to connect, has been made.
+// probe returns a function that takes and returns a lease and reads the store, without a proxy, and
+// returns the duration. The first call, which connects, is already made.
 func (r *fleetRun) probe() func() time.Duration {
 	r.tb.Helper()
 	var clients []client
@@ -416,7 +409,7 @@ func (r *fleetRun) probe() func() time.Duration {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		start := time.Now()
-		// What they answer is the checks' affair.
+		// The checks judge the answers.
 		if lease, err := locker.TryAcquire(ctx, "probe", time.Second); err == nil {
 			lease.Release(ctx)
 		}
@@ -427,7 +420,7 @@ func (r *fleetRun) probe() func() time.Duration {
 	return probe
 }
 
-// one reports whether a key was loaded once, and everybody has been served.
+// one reports whether a key was loaded once, and every caller has been served.
 func (r *fleetRun) one(key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -439,12 +432,12 @@ func (r *fleetRun) one(key string) bool {
 	}
 	most := 1
 	if r.plan.times.Hedge > 0 {
-		most = 2 // a machine that is busy makes a load look slow
+		most = 2 // a busy machine makes a load look slow
 	}
 	return r.count[key] >= 1 && r.count[key] <= most && served == 10*fleetWorkers
 }
 
-// end ends the workers, and waits for all that they have to say.
+// end ends the workers, and reads their last lines.
 func (r *fleetRun) end() {
 	r.tb.Helper()
 	for _, p := range r.workers {

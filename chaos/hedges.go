@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// This file is what is promised of rebuilds that do not win: of hedges, of
-// holders that were hedged, and of all whose commits come too late.
+// This file checks the promises for losing rebuilds: hedges, hedged holders, and late commits.
 
-// hedgeLease begins the key of the lease of who hedges.
+// hedgeLease is the prefix of a hedge lease's key.
 const hedgeLease = "\x00hedge\x00"
 
-// A callID is one call of a history.
+// A callID identifies a call in a history.
 type callID struct {
 	being
 	id uint64
@@ -20,9 +19,8 @@ type callID struct {
 
 func (e *event) call() callID { return callID{being{e.Worker, e.Life}, e.ID} }
 
-// hedgesAmong returns the loads of a key that were begun as hedges: those before
-// which their process has last acquired the lease for that. A process has one
-// flight of a key at a time.
+// hedgesAmong returns the loads of a key that began as hedges: their process has last acquired the
+// hedge lease. A process has one flight of a key at a time.
 func hedgesAmong(all []event, key string) map[callID]bool {
 	hedged, elected := map[callID]bool{}, map[being]bool{}
 	for _, e := range all {
@@ -43,18 +41,17 @@ func hedgesAmong(all []event, key string) map[callID]bool {
 	return hedged
 }
 
-// mostRefused is after how many loads that came to nothing a flight gives its
-// value to those who asked before the last of them began.
+// mostRefused is the number of failed loads after which a flight gives its value to callers before
+// the last load.
 const mostRefused = 5
 
-// loser holds what was served against "first commit wins": a value that the store
-// has refused, or that was given up on, by a process that had an epoch for it,
-// answers nobody; but for the callers of a flight whose loads all come to nothing.
+// loser checks the answers against "first commit wins": a value that the store has refused, or that
+// a process with an epoch for it has given up, answers no call. The callers of a flight whose loads
+// all fail are exempt.
 //
-// A commit without an answer may have been the first. A process that got no
-// answers makes values without its store. And a store that commits in two steps
-// may have had between them what it refused in the end (memcachestore): who has
-// read it there serves it.
+// A commit without an answer may have been the first. A process without answers makes values
+// without its store. And a store that commits in two steps may have had in between a value that it
+// refused in the end (memcachestore): a process that has read the value there serves it.
 func (p *past) loser(events []event) {
 	type fate struct{ kept, refused bool }
 	fates := map[int]fate{}
@@ -68,7 +65,7 @@ func (p *past) loser(events []event) {
 			fates[version] = f
 		}
 	}
-	vain := map[being]int{} // loads in a row that came to nothing
+	vain := map[being]int{} // failed loads in a row
 	for _, l := range loadsAmong(events) {
 		who := being{l.Worker, l.Life}
 		f := fates[l.Version]
@@ -100,8 +97,8 @@ func (p *past) loser(events []event) {
 	}
 }
 
-// readFor reports whether the process that served g, whose key's events these are,
-// had read what it served in the store.
+// readFor reports whether the process that served g had read the value in the store, by the key's
+// events.
 func readFor(events []event, g event) bool {
 	return slices.ContainsFunc(events, func(e event) bool {
 		return (e.Kind == kindRead || e.Kind == kindClaim) && e.Result == done && e.Version == g.Version &&
@@ -109,12 +106,11 @@ func readFor(events []event, g event) bool {
 	})
 }
 
-// hedge holds the hedges of a key against what makes them harmless: who finds
-// when its load is done that the holder was first commits nothing, and neither
-// does one whose load has failed.
+// hedge checks that a key's hedges are harmless: a hedge that finds the holder's commit after its
+// load commits nothing. Nor does a hedge whose load has failed.
 //
-// A hedge that gets no answers cannot find that; nor can one where the holder's
-// value has come to its end since, or was invalidated.
+// A hedge without answers cannot find that commit. Nor can it if the holder's value has expired or
+// was invalidated.
 func (p *past) hedge(events []event, hedged map[callID]bool) {
 	for _, l := range loadsAmong(events) {
 		if !hedged[l.call()] {
@@ -148,9 +144,8 @@ func (p *past) hedge(events []event, hedged map[callID]bool) {
 	}
 }
 
-// share holds the hedges of each process against the part of its own rebuilds
-// that they may be; hedged are those of all keys. A rebuild has claimed, or gone on without; one more hedge is
-// for those that left no trace.
+// share checks the hedges of each process against their share of its own rebuilds, with or without
+// a claim. hedged has the hedges of all keys. One more is allowed for rebuilds without a trace.
 func (p *past) share(hedged map[callID]bool) {
 	type tally struct {
 		own, hedges int

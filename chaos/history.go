@@ -19,13 +19,12 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file is how a history is written down: what one event is, the clock that
-// all processes of a machine share, and wrappers around a store and a locker
-// that record each call at the boundary to the cache. A planted bug lies behind
-// that boundary, so that the history shows what the cache was told.
+// This file records a history: the events, the clock of all processes of a machine, and wrappers
+// around a store and a locker that record each call at the boundary to the cache. A planted bug
+// lies behind that boundary, so the history shows the cache's own view.
 
-// now returns the machine's monotonic clock in nanoseconds. It is one clock for
-// all processes, which the readings of package time are not.
+// now returns the machine's monotonic clock in nanoseconds, common to all processes unlike package
+// time's.
 func now() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -34,13 +33,13 @@ func now() int64 {
 	return ts.Nano()
 }
 
-// A kind says what an event is about.
+// A kind is the call that an event records.
 type kind string
 
 const (
 	kindGet   kind = "get"        // Cache.Get
 	kindDrop  kind = "drop"       // Cache.Invalidate
-	kindLoad  kind = "load"       // the cache's load; End is when it was last seen alive
+	kindLoad  kind = "load"       // the cache's load; End is when it was last seen wanted
 	kindGap   kind = "gap"        // the process did not run
 	kindRead  kind = "read"       // Store.Get
 	kindClaim kind = "claim"      // Store.Claim
@@ -50,37 +49,35 @@ const (
 	kindRenew kind = "renew"      // Lease.Renew
 	kindFree  kind = "release"    // Lease.Release
 	kindWatch kind = "watch"      // Watcher.Watch, to the end of its wait
-	kindClose kind = "close"      // Cache.Close: what is under way ends anyhow
-	kindTold  kind = "told"       // a notice of an invalidation, until the cache has taken it in
+	kindClose kind = "close"      // Cache.Close: calls under way end
+	kindTold  kind = "told"       // a notice of an invalidation, until the cache has applied it
 )
 
-// A result says how a call ended.
+// A result is the end of a call.
 type result string
 
 const (
-	began    result = "began" // that is all that is known
+	began    result = "began" // the end is unknown
 	done     result = "ok"
 	notFound result = "not found"
 	fenced   result = "fenced"
 	held     result = "held"
 	lost     result = "lost"
-	silent   result = "no answer" // whether it was carried out is unknown
+	silent   result = "no answer" // it may have been carried out
 
-	// Of calls of the cache, and loads.
+	// Of calls of the cache, and of loads.
 	failed  result = "failed"  // by the origin, in the load of the event's version
 	left    result = "left"    // the caller's own context has ended
-	bounded result = "bounded" // MaxWait, RebuildTimeout, MaxQueued, or the cache was closed
+	bounded result = "bounded" // MaxWait, RebuildTimeout, MaxQueued, or a closed cache
 )
 
-// An originError is the failure of one load. It tells of which, wherever its
-// text has got to.
+// An originError is the failure of a load. Its text identifies the load.
 type originError struct{ value string }
 
 const originFails = "the origin fails: "
 
 func (e *originError) Error() string { return originFails + e.value }
 
-// resultOf is the result that err stands for.
 func resultOf(err error) result {
 	switch {
 	case err == nil:
@@ -102,10 +99,10 @@ func resultOf(err error) result {
 	return silent
 }
 
-// An event is one call, or that it has begun.
+// An event is a call, or its begin.
 type event struct {
 	Worker int    `json:"w,omitempty"` // set by the supervisor, with Life
-	Life   int    `json:"l,omitempty"` // which process of that worker it was
+	Life   int    `json:"l,omitempty"` // number of the worker's process
 	ID     uint64 `json:"n"`           // of the call, unique in one process
 	Kind   kind   `json:"k"`
 	Key    string `json:"key,omitempty"`
@@ -114,20 +111,20 @@ type event struct {
 	Result result `json:"r,omitempty"`
 	Error  string `json:"err,omitempty"`
 
-	Version int           `json:"v,omitempty"`  // of the value that was served, loaded, read or committed; of a call or load that failed, that of the failure
+	Version int           `json:"v,omitempty"`  // of the value that was served, loaded, read or committed; of a failed call or load, the failure's
 	Failure int           `json:"f,omitempty"`  // the version whose load's failure is in an entry
 	Retry   time.Duration `json:"ry,omitempty"` // from a commit's begin until the next try is due, if Failure is set
 	Near    bool          `json:"nr,omitempty"` // the near tier has served it at once
 	Epoch   uint64        `json:"ep,omitempty"`
 	Claimed uint64        `json:"cl,omitempty"`  // the epoch that a claim gave out
-	Sum     uint64        `json:"sum,omitempty"` // tells one entry from another of its epoch
+	Sum     uint64        `json:"sum,omitempty"` // distinguishes entries of the same epoch
 	Keep    time.Duration `json:"keep,omitempty"`
 	Lease   uint64        `json:"lease,omitempty"` // the ID of the acquire
 	TTL     time.Duration `json:"ttl,omitempty"`   // of a lease
 	Token   uint64        `json:"token,omitempty"` // of a lease
 }
 
-// failed reports whether an engine has left the call without an answer.
+// failed reports whether an engine has not answered the call.
 func (e *event) failed() bool {
 	switch e.Kind {
 	case kindRead, kindClaim, kindPut, kindVoid, kindTake, kindRenew, kindFree:
@@ -136,19 +133,17 @@ func (e *event) failed() bool {
 	return false
 }
 
-// A recorder takes events down. It is safe for concurrent use.
+// A recorder records events. All methods are safe for concurrent use.
 type recorder struct {
 	ids atomic.Uint64
-	// sink takes an event. With urgent set it returns only when not even the
-	// end of this process can lose it: so is recorded what a call is about to
-	// do to others.
+	// sink takes an event. With urgent it returns only when the end of this process cannot lose the
+	// event: a call with effects on others is recorded beforehand.
 	sink func(e event, urgent bool)
 }
 
 func (r *recorder) id() uint64 { return r.ids.Add(1) }
 
-// begin records that a call begins which may change something even if its end
-// is never heard of.
+// begin records the begin of a call, which may have an effect without a recorded end.
 func (r *recorder) begin(e event) event {
 	e.ID, e.Begin, e.Result = r.id(), now(), began
 	r.sink(e, true)
@@ -163,7 +158,7 @@ func (r *recorder) end(e event, err error) {
 	r.sink(e, false)
 }
 
-// call records a call that changes nothing anybody could miss.
+// call records a call without an effect on others.
 func (r *recorder) call(e event, do func(e *event) error) error {
 	e.ID, e.Begin = r.id(), now()
 	err := do(&e)
@@ -171,10 +166,9 @@ func (r *recorder) call(e event, do func(e *event) error) error {
 	return err
 }
 
-// A journal writes events as lines. What is not urgent waits for the next that
-// is, or for flush.
+// A journal writes events as lines. Other events wait for an urgent one, or for flush.
 type journal struct {
-	mu  sync.Mutex // guards both
+	mu  sync.Mutex // guards both fields
 	buf bytes.Buffer
 	out io.Writer
 }
@@ -209,7 +203,7 @@ func versionOf(value string) int {
 	return 0
 }
 
-// entered fills in what is known of an entry.
+// entered sets the fields of the event that describe an entry.
 func (e *event) entered(entry driver.Entry) {
 	e.Epoch, e.Version = entry.Epoch, versionOf(string(entry.Value))
 	if e.Failure = versionOf(entry.Failure); e.Failure != 0 {
@@ -221,8 +215,7 @@ func (e *event) entered(entry driver.Entry) {
 	e.Sum = h.Sum64()
 }
 
-// recordStore returns s with a record of its calls, with its notices if it has
-// those.
+// recordStore returns s with a record of the calls, and with the notices, if any.
 func recordStore(s driver.Store, r *recorder) driver.Store {
 	recorded := &recordedStore{s, r}
 	if n, ok := s.(driver.Notifier); ok {
@@ -239,8 +232,7 @@ type recordedNotifier struct {
 	*recorder
 }
 
-// Notify implements [driver.Notifier]. Of commits nothing is recorded: what
-// a process makes of those depends on what it does at that moment.
+// Notify implements [driver.Notifier]. It records no commits: their effect depends on the moment.
 func (s *recordedNotifier) Notify(ctx context.Context, f func(driver.Notice)) {
 	s.notifier.Notify(ctx, func(n driver.Notice) {
 		if !n.Invalidated {
@@ -298,8 +290,7 @@ func (s *recordedStore) Invalidate(ctx context.Context, key string) error {
 	return err
 }
 
-// recordLocker returns l with a record of its calls, with its watches if it has
-// those.
+// recordLocker returns l with a record of the calls, and with the watches, if any.
 func recordLocker(l driver.Locker, r *recorder) driver.Locker {
 	recorded := &recordedLocker{l, r}
 	if w, ok := l.(driver.Watcher); ok {
@@ -352,8 +343,7 @@ func (l *recordedLease) Release(ctx context.Context) error {
 	return err
 }
 
-// Lost implements [driver.LossNotifier]: the channel never closes if the
-// lease is none.
+// Lost implements [driver.LossNotifier]. Without a channel of the lease's own it never reports.
 func (l *recordedLease) Lost() <-chan struct{} {
 	if n, ok := l.lease.(driver.LossNotifier); ok {
 		return n.Lost()
@@ -361,15 +351,14 @@ func (l *recordedLease) Lost() <-chan struct{} {
 	return nil
 }
 
-// A fleetEngine is store and locker in one, and tells of changes and of the ends of leases.
+// A fleetEngine is store and locker in one, and reports changes and the ends of leases.
 type fleetEngine interface {
 	driver.Elector
 	driver.Notifier
 	driver.Watcher
 }
 
-// recordEngine returns eng with a record of its calls. An election is recorded as the calls that it
-// stands for, all of which have its time.
+// recordEngine returns eng with a record of the calls. An election becomes the equivalent calls.
 func recordEngine(eng fleetEngine, r *recorder) fleetEngine {
 	return &recordedEngine{
 		Store: &recordedStore{eng, r}, Locker: &recordedLocker{eng, r}, Notifier: &recordedNotifier{eng, r}, Watcher: eng,
@@ -417,8 +406,7 @@ func (e *recordedEngine) Elect(ctx context.Context, key string, past uint64, ttl
 	return won, nil
 }
 
-// CommitAndRelease implements [driver.Elector]. A release that comes with a commit does not tell
-// whether the lease was lost before.
+// CommitAndRelease implements [driver.Elector]. It does not report whether the lease was lost before.
 func (e *recordedEngine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
 	mine := lease.(*recordedLease)
 	put := event{Kind: kindPut, Key: ownKey(key), Keep: entry.Life()}

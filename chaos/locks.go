@@ -14,25 +14,22 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file tries a locker by itself: clients that acquire, renew, release and
-// walk away through faulty links, with leases that are long against the faults,
-// so that no fault is an excuse for two holders.
+// This file tries a locker by itself. Clients acquire, renew, release and abandon leases through
+// faulty links. The leases are long against the faults, so no fault excuses two holders.
 
 const (
-	lockClients  = 4 // processes, as it were: a Locker and a link each
-	lockCallers  = 3 // in each of them
+	lockClients  = 4 // they stand for processes: each has a Locker and a link
+	lockCallers  = 3 // in each client
 	lockTTL      = time.Second
-	lockPatience = 250 * time.Millisecond // of one call
+	lockPatience = 250 * time.Millisecond // of a call
 
-	// wakeBound is when a watch has to have heard of a release, wakeTTL what it
-	// would else wait for.
+	// wakeBound is when a watch must have reported a release, wakeTTL the wait without a report.
 	wakeBound = 2 * time.Second
 	wakeTTL   = 10 * time.Second
 )
 
 var lockKeys = []string{"a", "b", "c"}
 
-// A lockRun is one locker's run.
 type lockRun struct {
 	tb      testing.TB
 	engine  engine
@@ -47,7 +44,7 @@ type lockRun struct {
 	events []event
 }
 
-// runLocks tries the engine's locker for that long, and returns what was wrong.
+// runLocks tries the engine's locker for that long, and returns the violations.
 func runLocks(tb testing.TB, e engine, seed int64, length time.Duration, b bug) *findings {
 	tb.Helper()
 	r := &lockRun{tb: tb, engine: e, bug: b, server: e.start(tb)}
@@ -97,7 +94,7 @@ func runLocks(tb testing.TB, e engine, seed int64, length time.Duration, b bug) 
 	return found
 }
 
-// storm has all clients at work, and breaks their links.
+// storm runs all clients, and breaks their links.
 func (r *lockRun) storm(dice *rand.Rand, seed int64, length time.Duration) {
 	ctx, stop := context.WithTimeout(context.Background(), length)
 	defer stop()
@@ -136,12 +133,12 @@ func (r *lockRun) storm(dice *rand.Rand, seed int64, length time.Duration) {
 	wg.Wait()
 }
 
-// compete is one attempt at one lease, and what becomes of it.
+// compete is an attempt at a lease, with the holder's or waiter's part after it.
 func (r *lockRun) compete(ctx context.Context, l driver.Locker, dice *rand.Rand) {
 	key := lockKeys[dice.IntN(len(lockKeys))]
 	ttl := lockTTL
 	if dice.IntN(2) == 0 {
-		ttl = 300 * time.Millisecond // these end while their holders look away
+		ttl = 300 * time.Millisecond // these leases end before their holders release them
 	}
 	sleep := func(most time.Duration) { time.Sleep(time.Duration(dice.Int64N(int64(most)))) }
 	call := func(f func(context.Context) error) error {
@@ -163,12 +160,12 @@ func (r *lockRun) compete(ctx context.Context, l driver.Locker, dice *rand.Rand)
 		return
 	}
 	switch dice.IntN(6) {
-	case 0: // it walks away, and comes back when it is too late
+	case 0: // it abandons the lease, and comes back too late
 		sleep(2 * ttl)
 		if call(func(ctx context.Context) error { return lease.Renew(ctx, ttl) }) == nil {
 			sleep(ttl / 2)
 		}
-	case 1: // it keeps the lease for longer than it lasts
+	case 1: // it keeps the lease for longer than the TTL
 		for range 4 + dice.IntN(4) {
 			time.Sleep(ttl / 3)
 			if err := call(func(ctx context.Context) error { return lease.Renew(ctx, ttl) }); errors.Is(err, driver.ErrLeaseLost) {
@@ -180,11 +177,11 @@ func (r *lockRun) compete(ctx context.Context, l driver.Locker, dice *rand.Rand)
 	}
 	call(lease.Release)
 	if dice.IntN(4) == 0 {
-		call(lease.Release) // it must free nobody else's
+		call(lease.Release) // it must free no other lease
 	}
 }
 
-// wait waits for a lease as a flight does.
+// wait waits for a lease like a flight.
 func (r *lockRun) wait(ctx context.Context, l driver.Locker, held *driver.HeldError, dice *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond+time.Duration(dice.Int64N(int64(200*time.Millisecond))))
 	defer cancel()
@@ -199,7 +196,7 @@ func (r *lockRun) wait(ctx context.Context, l driver.Locker, held *driver.HeldEr
 	}
 }
 
-// quiet has the clients watch each other's releases, with nothing in the way.
+// quiet checks that the clients' watches report each other's releases, without faults.
 func (r *lockRun) quiet(found *findings) {
 	if _, ok := r.lockers[0].(driver.Watcher); !ok {
 		return
@@ -233,14 +230,14 @@ func (r *lockRun) quiet(found *findings) {
 		var release sync.WaitGroup
 		released := false
 		release.Go(func() {
-			time.Sleep(time.Duration(n) * time.Millisecond) // before, while and after it subscribes
+			time.Sleep(time.Duration(n) * time.Millisecond) // before, during and after the subscription
 			released = lease.Release(ctx) == nil
 		})
 		wake, err := other.(driver.Watcher).Watch(watching, heldBy)
 		if err != nil {
 			cancel()
 			release.Wait()
-			time.Sleep(50 * time.Millisecond) // there is no push for now
+			time.Sleep(50 * time.Millisecond) // no push for now
 			continue
 		}
 		start := now()

@@ -10,47 +10,43 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// This file is the two contracts as porcupine has them: what a store and a
-// locker may answer, one call after another. A history is linearizable if there
-// is an order of its calls, which contradicts none of their times, in which the
-// contract allows every answer.
+// This file is the contracts of a store and a locker as models for porcupine: the answers to calls
+// in sequence. A history is linearizable if an order of its calls agrees with their times, and the
+// contract allows every answer in that order.
 //
-// Both models err on the side of the adapters. A call whose end is unknown is
-// left out where leaving it out allows more; where others have seen what it did,
-// it is known to have been carried out by then, and is put in.
+// Both models err on the side of the adapters. A call with an unknown end is left out if that
+// allows more. If others have seen its effect, it was carried out by then, and is put in.
 
-// forever is later than everything.
+// forever is later than every moment.
 const forever = int64(1) << 62
 
-// slackOfLife is how long before an entry's announced end it may be gone: the
-// reader's estimate of the server's clock is off by as much as a reply was late.
+// slackOfLife is how long before its announced end an entry may be gone: the reader's estimate of
+// the server's clock has an error of the reply's delay.
 const slackOfLife = 4 * time.Second
 
-// lateness is up to how long after its begin a call without an answer may still
-// be carried out: as long as any fault here holds a request back.
+// lateness is how long a call without an answer may still be carried out: as any fault delays it.
 const lateness = int64(10 * time.Second)
 
-// span is an interval of time, of which end may be forever.
+// A span is an interval of time. end may be forever.
 type span struct{ begin, end int64 }
 
 func (s span) meets(o span) bool { return s.begin <= o.end && o.begin <= s.end }
 
 type storeCall struct {
 	event
-	// atomic: what the commit writes and what it fences off come at one moment,
-	// and so whoever sees the one knows of the other.
+	// atomic: the commit writes and fences at the same moment, and a call sees both or neither.
 	atomic bool
 	// excused: an invalidation without an answer may have been carried out.
 	excused bool
-	// restart: the server was killed and came back with nothing.
+	// restart: the server was killed and came back empty.
 	restart bool
 }
 
-// storeState is what a store knows of one key.
+// storeState is a store's state of a key.
 type storeState struct {
 	counter, floor uint64 // lower bounds
 	epoch, sum     uint64 // of the entry; 0: none
-	until          int64  // until when it must be there
+	until          int64  // until then it must be there
 }
 
 func (s storeState) step(c storeCall) (bool, storeState) {
@@ -92,8 +88,7 @@ func (s storeState) step(c storeCall) (bool, storeState) {
 	return true, s
 }
 
-// disown drops the entry, and raises the floor above every epoch given out, to
-// a number that is nobody's.
+// disown drops the entry, and raises the floor above every claimed epoch, to an unused number.
 func (s storeState) disown() storeState {
 	n := max(s.floor, s.counter) + 1
 	return storeState{counter: n, floor: n}
@@ -104,11 +99,10 @@ var storeModel = porcupine.Model{
 	Step: func(state, input, _ any) (bool, any) { return state.(storeState).step(input.(storeCall)) },
 }
 
-// storeCalls makes porcupine's history of one key. atomic is whether the store
-// commits in one step; restarts are when its server came back empty.
+// storeCalls returns porcupine's history of a key, for an atomic store or not, with its restarts.
 func storeCalls(events []event, atomic bool, restarts []span) []porcupine.Operation {
 	type identity struct{ epoch, sum uint64 }
-	seen := map[identity]int64{} // when the entry had been seen
+	seen := map[identity]int64{} // when the entry was first seen
 	var unanswered []int64       // begins of invalidations
 	for _, e := range events {
 		switch {
@@ -139,10 +133,9 @@ func storeCalls(events []event, atomic bool, restarts []span) []porcupine.Operat
 		case kindPut:
 			end := e.End
 			if e.Result != done {
-				// Refused or not, it may have been there for a while: an entry is
-				// replaced before the floor is raised (memcachestore), or the
-				// reply to a first attempt was lost. Nobody can tell unless it
-				// was seen.
+				// Refused or not, the entry may have been there for a while: a store may replace an
+				// entry before it raises the floor (memcachestore), or the reply to a first attempt
+				// was lost. Only a call that has seen the entry proves it.
 				at, ok := seen[identity{e.Epoch, e.Sum}]
 				if !ok {
 					continue
@@ -168,21 +161,19 @@ type lockCall struct {
 	event
 	owner   owner
 	restart bool
-	// gone: from here on the holder does not count on its lease, and perhaps
-	// nobody has it.
+	// gone: from here on the holder does not count on its lease, and the lease may be free.
 	gone bool
 }
 
-// An owner is a lease in a history.
 type owner struct {
 	worker, life int
 	lease        uint64
 }
 
-// lockState is who has one key's lease.
+// lockState is the holder of a key's lease.
 type lockState struct {
 	holder owner
-	until  int64 // when its holder stops counting on it
+	until  int64 // when the holder stops counting on the lease
 	token  uint64
 }
 
@@ -199,7 +190,7 @@ func (s lockState) step(c lockCall) (bool, lockState) {
 	}
 	switch c.Kind {
 	case kindTake:
-		// Taken over, perhaps; but not while its holder counted on it.
+		// A takeover is allowed, but not while the holder counts on the lease.
 		if s.holder != (owner{}) && c.End < s.until {
 			return false, s
 		}
@@ -209,7 +200,7 @@ func (s lockState) step(c lockCall) (bool, lockState) {
 		return true, lockState{c.owner, c.Begin + int64(c.TTL), max(s.token, c.Token)}
 	case kindRenew:
 		if c.Result == lost {
-			// Before its time only the end of everything takes a lease away.
+			// Before the lease's end only a restart takes it away.
 			return !mine || c.End >= s.until, s
 		}
 		if !mine {
@@ -232,7 +223,6 @@ var lockModel = porcupine.Model{
 	Step: func(state, input, _ any) (bool, any) { return state.(lockState).step(input.(lockCall)) },
 }
 
-// lockCalls makes porcupine's history of one key.
 func lockCalls(events []event, restarts []span) []porcupine.Operation {
 	var ops []porcupine.Operation
 	add := func(c lockCall, begin, end int64) {
@@ -242,18 +232,18 @@ func lockCalls(events []event, restarts []span) []porcupine.Operation {
 		c := lockCall{event: e, owner: owner{e.Worker, e.Life, e.Lease}}
 		switch e.Kind {
 		case kindTake:
-			// Of an acquire without an answer nobody counts on anything.
+			// No client counts on an acquire without an answer.
 			if e.Result == done {
 				add(c, e.Begin, e.End)
 			}
 		case kindRenew:
-			// Nor does a holder count on a renewal that was not answered.
+			// No holder counts on a renewal without an answer.
 			if e.Result == done || e.Result == lost {
 				add(c, e.Begin, e.End)
 			}
 		case kindFree:
 			switch e.Result {
-			case done, lost: // lost may be said of a release that was repeated
+			case done, lost: // a repeated release may report lost
 				add(c, e.Begin, e.End)
 			default:
 				c.gone = true
@@ -267,11 +257,10 @@ func lockCalls(events []event, restarts []span) []porcupine.Operation {
 	return ops
 }
 
-// checkTime is how long porcupine may think about one key.
+// checkTime is porcupine's time limit for a key.
 const checkTime = 30 * time.Second
 
-// linearizable holds the history of a key against a model. The text says what
-// stands against it, and is empty if nothing does.
+// linearizable checks the history of a key against a model. text describes the violation, if any.
 func linearizable(model porcupine.Model, ops []porcupine.Operation) (text string, known bool) {
 	switch porcupine.CheckOperationsTimeout(model, ops, checkTime) {
 	case porcupine.Ok:
@@ -279,11 +268,10 @@ func linearizable(model porcupine.Model, ops []porcupine.Operation) (text string
 	case porcupine.Unknown:
 		return "", false
 	}
-	// The shortest beginning that is not linearizable either ends with a call
-	// that does not fit: that is what there is to look at.
+	// The shortest prefix that is not linearizable ends with the wrong call.
 	slices.SortStableFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
 	bad := 1 + searchFirst(len(ops), func(n int) bool {
-		// Calls that had begun by then may belong to it.
+		// Calls that had begun by then may belong to the prefix.
 		cut := ops[n].Return
 		var part []porcupine.Operation
 		for _, op := range ops {
@@ -304,7 +292,6 @@ func linearizable(model porcupine.Model, ops []porcupine.Operation) (text string
 	return b.String(), true
 }
 
-// searchFirst returns the least n < limit for which bad is true, or limit-1.
 func searchFirst(limit int, bad func(n int) bool) int {
 	low, high := 0, limit-1
 	for low < high {
@@ -333,7 +320,6 @@ func describe(input any) string {
 	return fmt.Sprint(input)
 }
 
-// String returns the event in words.
 func (e event) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "worker %d.%d: %s %s: %s", e.Worker, e.Life, e.Kind, e.Key, e.Result)

@@ -2,14 +2,12 @@ package chaos
 
 import "time"
 
-// This file is what is promised of near tiers beyond order and drop: where the
-// store tells of changes, they follow at once.
+// This file checks near tiers beyond order and drop: where the store sends notices, they follow at once.
 
-// near holds what each process has served against "what was told to be
-// invalidated is gone": once a process has taken the notice in, no call that
-// begins then gets anything that was only ever to be committed under a lower
-// epoch. There is no excuse: the process need not ask anybody for that. What was
-// never offered to the store has no epoch, and is not judged.
+// near checks the answers of each process against "a notice of an invalidation removes the value".
+// When a process has applied the notice, later calls get no value whose tried epochs are all lower.
+// There is no excuse: the process needs no engine for that. A value that was never offered to the
+// store has no epoch, and is not judged.
 func (p *past) near(events []event) {
 	_, tried := epochs(events)
 	told := map[being][]event{}
@@ -23,7 +21,7 @@ func (p *past) near(events []event) {
 		if !g.answers() {
 			continue
 		}
-		var last event // of those that it knew of, that of the greatest epoch
+		var last event // the applied notice with the greatest epoch
 		for _, t := range told[being{g.Worker, g.Life}] {
 			if t.Result == done && t.End < g.Begin && t.Epoch > last.Epoch {
 				last = t

@@ -11,10 +11,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file draws, from a seed, what a run is like: its times, and what happens
-// when.
+// This file draws a run's times and steps from a seed.
 
-// A deed is what the supervisor does to somebody.
+// A deed is an act of the supervisor.
 type deed string
 
 const (
@@ -27,18 +26,17 @@ const (
 	invalidate  deed = "invalidate"
 )
 
-// A step is one of a schedule.
+// A step is an act of a schedule.
 type step struct {
 	at     time.Duration
 	do     deed
 	worker int
-	engine int // 0 is the store's, the last is the locker's
+	engine int // 0 is the store's, the last the locker's
 	fault  testserver.Fault
 	lasts  time.Duration
 	key    string
 }
 
-// String returns the step in words.
 func (s step) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v %s", s.at.Round(time.Millisecond), s.do)
@@ -56,21 +54,19 @@ func (s step) String() string {
 	return b.String()
 }
 
-// A schedule is all that a seed decides.
+// A schedule is all decisions of a seed.
 type schedule struct {
 	times times
 	steps []step
-	slow  int // of eight loads, how many take long
+	slow  int // number of slow loads among eight
 }
 
 const (
 	fleetWorkers = 3
-	// warmUp is when the first fault comes: connections, scripts and
-	// subscriptions are there by then.
+	// warmUp is when the first fault comes, after connections, scripts and subscriptions.
 	warmUp = time.Second
 )
 
-// draw returns the schedule of a seed, for so many engines.
 func draw(seed int64, length time.Duration, engines int) schedule {
 	dice := rand.New(rand.NewPCG(uint64(seed), 7))
 	ms := func(least, most int) time.Duration {
@@ -81,12 +77,12 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 		Lease: lease, TTL: ms(100, 250), Stale: []time.Duration{0, 200 * time.Millisecond}[dice.IntN(2)],
 		StaleIfError: 6 * time.Second, Near: 100 * time.Millisecond, Engine: ms(150, 300), Rebuild: 3 * lease,
 	}}
-	more := rand.New(rand.NewPCG(uint64(seed), 8)) // what is drawn of it moves nothing else
+	more := rand.New(rand.NewPCG(uint64(seed), 8)) // separate dice: these draws do not change the others
 	s.times.Failure = 100*time.Millisecond + time.Duration(more.Int64N(int64(300*time.Millisecond)))
-	if more.IntN(3) == 0 { // what is in the near tiers outlives NearTTL by far
+	if more.IntN(3) == 0 { // near values then outlive NearTTL by far
 		s.times.TTL = 400*time.Millisecond + time.Duration(more.Int64N(int64(400*time.Millisecond)))
 	}
-	if more.IntN(2) == 0 { // whom nothing stale answers gets the failures
+	if more.IntN(2) == 0 { // callers without a stale value then get the failures
 		s.times.StaleIfError = 0
 	}
 	if more.IntN(2) == 0 {
@@ -95,8 +91,7 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 	faults := []testserver.Fault{testserver.BlackHole, testserver.DeadRequests, testserver.DeadReplies,
 		testserver.SwallowReplies, testserver.SlowClose, testserver.Reset}
 	for at := warmUp; at < length; {
-		// A storm, and then the time in which everybody recovers and can be
-		// judged by what holds without faults.
+		// A storm, and then time in which all processes recover and can be judged without faults.
 		storm := ms(1000, 2000)
 		for range 2 + dice.IntN(4) {
 			st := step{at: at + ms(0, int(storm/time.Millisecond)), worker: dice.IntN(fleetWorkers), engine: dice.IntN(engines), lasts: ms(50, 900)}
@@ -125,34 +120,31 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 	return s
 }
 
-// peaceful is s without its faults: only invalidations are left. A bug that shows
-// without any is not excused by any.
+// peaceful removes the faults from s, not the invalidations. Then a bug has no excuses.
 func peaceful(s *schedule) {
 	s.steps = slices.DeleteFunc(s.steps, func(st step) bool { return st.do != invalidate })
 }
 
-// failing is peaceful, and nothing stale stands before the failures.
+// failing is peaceful, without stale values in front of failures.
 func failing(s *schedule) {
 	peaceful(s)
 	s.times.TTL, s.times.Stale, s.times.StaleIfError, s.times.Hedge = 100*time.Millisecond, 0, 0, 0
 }
 
-// trusting is peaceful, with values that are fresh for long after NearTTL.
+// trusting is peaceful, with values that stay fresh long after NearTTL.
 func trusting(s *schedule) {
 	peaceful(s)
 	s.times.TTL = 700 * time.Millisecond
 }
 
-// hedging is peaceful, with more slow loads, and hedges for those that others
-// wait for.
+// hedging is peaceful, with more slow loads, and with hedges for loads on which others wait.
 func hedging(s *schedule) {
 	peaceful(s)
 	s.times.TTL, s.times.Stale, s.times.Hedge, s.times.Share = 100*time.Millisecond, 0, 1.5, 1
 	s.times.Lease, s.times.Rebuild, s.slow = 400*time.Millisecond, 1200*time.Millisecond, 2
 }
 
-// answer is what the origin does with the nth load of a key: how long it takes,
-// from 10 ms to two leases, and whether it fails.
+// answer is the origin's nth answer for a key: its time, from 10 ms to two leases, and failure.
 func (s schedule) answer(seed int64, key string, n int) (takes time.Duration, fails bool) {
 	var salt uint64
 	for _, c := range key {

@@ -17,13 +17,11 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is a worker process: a cache over a real store and locker, callers
-// that never stop asking it, and a journal of all that happens, on its standard
-// output.
+// This file is a worker process: a cache over a real store and locker, callers that ask without
+// end, and a journal of all events on its standard output.
 
 const workerEnv = "BELLWETHER_CHAOS_WORKER"
 
-// workerConfig is what a worker is told at its start.
 type workerConfig struct {
 	Seed          int64
 	Worker, Life  int
@@ -42,14 +40,13 @@ type times struct {
 	Hedge, Share                                           float64       // 0: no hedges
 }
 
-// maxWait is what the cache makes of these.
+// maxWait is the cache's default for these times.
 func (t times) maxWait() time.Duration { return t.Rebuild + t.Lease }
 
-// namespace is the workers', before every key in store and locker. The journal has the keys
-// without it.
+// namespace is the prefix of the workers' keys in the engines. The journal has the keys without it.
 const namespace = "chaos"
 
-// ownKey is the journal's key for one of store's or locker's.
+// ownKey is the journal's key for an engine's key.
 func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, namespace+":") }
 
 const (
@@ -57,15 +54,15 @@ const (
 	fleetCallers = 5 // in each worker
 )
 
-// An order is one line to a worker.
+// An order is a line for a worker.
 type order struct {
 	Do  string // "invalidate", "get"
 	Key string
-	// Callers is how many ask at one time.
+	// Callers is the number of concurrent callers.
 	Callers int
 }
 
-// work is the program of a worker process. It ends with its input.
+// work is the program of a worker process, until the end of the input.
 func work(config string) error {
 	var c workerConfig
 	if err := json.Unmarshal([]byte(config), &c); err != nil {
@@ -85,7 +82,7 @@ func work(config string) error {
 	var running sync.WaitGroup
 	running.Go(func() {
 		for ctx.Err() == nil {
-			time.Sleep(20 * time.Millisecond) // the pipe is read by a real process
+			time.Sleep(20 * time.Millisecond) // a real process reads the pipe
 			j.flush()
 		}
 	})
@@ -137,7 +134,7 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A store and a locker of one kind share a client, as they would anywhere.
+	// A store and a locker of one kind share a client.
 	elected, err := elector.open(c.LockerAddr)
 	if err != nil {
 		return nil, err
@@ -185,7 +182,7 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 	return w, nil
 }
 
-// ask is one caller, who asks for one key after another. Some have little time.
+// ask is a caller, with one call after another. Some calls have little time.
 func (w *worker) ask(ctx context.Context, dice *rand.Rand) {
 	for ctx.Err() == nil {
 		key := fmt.Sprint("k", dice.IntN(fleetKeys))
@@ -200,8 +197,7 @@ func (w *worker) ask(ctx context.Context, dice *rand.Rand) {
 	}
 }
 
-// nearHits notes, where a call's context says so, that the near tier has served
-// it at once.
+// nearHits records in a call's context that the near tier has served the call at once.
 var nearHits = observe.Observer{
 	Hit: func(ctx context.Context, _ string) { noteNear(ctx) },
 	Serve: func(ctx context.Context, s observe.Serve) {
@@ -240,8 +236,8 @@ func (w *worker) invalidate(key string) {
 	w.end(e, w.cache.Invalidate(context.Background(), key))
 }
 
-// load asks the origin, and records for how long the load was surely wanted. One
-// in three does not heed its context: what was given up on may come all the same.
+// load asks the origin, and records how long the load was surely wanted. One load in three ignores
+// its context, and may return although it was given up.
 func (w *worker) load(ctx context.Context, key string) (string, error) {
 	e := event{ID: w.id(), Kind: kindLoad, Key: key, Begin: now()}
 	e.End = e.Begin
@@ -260,7 +256,7 @@ func (w *worker) load(ctx context.Context, key string) (string, error) {
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
 	for {
-		// In this order: at the time that is noted the load was still wanted.
+		// In this order: at the recorded time the load was still wanted.
 		t := now()
 		if wanted.Err() == nil {
 			e.End = t

@@ -10,10 +10,9 @@ import (
 	"testing"
 )
 
-// The tests in this file hold that the documents point to things that exist: files,
-// headings, tests, commands.
+// The tests in this file hold that the documents' links, anchors, tests and commands exist.
 
-// pages returns all documents that people read.
+// pages returns all documents for readers.
 func pages(t *testing.T) []string {
 	t.Helper()
 	return append(documents(t), "docs/design.md", "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "bench/README.md")
@@ -79,8 +78,7 @@ func TestLinks_Guides(t *testing.T) {
 	}
 }
 
-// TestPictures_AreShown holds that each drawing and each chart in docs is shown by a
-// document.
+// TestPictures_AreShown holds that a document shows each drawing and each chart in docs.
 func TestPictures_AreShown(t *testing.T) {
 	var text strings.Builder
 	for _, page := range pages(t) {
@@ -123,8 +121,7 @@ func functions(t *testing.T) map[string]bool {
 	return names
 }
 
-// TestClaims_TestsExist holds that each test, example and benchmark that a document
-// names is there.
+// TestClaims_TestsExist holds that each named test, example and benchmark exists.
 func TestClaims_TestsExist(t *testing.T) {
 	names := functions(t)
 	named := regexp.MustCompile("`((?:Test|Example|Benchmark)(?:_?[A-Za-z]\\w*)?)(\\*)?(?:/[\\w/]*)?`")
@@ -148,8 +145,7 @@ func TestClaims_TestsExist(t *testing.T) {
 	}
 }
 
-// TestClaims_CommandsExist holds that each command that a document names can be
-// run: the make targets and the programs of this repository exist.
+// TestClaims_CommandsExist holds that each named make target and program exists.
 func TestClaims_CommandsExist(t *testing.T) {
 	makefile := read(t, "Makefile")
 	target := regexp.MustCompile("(?m)(?:^ *|`)make ([a-z]+)")
@@ -169,8 +165,8 @@ func TestClaims_CommandsExist(t *testing.T) {
 	}
 }
 
-// TestClaims_Rows holds that docs/claims.md has a row for each row of README.md's
-// table of what happens when, and that each row names a test or a command.
+// TestClaims_Rows holds that docs/claims.md has a row for each row of README.md's table "What
+// happens when", and that each row names a test or a command.
 func TestClaims_Rows(t *testing.T) {
 	claims := map[string]string{}
 	for _, row := range rows(read(t, "docs/claims.md")) {

@@ -71,7 +71,7 @@ func fieldComments(t *testing.T, file, name string) map[string]string {
 var structs = map[string]string{"Options": "options.go", "Fleet": "options.go", "Limits": "options.go", "HTTPOptions": "middleware.go"}
 
 // TestOptions_Fields holds that the tables have a row for each field and no other, and that each
-// default that is a number is the one in the field's comment.
+// numeric default is the default in the field's comment.
 func TestOptions_Fields(t *testing.T) {
 	for name, file := range structs {
 		table, comments := optionRows(t, name), fieldComments(t, file, name)
@@ -94,7 +94,7 @@ func TestOptions_Fields(t *testing.T) {
 	}
 }
 
-// TestOptions_Negative holds that a negative value is refused where the tables say so, and else is off.
+// TestOptions_Negative holds that a negative value is refused or turns the option off, as in the tables.
 func TestOptions_Negative(t *testing.T) {
 	refused := func(build func()) (refused bool) {
 		defer func() { refused = recover() != nil }()

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// The tests in this file hold README.md and the guides to plain English: short
-// sentences, and nouns in place of relative clauses.
+// The tests in this file hold README.md and the guides to short sentences with nouns.
 
 var (
 	words     = regexp.MustCompile(`[A-Za-z']+`)
@@ -18,13 +17,12 @@ var (
 	item      = regexp.MustCompile(`^\s*(?:[-*]|\d+\.) +`)
 )
 
-// prose returns the sentences of a document. Headings, code and the heads of tables
-// are none; a cell of a table has sentences of its own.
+// prose returns the sentences of a document and its table cells, without headings, code and table heads.
 func prose(text string) (all []string) {
 	text = marker.ReplaceAllString(fence.ReplaceAllString(text, "\n"), "")
 	text = links.ReplaceAllString(pictures.ReplaceAllString(text, ""), "$1")
 	text = inline.ReplaceAllStringFunc(text, func(code string) string {
-		return "x" // one word, however long
+		return "x" // a single word, whatever its length
 	})
 	var paragraph strings.Builder
 	end := func() {
@@ -64,7 +62,7 @@ func length(sentence string) int {
 	return len(regexp.MustCompile(`[\w'-]*\w[\w'.,-]*`).FindAllString(sentence, -1))
 }
 
-// TestProse_Sentences holds that no sentence is long.
+// TestProse_Sentences holds the length of the sentences.
 func TestProse_Sentences(t *testing.T) {
 	for _, document := range documents(t) {
 		total, all := 0, prose(read(t, document))
@@ -83,14 +81,14 @@ func TestProse_Sentences(t *testing.T) {
 	}
 }
 
-// TestProse_Words holds that things are named, and not pointed at.
+// TestProse_Words holds the number of words that replace nouns.
 func TestProse_Words(t *testing.T) {
 	for _, document := range documents(t) {
 		text := read(t, document)
 		all := float64(len(words.FindAllString(text, -1)))
 		for _, w := range []struct {
 			words string
-			most  float64 // in a thousand words
+			most  float64 // per thousand words
 		}{
 			{`what`, 2},
 			{`nobody|everybody|anybody|who|whom|whoever|whose`, 1.5},

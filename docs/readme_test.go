@@ -1,4 +1,4 @@
-// Package docs_test holds that the documentation is true where a test can say so.
+// Package docs_test holds the documentation to the code.
 package docs_test
 
 import (
@@ -21,13 +21,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// The tests in this file hold that the snippets of README.md and of the guides are
-// programs. A snippet with a marker before it is a part of the function that the
-// marker names, word for word. All other snippets pass go vet, in a module of their
-// own that requires this one as a user's would. Of the README's, those that end are
-// built and run.
+// The tests in this file hold that the snippets of README.md and of the guides are programs. A snippet
+// after a marker is a part of the marker's function, word for word. All other snippets pass go vet, in
+// a module of their own that requires this module. The README's snippets that end are built and run.
 
-// TestMain has the tests see the repository from its root.
+// TestMain runs the tests in the repository's root.
 func TestMain(m *testing.M) {
 	if err := os.Chdir(".."); err != nil {
 		panic(err)
@@ -35,8 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// documents returns README.md and the guides. The design has sketches, and is no
-// guide.
+// documents returns README.md and the guides. The design has sketches, and is no guide.
 func documents(t *testing.T) []string {
 	t.Helper()
 	all, err := filepath.Glob("docs/*.md")
@@ -82,7 +79,7 @@ func snippets(t *testing.T, document string) (all []snippet) {
 	return all
 }
 
-// packages are what a snippet may use without an import.
+// packages are the packages that a snippet may use without an import.
 var packages = map[string]string{
 	"bellwether":     "github.com/bellwether-go/bellwether",
 	"bellwetherprom": "github.com/bellwether-go/bellwether/bellwetherprom",
@@ -107,7 +104,7 @@ var packages = map[string]string{
 	"strings": "strings", "synctest": "testing/synctest", "testing": "testing", "time": "time",
 }
 
-// known are what a snippet may use without a declaration, in this order.
+// known are the variables that a snippet may use without a declaration, in this order.
 var known = []struct{ name, declaration string }{
 	{"ctx", "ctx := context.Background()"},
 	{"users", "users := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})"},
@@ -117,8 +114,7 @@ var known = []struct{ name, declaration string }{
 	{"mc", `mc := memcache.New("memcached:11211")`},
 }
 
-// program makes a program of a snippet: its functions and types as they are, and
-// the rest of it in main.
+// program makes a program of a snippet: its functions and types unchanged, and the rest in main.
 func (s snippet) program() string {
 	var functions, body strings.Builder
 	outside := false
@@ -183,9 +179,8 @@ func TestREADME_SnippetsAreShort(t *testing.T) {
 	}
 }
 
-// TestGuides_SnippetsOfFunctions holds that a snippet with a marker is a part of the
-// function that the marker names. An Example among these runs, and its output is
-// checked.
+// TestGuides_SnippetsOfFunctions holds that a snippet with a marker is a part of the marker's
+// function. A snippet of an Example runs, and its output is checked.
 func TestGuides_SnippetsOfFunctions(t *testing.T) {
 	found := map[string]int{}
 	for _, document := range documents(t) {
@@ -211,7 +206,7 @@ func TestGuides_SnippetsOfFunctions(t *testing.T) {
 	}
 }
 
-// bodies returns the functions of a file, each with a tab less before its lines.
+// bodies returns the functions of a file, each line without its first tab.
 func bodies(t *testing.T, name string) map[string]string {
 	t.Helper()
 	source := read(t, name)
@@ -230,20 +225,17 @@ func bodies(t *testing.T, name string) map[string]string {
 	return all
 }
 
-// modules are the modules of this repository whose packages a snippet may use, by
-// their folders.
+// modules are the modules of this repository with packages for snippets, by their folders.
 var modules = []string{".", "bellwetherprom", "lockers/etcdlock"}
 
-// standIns are packages of two frameworks that the repository does not require. Each
-// has the few names that the recipes use.
+// standIns are two frameworks that the repository does not require, with the recipes' few names.
 var standIns = map[string]string{
 	"github.com/gin-gonic/gin":    "docs/testdata/gin.go",
 	"github.com/labstack/echo/v4": "docs/testdata/echo.go",
 }
 
-// requirements returns a go.mod and a go.sum with all that snippets may use. The
-// requirements are those of the repository's modules, so that the build needs no
-// network.
+// requirements returns a go.mod and a go.sum for all snippets. The requirements are those of the
+// repository's modules, so that the build needs no network.
 func requirements(t *testing.T) (mod, sum string) {
 	t.Helper()
 	root, err := filepath.Abs(".")
@@ -307,7 +299,7 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Dir = dir
-		// With the race detector, as "make test" has compiled all that they need.
+		// With the race detector: "make test" has compiled the packages with it.
 		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod -race")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -315,14 +307,14 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 		}
 		return string(out)
 	}
-	ending := map[string]string{} // those that end, by the name of their package
+	ending := map[string]string{} // the snippets that end, by package name
 	for d, document := range documents(t) {
 		for i, s := range snippets(t, document) {
 			p, name := s.program(), fmt.Sprintf("snippet%d_%d", d, i)
 			switch {
 			case document != "README.md":
 				if s.file != "" {
-					continue // it is compiled where it is
+					continue // its own package compiles it
 				}
 			case !strings.Contains(s.code, "ListenAndServe"):
 				ending[name] = s.title
@@ -336,7 +328,7 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 			write(name+"/main.go", "// "+s.title+"\n"+p)
 		}
 	}
-	var imports, mains strings.Builder // of one program that can be each of them: to link takes the most time
+	var imports, mains strings.Builder // of one program for all snippets, because linking takes the most time
 	for name := range ending {
 		fmt.Fprintf(&imports, "import %q\n", "snippets/"+name)
 		fmt.Fprintf(&mains, "%q: %s.Main,\n", name, name)

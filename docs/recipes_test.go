@@ -58,8 +58,7 @@ func accounts() http.Handler {
 	return mux
 }
 
-// TestRecipe_PerUser holds that each user has a cached response, and never another
-// user's.
+// TestRecipe_PerUser holds that each user has a cached response, and never another user's.
 func TestRecipe_PerUser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var runs atomic.Int32
@@ -122,7 +121,7 @@ func consume(ctx context.Context, changed <-chan string, users *bellwether.Cache
 	return nil
 }
 
-// TestRecipe_Worker holds that a service finds the value that a worker has loaded.
+// TestRecipe_Worker holds that a service finds a worker's value.
 func TestRecipe_Worker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, locker := memstore.New(), locallock.New()
@@ -154,8 +153,7 @@ func TestRecipe_Worker(t *testing.T) {
 	})
 }
 
-// TestRecipe_AfterAWrite holds that a write is seen by the next call, for a cache and
-// for a middleware.
+// TestRecipe_AfterAWrite holds that the next call sees a write, for a cache and for a middleware.
 func TestRecipe_AfterAWrite(t *testing.T) {
 	name := "old"
 	users := bellwether.New(func(context.Context, string) (User, error) { return User{name}, nil }, bellwether.Options{TTL: time.Hour})

@@ -16,20 +16,20 @@ import (
 var plant = flag.String("bugs", "", `which planted bugs the scenarios have to find: "all", or one name; empty: the quickest`)
 
 const (
-	// bugRuns is how often a bug is looked for, each time from another seed on: 1, 1001, ...
+	// bugRuns is how many runs look for a bug, each from another seed: 1, 1001, ...
 	bugRuns   = 5
 	bugStride = 1000
-	// bugBound is how many scenarios one run plays at most.
+	// bugBound is the largest number of scenarios in a run.
 	bugBound = 400
 	// quickest is the bug of the plain run.
 	quickest = "expired lease believed too long"
 )
 
-// modelFiles are the test files that the model needs. A module without the others compiles in
-// a third of the time.
+// modelFiles are the test files that the model needs: without the others a module compiles in a
+// third of the time.
 var modelFiles = []string{"model_test.go", "network_test.go", "abilities_test.go", "graveyard_test.go", "export_test.go"}
 
-// modelOnly leaves all other test files empty.
+// modelOnly returns an overlay that empties all other test files.
 func modelOnly() (map[string][]byte, error) {
 	overlay := map[string][]byte{}
 	files, err := filepath.Glob("../*_test.go")
@@ -41,7 +41,6 @@ func modelOnly() (map[string][]byte, error) {
 	return overlay, err
 }
 
-// overlayOf is what build compiles for the bug.
 func overlayOf(t *testing.T, b bug) map[string][]byte {
 	t.Helper()
 	planted, err := b.planted("..")
@@ -56,7 +55,7 @@ func overlayOf(t *testing.T, b bug) map[string][]byte {
 	return overlay
 }
 
-// TestBugs_AreThere holds that each bug has its place in the code.
+// TestBugs_AreThere holds that the text of each bug occurs in the code.
 func TestBugs_AreThere(t *testing.T) {
 	names := map[string]bool{}
 	for _, b := range bugs {
@@ -73,8 +72,7 @@ func TestBugs_AreThere(t *testing.T) {
 	}
 }
 
-// TestBugs_AreFound plays scenarios with each bug until one breaks a promise, and tells after how
-// many.
+// TestBugs_AreFound plays scenarios with each bug until one breaks a promise, and logs their number.
 func TestBugs_AreFound(t *testing.T) {
 	t.Parallel()
 	name := *plant
@@ -110,9 +108,9 @@ func TestBugs_AreFound(t *testing.T) {
 	}
 }
 
-// find plays the runs side by side, and returns how many scenarios it takes until most of them
-// have broken a promise: 0 if bugBound do not. That is the median of all runs, and the slower
-// ones need not go on. Each run that has broken a promise has its violation.
+// find plays the runs side by side. It returns after how many scenarios most have broken a promise,
+// 0 after bugBound: the median of all runs, so the slower need not go on. Each failed run has its
+// violation.
 func find(t *testing.T, h *host) (median int, violations []string) {
 	violations = make([]string, bugRuns)
 	for played := 1; played <= bugBound; played++ {

@@ -22,8 +22,8 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// build compiles the test package in the directory root and returns the module. The files in
-// the overlay, by their path below root, take the place of those on the disk.
+// build compiles the test package in the directory root and returns the module. The files in the
+// overlay, by their path below root, replace the files on the disk.
 func build(root string, overlay map[string][]byte) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "bellwether-sim-")
 	if err != nil {
@@ -61,12 +61,11 @@ type host struct {
 	module  wazero.CompiledModule
 }
 
-// maxPages bounds a guest's memory, in pages of 64 KiB. A scenario needs 30 MB. Code that turns in a
-// circle, and makes garbage, is found when it has used up 256, and not after minutes and 4 GB.
+// maxPages bounds a guest's memory, in pages of 64 KiB. A scenario needs 30 MB. An endless loop
+// that makes garbage ends after 256 MB, and not after minutes and 4 GB.
 const maxPages = 4096
 
-// newHost compiles a module that build has made, or finds it in the directory of an earlier
-// host; "": it does not look.
+// newHost compiles a module of build, or finds it in an earlier host's directory, if dir is not empty.
 func newHost(ctx context.Context, module []byte, dir string) (*host, error) {
 	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(maxPages)
 	if dir != "" {
@@ -90,14 +89,13 @@ func newHost(ctx context.Context, module []byte, dir string) (*host, error) {
 	return h, err
 }
 
-// close frees what the host has.
 func (h *host) close() error { return h.runtime.Close(context.Background()) }
 
-// A play is what came of one scenario.
+// A play is the result of one scenario.
 type play struct {
 	Steps      int    // of the scenario
 	Operations int    // calls of caches and middlewares
-	Trace      string // a hash of all that happened, and when
+	Trace      string // a hash of all events and their times
 	Violations []string
 	Output     string
 }
@@ -107,8 +105,8 @@ var (
 	violationLine = regexp.MustCompile(`(?m)^ +model_test\.go:\d+: (\S+: .*)$`)
 )
 
-// play plays the scenario of the seed, with the steps alone that are named, with commas
-// between them; empty: with all. The environment is the guest's, "NAME=value" each.
+// play plays the scenario of the seed. steps are the numbers of its steps, with commas; empty: all.
+// Each member of environment is "NAME=value" for the guest.
 func (h *host) play(ctx context.Context, seed int, steps string, environment ...string) (play, error) {
 	w := &world{state: uint64(seed), now: 1_700_000_000_000_000_000}
 	ctx = context.WithValue(ctx, worldKey{}, w)
@@ -156,8 +154,7 @@ func commas(steps []int) string {
 	return strings.Join(words, ",")
 }
 
-// shrink returns the fewest steps of a scenario of which the play still fails: no single one
-// of them can be left out. tries bounds how often it plays.
+// shrink returns a smallest list of steps with which the play still fails, after at most tries plays.
 func shrink(steps []int, tries int, fails func(steps []int) bool) []int {
 	for size := len(steps) / 2; size >= 1; size /= 2 {
 		for again := true; again; {
@@ -175,7 +172,7 @@ func shrink(steps []int, tries int, fails func(steps []int) bool) []int {
 	return steps
 }
 
-// A world is what a guest knows of the outside.
+// A world is the outside of a guest.
 type world struct {
 	state uint64 // of the random numbers
 	now   uint64 // nanoseconds
@@ -211,7 +208,7 @@ func randomGet(ctx context.Context, m api.Module, at, n uint32) uint32 {
 	return success
 }
 
-// clockTimeGet has each reading of a clock be a microsecond after the last one.
+// clockTimeGet advances the clock by a microsecond with each reading.
 func clockTimeGet(ctx context.Context, m api.Module, _ uint32, _ uint64, at uint32) uint32 {
 	w := worldOf(ctx)
 	w.now += 1000
@@ -221,13 +218,13 @@ func clockTimeGet(ctx context.Context, m api.Module, _ uint32, _ uint64, at uint
 	return success
 }
 
-// pollOneoff has the clock jump to the earliest deadline that is waited for. The layout is
-// that of wasi_snapshot_preview1: a subscription has 48 bytes, an event 32.
+// pollOneoff moves the clock to the earliest awaited deadline. The layout is
+// wasi_snapshot_preview1's: a subscription has 48 bytes, an event 32.
 func pollOneoff(ctx context.Context, m api.Module, subscriptions, events, n, count uint32) uint32 {
 	w, mem := worldOf(ctx), m.Memory()
 	const clock, absolute = 0, 1
 	first := ^uint64(0)
-	var clocks []uint64 // the user data of each
+	var clocks []uint64 // the user data of each clock
 	for i := range n {
 		at := subscriptions + 48*i
 		data, ok := mem.ReadUint64Le(at)

@@ -9,16 +9,14 @@ import (
 	"strings"
 )
 
-// A bug is a mistake that is planted in the code: one replacement in one file. The scenarios
-// of the model have to find it.
+// A bug is a planted mistake: one replacement in one file. The scenarios of the model must find it.
 type bug struct {
 	Name     string
 	File     string // its path below the root
 	Old, New string // Old occurs once in the file
 }
 
-// bugs are mistakes of two kinds: in the state of a flight, and those of the chaos suite that
-// engines in one process can have.
+// bugs are mistakes in the state of a flight, and mistakes of the chaos suite that one process can have.
 var bugs = []bug{
 	// The state of a flight.
 	{
@@ -77,7 +75,7 @@ var bugs = []bug{
 		New: "",
 	},
 
-	// Those of the chaos suite.
+	// The chaos suite.
 	{
 		Name: "release by plain delete", File: "lockers/locallock/locallock.go",
 		Old: "\tl.locker.purge()\n\tif l.locker.leases[l.key] != l {\n\t\treturn driver.ErrLeaseLost\n\t}\n\tl.locker.remove(l)",

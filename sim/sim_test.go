@@ -1,6 +1,6 @@
 //go:build !race
 
-// To compile a module with the race detector takes minutes, and it would look at the host alone.
+// A module takes minutes to compile with the race detector, which would only look at the host.
 
 package sim
 
@@ -28,14 +28,14 @@ var (
 	trace = flag.Bool("trace", false, "print all that happens in the first scenario")
 )
 
-// moduleVariable names, for a child process, the file that has the compiled tests, and
-// cacheVariable the directory of what wazero has made of them.
+// moduleVariable names a child process's file of compiled tests, cacheVariable the directory of
+// wazero's compilations.
 const (
 	moduleVariable = "BELLWETHER_SIM_MODULE"
 	cacheVariable  = "BELLWETHER_SIM_CACHE"
 )
 
-// theCache is the directory of what wazero has compiled. TestMain removes it.
+// theCache is the directory of wazero's compilations. TestMain removes it.
 var theCache = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv(cacheVariable); dir != "" {
 		return dir, nil
@@ -89,7 +89,7 @@ func hostOf(t *testing.T) *host {
 	return h
 }
 
-// each calls f for the seeds, on all processors, until one call returns false.
+// each calls f for the seeds, on all processors, until a call returns false.
 func each(first, n int, f func(seed int) bool) {
 	var wg sync.WaitGroup
 	var next atomic.Int64
@@ -106,13 +106,13 @@ func each(first, n int, f func(seed int) bool) {
 	wg.Wait()
 }
 
-// maxFailures is after how many failures no more scenarios are begun.
+// maxFailures is the number of failures after which no scenario begins.
 const maxFailures = 20
 
-// TestScenarios plays scenarios. Of each kind of violation the first scenario is told; the
-// very first is shrunk, and told with the command that plays it again.
+// TestScenarios plays scenarios. It reports the first scenario of each kind of violation. It
+// shrinks the very first, and reports it with the command that replays it.
 func TestScenarios(t *testing.T) {
-	t.Parallel() // the others compile meanwhile
+	t.Parallel() // the other tests compile meanwhile
 	h := hostOf(t)
 	ctx := context.Background()
 	if *only != "" || *trace {
@@ -121,12 +121,12 @@ func TestScenarios(t *testing.T) {
 	}
 	began := time.Now()
 	var played, operations atomic.Int64
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards the variables below
 	failed, kinds := 0, map[string][]int{}
 	each(*first, *seeds, func(seed int) bool {
 		p, err := h.play(ctx, seed, "")
 		if err != nil {
-			t.Errorf("seed %d: %v", seed, err) // the host's failure, or the guest's runtime's
+			t.Errorf("seed %d: %v", seed, err) // a failure of the host, or of the guest's runtime
 			return false
 		}
 		operations.Add(int64(p.Operations))
@@ -206,7 +206,7 @@ func replay(t *testing.T, h *host) {
 	}
 }
 
-// TestSameSeedSameTrace plays seeds in two processes: what happens, and when, is the same.
+// TestSameSeedSameTrace plays seeds in two processes, and compares all events and their times.
 func TestSameSeedSameTrace(t *testing.T) {
 	t.Parallel()
 	traces := func() string {
@@ -231,7 +231,7 @@ func TestSameSeedSameTrace(t *testing.T) {
 	if err := os.WriteFile(file, module, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	hostOf(t) // so that its compilation is in the cache
+	hostOf(t) // its compilation goes into the cache
 	dir, err := theCache()
 	if err != nil {
 		t.Fatal(err)

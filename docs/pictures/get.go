@@ -1,7 +1,6 @@
 package main
 
-// drawGet follows one Get through two processes and their engines, from top to
-// bottom.
+// drawGet follows one Get through two processes and their engines, from top to bottom.
 func drawGet(s *sheet) {
 	s.height = 592
 	const (
@@ -22,19 +21,19 @@ func drawGet(s *sheet) {
 		s.text("ink strong", "middle", p.x, top-11, p.name)
 	}
 
-	// box stands on a process's line, from y to y+h, with its text in the middle.
+	// box draws a box on a process's line, from y to y+h, with its text in the middle.
 	box := func(tone string, x, y, h float64, text ...string) {
 		s.rect(tone+"-wash", x-74, y, 148, h)
 		s.lines("ink small", "middle", x, y+h/2+4.5-float64(len(text)-1)*8.5, text...)
 	}
-	// says is an arrow with its words above it, on the ground.
+	// says draws an arrow with its words above it, on the ground.
 	says := func(tone string, from, to, y float64, text string) {
 		s.arrow(tone, from, y, to, y)
 		middle, w := (from+to)/2, float64(len(text))*7.6
 		s.rect("ground", round(middle-w/2), y-19, round(w), 14)
 		s.text("ink small", "middle", middle, y-8, text)
 	}
-	// crowd is three arrows, for many callers.
+	// crowd draws three arrows, for many callers.
 	crowd := func(tone string, from, to, y float64) {
 		for i := range 3 {
 			s.arrow(tone, from, y+float64(i-1)*10, to, y+float64(i-1)*10)

@@ -1,7 +1,6 @@
 package main
 
-// drawLife shows the windows of one key, and the answers that callers get in
-// each.
+// drawLife shows the windows of a key, and the callers' answers in each.
 func drawLife(s *sheet) {
 	s.height = 372
 	s.heading("One key's life", "A value passes through these windows until a load replaces it.")
@@ -23,7 +22,7 @@ func drawLife(s *sheet) {
 	s.axis(112, 736, 138)
 	s.text("soft small", "start", 112, 155, "commit")
 
-	// span is a window between two moments.
+	// span draws a window between two moments.
 	span := func(from, to, y float64, name string) {
 		s.line("soft-line", from+2, y, to-2, y)
 		s.line("soft-line", from+2, y-5, from+2, y+5)

@@ -1,6 +1,5 @@
-// Pictures writes the documentation's drawings: SVG files that carry their
-// colours for light and for dark pages, and the charts of docs/ten-minutes.md.
-// The charts of the other measurements are not here; bench draws them.
+// Pictures writes the documentation's drawings: SVG files with colours for light and for dark
+// pages, and the charts of docs/ten-minutes.md. bench draws the charts of all other measurements.
 package main
 
 import (
@@ -42,7 +41,7 @@ var pictures = []picture{
 
 type picture struct {
 	file  string
-	title string // for readers that cannot see the picture
+	title string // for readers without the picture
 	draw  func(*sheet)
 }
 

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// TestPictures_Committed holds that the files in docs are what this program
-// writes. "make pictures" writes them.
+// TestPictures_Committed holds that the files in docs are the output of "make pictures".
 func TestPictures_Committed(t *testing.T) {
 	for _, p := range pictures {
 		committed, err := os.ReadFile(filepath.Join("..", p.file))
@@ -25,8 +24,7 @@ func TestPictures_Committed(t *testing.T) {
 	}
 }
 
-// TestPictures_WellFormed holds that a strict reader takes the pictures, and
-// that they need nothing from elsewhere.
+// TestPictures_WellFormed holds that a strict reader accepts the pictures, and that they load nothing.
 func TestPictures_WellFormed(t *testing.T) {
 	for _, p := range pictures {
 		d := xml.NewDecoder(bytes.NewReader(p.svg()))

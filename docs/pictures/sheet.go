@@ -8,10 +8,9 @@ import (
 	"strings"
 )
 
-// This file is the drawing kit: shapes and texts on a sheet, in the tones of the
-// live page.
+// This file is the drawing kit: shapes and texts on a sheet, in the tones of the live page.
 
-// width is a sheet's width. A README is about as wide, so a text keeps its size.
+// width is a sheet's width, about a README's, so text keeps its size.
 const width = 760
 
 // Sizes of text. A letter of the widest usual font takes about 0.62 of its size.
@@ -21,11 +20,11 @@ const (
 	smallSize = 12.5
 )
 
-// A tone is one colour of a scheme, and the wash of it that lies behind text.
+// A tone is a colour of a scheme, and its wash, which lies behind text.
 type tone struct{ name, light, dark, lightWash, darkWash string }
 
-// tones have the colours of the live page. The ink is for text, the ground
-// behind everything: a page's own background never shows through.
+// tones are the colours of the live page. The ground is behind everything, and hides a page's
+// background.
 var tones = []tone{
 	{"ground", "#ffffff", "#181f1c", "#eef0ed", "#262f2b"},
 	{"line", "#b9c1bb", "#55625b", "#b9c1bb", "#55625b"},
@@ -50,7 +49,7 @@ func rules(light bool) string {
 	return b.String()
 }
 
-// A sheet is a picture in the making.
+// A sheet is an unfinished picture.
 type sheet struct {
 	height float64
 	b      strings.Builder
@@ -74,8 +73,7 @@ func (s *sheet) svg(title string) []byte {
 
 func (s *sheet) add(format string, args ...any) { fmt.Fprintf(&s.b, format+"\n", args...) }
 
-// text writes at a baseline. The class has the tone, and the size or weight. The
-// anchor is start, middle or end.
+// text writes at a baseline. class has tone, size and weight, anchor is start, middle or end.
 func (s *sheet) text(class, anchor string, x, y float64, text string) {
 	s.add(`<text class="%s" text-anchor="%s" x="%g" y="%g">%s</text>`, class, anchor, x, y, html.EscapeString(text))
 }
@@ -109,8 +107,7 @@ func (s *sheet) line(class string, x1, y1, x2, y2 float64) {
 	s.add(`<line class="%s" x1="%g" y1="%g" x2="%g" y2="%g"/>`, class, x1, y1, x2, y2)
 }
 
-// A caller is a mark at a moment. The marks differ in shape, for readers that see
-// the tones alike.
+// A caller is a mark at a moment. The marks differ in shape, for readers without the tones.
 type caller int
 
 const (
@@ -130,12 +127,12 @@ func (s *sheet) caller(c caller, x, y float64) {
 	}
 }
 
-// cross marks an end that was not wanted.
+// cross marks an unwanted end.
 func (s *sheet) cross(x, y float64) {
 	s.add(`<path class="bad-line thick" d="M%g %gl12 12m0 -12l-12 12"/>`, x-6, y-6)
 }
 
-// arrow points from one place to another, in a tone.
+// arrow draws an arrow in a tone.
 func (s *sheet) arrow(tone string, x1, y1, x2, y2 float64) {
 	length := math.Hypot(x2-x1, y2-y1)
 	dx, dy := (x2-x1)/length, (y2-y1)/length
@@ -146,7 +143,7 @@ func (s *sheet) arrow(tone string, x1, y1, x2, y2 float64) {
 		x2, y2, round(bx-dy*half), round(by+dx*half), round(bx+dy*half), round(by-dx*half))
 }
 
-// round keeps the files free of digits that nobody sees.
+// round drops invisible digits.
 func round(x float64) float64 { return math.Round(x*10) / 10 }
 
 // axis is the arrow of time.

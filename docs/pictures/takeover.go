@@ -1,7 +1,6 @@
 package main
 
-// drawTakeover shows a holder that stops, the takeover after its lease, and the
-// refusal of its late commit.
+// drawTakeover shows a stopped holder, the takeover after its lease, and its refused late commit.
 func drawTakeover(s *sheet) {
 	s.height = 470
 	const (
@@ -16,7 +15,7 @@ func drawTakeover(s *sheet) {
 	for _, lane := range []struct {
 		y    float64
 		name string
-		rest float64 // where the line goes on
+		rest float64 // where the line continues
 	}{{lockerY, "locker", begin}, {aY, "process A", awake}, {storeY, "store", begin}, {bY, "process B", begin}} {
 		s.text("ink strong", "start", 24, lane.y+19, lane.name)
 		s.line("line-line", lane.rest, lane.y+tall/2, end, lane.y+tall/2)

@@ -8,20 +8,18 @@ import (
 	"strings"
 )
 
-// This file draws the charts of docs/ten-minutes.md from what example/tenminutes
-// has measured.
+// This file draws the charts of docs/ten-minutes.md from the measurements of example/tenminutes.
 
-// measured is what "go run ./example/tenminutes -o docs/pictures/tenminutes.json"
-// wrote.
+// measured is the output of "go run ./example/tenminutes -o docs/pictures/tenminutes.json".
 //
 //go:embed tenminutes.json
 var measured []byte
 
-// A panel is one run of that program: its Panel.
+// A panel is a run of the program: its Panel.
 type panel struct {
 	Name     string
-	Requests [][3]int // when it came, how long it waited, in ms, and the kind of its answer
-	Loads    [][2]int // when it began and ended, in ms
+	Requests [][3]int // arrival, wait in ms, and kind of answer
+	Loads    [][2]int // begin and end in ms
 }
 
 // tenMinutes draws one step of docs/ten-minutes.md.

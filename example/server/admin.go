@@ -17,13 +17,12 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the operators' side, on a listener of its own: nothing of it is
-// reachable by the site's clients.
+// This file is the operators' listener. The site's clients cannot reach it.
 
 // adminRouter returns the handler of the second listener.
 func (s *server) adminRouter() http.Handler {
 	r := chi.NewRouter()
-	// An operator's browser may have a page of another site open, which can send a POST here.
+	// A page of another site in an operator's browser can send a POST here.
 	protection := http.NewCrossOriginProtection()
 	deny := func(w http.ResponseWriter, _ *http.Request) {
 		replyJSON(w, http.StatusForbidden, failure{Error: "a page of another origin sent this request; send it from this origin, by the listener's address, or without a browser"})
@@ -53,9 +52,8 @@ func (s *server) adminRouter() http.Handler {
 	return r
 }
 
-// rebound reports whether a page in a browser may have sent the request, to a name. The name of
-// another site's page may have got this listener's address since (DNS rebinding). This
-// listener has no pages of its own.
+// rebound reports whether a page in a browser may have sent the request to a name, which another site
+// may now resolve to this listener's address (DNS rebinding). This listener has no pages of its own.
 func rebound(r *http.Request) bool {
 	host := (&url.URL{Host: r.Host}).Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
@@ -64,8 +62,7 @@ func rebound(r *http.Request) bool {
 	return r.Header["Origin"] != nil || r.Header.Get("Sec-Fetch-Site") == "same-origin"
 }
 
-// healthz tells a load balancer whether to send requests. An engine that is
-// down is no reason not to.
+// healthz tells a load balancer whether to send requests. Engines that are down do not count.
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if s.draining.Load() {
@@ -97,16 +94,15 @@ func (s *server) stats(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// A failure is the body of a reply that reports one.
+// A failure is the body of a reply with an error.
 type failure struct {
 	Error string   `json:"error"`
 	URLs  []string `json:"urls,omitempty"`
 }
 
-// invalidate drops pages: POST /invalidate?url=http://host/path, and so for
-// prefix= and tag=, each as often as needed. A url or prefix that is only a path
-// is of the host that host= names, or of the site that is asked for by address.
-// With soft=1 the pages become stale and are not dropped.
+// invalidate drops pages: POST /invalidate?url=http://host/path, and likewise with prefix= and
+// tag=, each any number of times. A url or prefix without a host belongs to the host in host=, or
+// to the site that is requested by address. With soft=1 the pages become stale and stay.
 func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 	match, err := matched(r.URL.RawQuery)
 	if err != nil {
@@ -131,7 +127,7 @@ func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// matched returns what a query asks to be invalidated.
+// matched returns the match that a query selects.
 func matched(query string) (m bellwether.Match, err error) {
 	q, err := url.ParseQuery(query)
 	if err != nil {
@@ -160,7 +156,7 @@ func matched(query string) (m bellwether.Match, err error) {
 	return m, err
 }
 
-// pages returns the full URLs that a parameter of a query names.
+// pages returns the full URLs in a parameter of a query.
 func pages(q url.Values, parameter string) ([]string, error) {
 	var urls []string
 	for _, page := range q[parameter] {

@@ -25,11 +25,9 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// The tests here look at the live page as people do: in a browser.
+// The tests here look at the live page in a browser.
 
-// watch is what the page is watched with from its first moment: what the
-// script does not catch, and how much of the content moves by itself, for which
-// the browser has a number.
+// watch observes the page from its first moment: uncaught errors, and content that moves by itself.
 const watch = `window.complaints = []
 window.shift = 0
 window.shifted = []
@@ -43,8 +41,7 @@ new PerformanceObserver(list => {
 	}
 }).observe({ type: 'layout-shift', buffered: true })`
 
-// browser returns a context for a window of headless Chromium that has opened
-// url, and hears events.
+// browser returns a context for a window of headless Chromium that has opened url.
 func browser(t *testing.T, url string, width, height int64, media ...*emulation.MediaFeature) context.Context {
 	t.Helper()
 	program := os.Getenv("BELLWETHER_CHROMIUM")
@@ -60,7 +57,7 @@ func browser(t *testing.T, url string, width, height int64, media ...*emulation.
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program),
-		chromedp.NoSandbox, // as root it has none
+		chromedp.NoSandbox, // as root Chromium has no sandbox
 		chromedp.Flag("disable-dev-shm-usage", true),
 		chromedp.WSURLReadTimeout(30*time.Second),
 	)...)
@@ -95,7 +92,7 @@ func protocol[P, R any](c cdp.Command[P, R], params P) chromedp.Action[chromedp.
 	})
 }
 
-// until waits for an expression of the page to be true.
+// until waits until an expression of the page is true.
 func until(expression string) chromedp.Action[chromedp.Void] {
 	return chromedp.Poll[chromedp.Void](expression, chromedp.WithPollingInterval(20*time.Millisecond), chromedp.WithPollingTimeout(20*time.Second))
 }
@@ -123,13 +120,12 @@ func is[T any](t *testing.T, ctx context.Context, expression string) T {
 	return v
 }
 
-// shoot takes a picture into the directory that BELLWETHER_SCREENSHOTS names: of
-// the window for the README, otherwise of the whole page.
+// shoot writes a picture into BELLWETHER_SCREENSHOTS: of the window for the README, else of the page.
 func shoot(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	dir := os.Getenv("BELLWETHER_SCREENSHOTS")
 	if dir == "" {
-		return // Chromium resizes the page for it, which on a slow machine counts as a shift
+		return // Chromium resizes the page for a picture, which a slow machine counts as a shift
 	}
 	inBrowser(t, ctx, until(`document.getAnimations().length === 0`))
 	take := chromedp.FullScreenshot(100)
@@ -148,8 +144,7 @@ func shoot(t *testing.T, ctx context.Context, name string) {
 	}
 }
 
-// fewColours encodes a picture with a palette: a third of the bytes, and no
-// difference that is seen.
+// fewColours encodes a picture with a palette: a third of the bytes, without a visible difference.
 func fewColours(encoded []byte) ([]byte, error) {
 	full, err := png.Decode(bytes.NewReader(encoded))
 	if err != nil {
@@ -175,15 +170,14 @@ func fewColours(encoded []byte) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// palette returns at most 256 colours, so that each counted colour is near to one
-// of them: the frequent ones themselves, and for the edges of letters whatever is
-// far enough from these.
+// palette returns at most 256 colours so that each counted colour is near one of them: the frequent
+// colours, and distant colours for the edges of letters.
 func palette(count map[color.Color]int) color.Palette {
 	frequent := slices.SortedFunc(maps.Keys(count), func(a, b color.Color) int {
 		if n := count[b] - count[a]; n != 0 {
 			return n
 		}
-		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) // the same file each time
+		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) // for the same file each time
 	})
 	apart := func(a, b color.Color) int {
 		ar, ag, ab, _ := a.RGBA()
@@ -210,8 +204,7 @@ func palette(count map[color.Color]int) color.Palette {
 	}
 }
 
-// holdsStill fails if the page has moved by itself, is wider than its window, or
-// complains.
+// holdsStill fails if the page has moved by itself, is wider than its window, or has errors.
 func holdsStill(t *testing.T, ctx context.Context, where string) {
 	t.Helper()
 	if shift := is[float64](t, ctx, `window.shift`); shift > 0.001 {
@@ -225,9 +218,8 @@ func holdsStill(t *testing.T, ctx context.Context, where string) {
 	}
 }
 
-// legible is the script that returns the texts of the page that are cut off, run
-// out of their element's box, or have too little contrast to what is behind
-// them: WCAG 2.1 wants 4.5, and 3 for large text.
+// legible is a script that returns the page's texts that are cut off, leave their element's box, or
+// lack contrast to their background: WCAG 2.1 requires 4.5, and 3 for large text.
 const legible = `(() => {
 	const faults = []
 	const parse = c => c.match(/[\d.]+/g).map(Number)
@@ -262,7 +254,7 @@ const legible = `(() => {
 	return faults
 })()`
 
-// isLegible fails if a text of the page cannot be read.
+// isLegible fails if a text of the page is not legible.
 func isLegible(t *testing.T, ctx context.Context, where string) {
 	t.Helper()
 	if faults := is[[]string](t, ctx, legible); len(faults) > 0 {
@@ -270,7 +262,7 @@ func isLegible(t *testing.T, ctx context.Context, where string) {
 	}
 }
 
-// texts checks what elements of the page say.
+// texts checks the texts of elements of the page.
 func texts(t *testing.T, ctx context.Context, want map[string]string) {
 	t.Helper()
 	for selector, want := range want {
@@ -281,10 +273,8 @@ func texts(t *testing.T, ctx context.Context, want map[string]string) {
 	}
 }
 
-// TestBrowser_ReleaseTheHerd is what the page is for: the button is pressed, and
-// 1,000 requests are one load with Bellwether, and one in each process with
-// singleflight. A load takes so long that the last request of a slow machine is
-// there before the first load ends.
+// TestBrowser_ReleaseTheHerd presses the page's button: 1,000 requests are one load with Bellwether,
+// and one in each process with singleflight. The load outlasts the last request of a slow machine.
 func TestBrowser_ReleaseTheHerd(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"3000"}, "capacity": {"400"}})
@@ -325,12 +315,11 @@ func TestBrowser_ReleaseTheHerd(t *testing.T) {
 	holdsStill(t, ctx, "after the herd")
 }
 
-// drawing is the expression for everything that the cards draw and say.
+// drawing is an expression for all shapes and texts of the cards.
 const drawing = `[...document.querySelectorAll('article')].map(e => e.innerText +
 	[...e.querySelectorAll('path')].map(p => p.getAttribute('d')) + [...e.querySelectorAll('i')].map(i => i.style.transform)).join()`
 
-// TestBrowser_Reload holds that the cards of a herd are the same for a reader
-// that comes after the herd.
+// TestBrowser_Reload holds that the cards of a herd are the same for a reader after the herd.
 func TestBrowser_Reload(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 1440, 900)
@@ -347,8 +336,7 @@ func TestBrowser_Reload(t *testing.T) {
 	}
 }
 
-// TestBrowser_AxesStay holds that no axis moves while a herd runs, and that the
-// curves reach as far as the time that has passed.
+// TestBrowser_AxesStay holds that no axis moves while a herd runs, and that curves reach the present.
 func TestBrowser_AxesStay(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"3000"}, "capacity": {"500"}})
@@ -363,7 +351,7 @@ func TestBrowser_AxesStay(t *testing.T) {
 		return true
 	})()`)
 	inBrowser(t, ctx, click(`#release`), until(`now.run === 1 && !now.running`))
-	// One of each card's charts.
+	// One chart of each card.
 	if got, want := is[[]string](t, ctx, `[...axes]`), []string{"1,000,04 s8 s,1,000,04 s8 s,1,000,04 s8 s"}; !slices.Equal(spaces(got), want) {
 		t.Errorf("the axes were %q, want always %q", got, want)
 	}
@@ -378,7 +366,7 @@ func TestBrowser_AxesStay(t *testing.T) {
 	}
 }
 
-// spaces has plain spaces in the place of those that do not break.
+// spaces replaces non-breaking spaces by plain ones.
 func spaces(texts []string) (plain []string) {
 	for _, text := range texts {
 		plain = append(plain, strings.ReplaceAll(text, "\u00a0", " "))
@@ -386,8 +374,8 @@ func spaces(texts []string) (plain []string) {
 	return plain
 }
 
-// TestBrowser_StaleAndFailures holds that the cards tell of stale answers, and
-// show failures in red; and that a result keeps its settings.
+// TestBrowser_StaleAndFailures holds that cards show stale answers and failures, and keep their
+// settings.
 func TestBrowser_StaleAndFailures(t *testing.T) {
 	front, _ := newTestServer(t)
 	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
@@ -443,8 +431,7 @@ func TestBrowser_StaleAndFailures(t *testing.T) {
 	}
 }
 
-// TestBrowser_Presentation holds that the presentation is one screen with the
-// cards, at the URL of its own.
+// TestBrowser_Presentation holds that the presentation is one screen with the cards, at its own URL.
 func TestBrowser_Presentation(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"100"}, "capacity": {"200"}})
@@ -453,7 +440,7 @@ func TestBrowser_Presentation(t *testing.T) {
 	inBrowser(t, ctx, click(`#release`), until(`now.run === 1 && !now.running`))
 	for _, size := range [][2]int64{{1920, 1080}, {1280, 720}, {1024, 768}} {
 		inBrowser(t, ctx, chromedp.EmulateViewport(size[0], size[1]))
-		inBrowser(t, ctx, openPage(fmt.Sprintf("%s/?%d#present", front.URL, size[0]))...) // only another URL is loaded anew
+		inBrowser(t, ctx, openPage(fmt.Sprintf("%s/?%d#present", front.URL, size[0]))...) // the browser would not load the same URL again
 		where := fmt.Sprintf("the presentation at %dx%d", size[0], size[1])
 		if over := is[int](t, ctx, `document.documentElement.scrollHeight - innerHeight`); over > 0 {
 			t.Errorf("%s is %d pixels higher than its window", where, over)
@@ -471,8 +458,7 @@ func TestBrowser_Presentation(t *testing.T) {
 	inBrowser(t, ctx, chromedp.KeyEvent(kb.Escape), until(`location.hash === '' && document.getElementById('controls').checkVisibility()`))
 }
 
-// TestBrowser_NoScript holds that a browser without JavaScript says why the page
-// is empty.
+// TestBrowser_NoScript holds that a browser without JavaScript explains the empty page.
 func TestBrowser_NoScript(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 320, 700)
@@ -490,8 +476,7 @@ func TestBrowser_NoScript(t *testing.T) {
 	}
 }
 
-// TestBrowser_Layout looks at the page on phones and screens, light and dark,
-// before a herd and after the largest figures that a card can have.
+// TestBrowser_Layout looks at phones and screens, light and dark, before and after the largest herd.
 func TestBrowser_Layout(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 320, 700)
@@ -531,7 +516,7 @@ func TestBrowser_Layout(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	// 5,000 requests, of which most have no answer after 30 s.
+	// 5,000 requests, most without an answer after 30 s.
 	liveCommand(t, front.URL, "/herd/invalidate", nil)
 	liveCommand(t, front.URL, "/herd", url.Values{"herd": {"5000"}, "delay_ms": {"3000"}, "capacity": {"10"}, "pages": {"6"}, "locker_down": {"1"}})
 	eventually(t, 40*time.Second, "the end of the herd", func() bool {
@@ -541,8 +526,7 @@ func TestBrowser_Layout(t *testing.T) {
 	look("limit")
 }
 
-// TestBrowser_Phone is the page in a hand, in the dark, without motion, and by
-// keys alone.
+// TestBrowser_Phone looks at the page on a phone: dark, without motion, and by keys alone.
 func TestBrowser_Phone(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 320, 780,
@@ -555,8 +539,7 @@ func TestBrowser_Phone(t *testing.T) {
 		t.Errorf("too small for a finger: %q", small)
 	}
 
-	// The first key goes to the button, the next to the second one, and on to
-	// the controls.
+	// The first tab goes to the button, the next to the second button, and then to the controls.
 	inBrowser(t, ctx, chromedp.KeyEvent(kb.Tab))
 	if got := is[string](t, ctx, `document.activeElement.id`); got != "release" {
 		t.Fatalf("the first tab goes to %q", got)
@@ -568,7 +551,7 @@ func TestBrowser_Phone(t *testing.T) {
 	if got := is[string](t, ctx, `document.activeElement.id`); got != "release" {
 		t.Errorf("after the herd the focus is on %q", got)
 	}
-	// Tab by tab to the first control; its value goes to the server and back.
+	// Tab by tab to the first control. Its value goes to the server and back.
 	for range 4 {
 		if is[string](t, ctx, `document.activeElement.name || ''`) == "herd" {
 			break
@@ -595,8 +578,7 @@ func TestBrowser_Phone(t *testing.T) {
 	holdsStill(t, ctx, "the phone")
 }
 
-// TestBrowser_ServerGone holds that the page says so, and goes on when the
-// server is back.
+// TestBrowser_ServerGone holds that the page reports a lost server, and continues with its return.
 func TestBrowser_ServerGone(t *testing.T) {
 	p := start(t)
 	ctx := browser(t, "http://"+p.addr, 1280, 900)

@@ -15,10 +15,9 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is the command line: every flag with its default, what it accepts,
-// and the sentence that -h prints for it.
+// This file is the command line: each flag with default, values, and sentence in -h.
 
-// A config is what the flags say.
+// A config is the values of the flags.
 type config struct {
 	addr, admin string
 	upstream    *url.URL // nil: the demo pages
@@ -29,15 +28,14 @@ type config struct {
 	dynamodb                          *url.URL // nil: AWS's own
 	dynamodbTable                     string
 
-	// cache has what the flags say of the middleware; Store, Locker and
-	// OnError are run's to set.
+	// cache has the flags of the middleware. run sets Store, Locker and OnError.
 	cache bellwether.HTTPOptions
 }
 
-// flags returns the flags, bound to c, which has their defaults then.
+// flags returns the flags, bound to c. c then has their defaults.
 func (c *config) flags() *flag.FlagSet {
 	fs := flag.NewFlagSet("server", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // parse's caller prints
+	fs.SetOutput(io.Discard) // the caller of parse prints
 	fs.Usage = func() {}
 	o := &c.cache
 
@@ -108,8 +106,7 @@ func (c *config) flags() *flag.FlagSet {
 	return fs
 }
 
-// define adds a flag whose text parse understands. def, unless empty, is a text
-// that it understands too.
+// define adds a flag whose text parse reads. def is its default, empty for none.
 func define[T any](fs *flag.FlagSet, at *T, name, def string, parse func(string) (T, error), usage string) {
 	v := &value[T]{at: at, text: def, parse: parse}
 	if def != "" {
@@ -120,17 +117,16 @@ func define[T any](fs *flag.FlagSet, at *T, name, def string, parse func(string)
 	fs.Var(v, name, usage)
 }
 
-// A value is one flag's [flag.Value].
 type value[T any] struct {
 	at    *T
 	text  string
 	parse func(string) (T, error)
 }
 
-// String returns the value as it was written.
+// String returns the value as written.
 func (v *value[T]) String() string { return v.text }
 
-// Set implements [flag.Value]. Its error says what is allowed.
+// Set implements [flag.Value]. Its error names the allowed values.
 func (v *value[T]) Set(text string) error {
 	x, err := v.parse(text)
 	if err != nil {
@@ -140,8 +136,8 @@ func (v *value[T]) Set(text string) error {
 	return nil
 }
 
-// parse makes a config of a command line. The error is one line that names the
-// flag, its value, and what is allowed; [flag.ErrHelp] if the line asks for help.
+// parse returns the config of a command line. The error is a single line with the flag, its value, and
+// the allowed values, or [flag.ErrHelp] if the line asks for help.
 func parse(args []string) (config, error) {
 	var c config
 	fs := c.flags()
@@ -156,7 +152,7 @@ func parse(args []string) (config, error) {
 	given := make(map[string]bool)
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if !given["max-wait"] {
-		c.cache.MaxWait = 0 // the library adds it up, of what the other two are now
+		c.cache.MaxWait = 0 // the library derives it from the other two
 	}
 	if c.locker == "" {
 		c.locker = map[string]string{"memory": "local", "memcached": "memcached", "redis": "redis"}[c.store]
@@ -190,8 +186,7 @@ func atLeast(least time.Duration) func(string) (time.Duration, error) {
 	}
 }
 
-// noneIfZero reads a duration of which 0 means none, where the library has its
-// default at 0 and none below it.
+// noneIfZero parses a duration with 0 for none. The library has its default at 0, and none below.
 func noneIfZero(s string) (time.Duration, error) {
 	d, err := atLeast(0)(s)
 	if err == nil && d == 0 {

@@ -12,8 +12,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the site without an upstream: pages that show the cache at work.
-// Each page says how often it was built.
+// This file is the site without an upstream: pages that state how often they were built.
 
 const index = `The live page, for a browser: http://%[1]s/
 
@@ -29,7 +28,7 @@ Pages to try with curl -i; read Cache-Status and Age:
 A herd: seq 200 | xargs -P 200 -I{} curl -s 'http://%[1]s/slow?delay=2s' | sort | uniq -c
 `
 
-// demo adds the pages to r, the live one at its root.
+// demo adds the pages to r, with the live page at its root.
 func demo(r chi.Router, live *pen) {
 	live.routes(r)
 	r.Get("/index.txt", func(w http.ResponseWriter, r *http.Request) {
@@ -47,7 +46,7 @@ func demo(r chi.Router, live *pen) {
 // A page counts how often it was built.
 type page struct{ builds atomic.Int64 }
 
-// built returns what the page says about itself.
+// built returns the page's text about itself.
 func (p *page) built(began time.Time) string {
 	return fmt.Sprintf("build %d by process %d, at %s, in %v\n",
 		p.builds.Add(1), os.Getpid(), time.Now().Format("15:04:05.000"), time.Since(began).Round(time.Millisecond))
@@ -82,7 +81,7 @@ func (p *page) stream(w http.ResponseWriter, r *http.Request) {
 	flush := http.NewResponseController(w).Flush
 	for i := range 10 {
 		fmt.Fprintf(w, "line %d of 10 after %v\n", i+1, time.Since(began).Round(time.Millisecond))
-		flush() // a writer that cannot flush sends it all at the end
+		flush() // without Flush the writer sends it all at the end
 		pause(r, 200*time.Millisecond)
 	}
 	fmt.Fprint(w, p.built(began))
@@ -107,13 +106,13 @@ func (p *page) private(w http.ResponseWriter, _ *http.Request) {
 
 func (p *page) fail(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
-	pause(r, 200*time.Millisecond) // so that a herd has time to gather
+	pause(r, 200*time.Millisecond) // time for a herd to gather
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusServiceUnavailable)
 	fmt.Fprint(w, p.built(began))
 }
 
-// parameter reads a duration from a query, with a default, and bounds it.
+// parameter parses a duration in a query, with a default, and bounds it.
 func parameter(q url.Values, name string, def, most time.Duration) (time.Duration, error) {
 	if !q.Has(name) {
 		return def, nil
@@ -125,7 +124,7 @@ func parameter(q url.Values, name string, def, most time.Duration) (time.Duratio
 	return min(max(d, 0), most), nil
 }
 
-// pause waits, or breaks the page off when nobody waits for it any more.
+// pause waits, or breaks the page off when the request has ended.
 func pause(r *http.Request, d time.Duration) {
 	select {
 	case <-time.After(d):

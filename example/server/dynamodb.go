@@ -17,10 +17,9 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
 
-// This file connects to DynamoDB. It reads the environment by itself, because
-// the SDK's config module, which also knows profiles, roles and single sign-on,
-// is nine modules more. A program of your own that runs in AWS wants it:
-// dynamodb.NewFromConfig takes what config.LoadDefaultConfig returns.
+// This file connects to DynamoDB. It reads the environment itself: the SDK's config module, which
+// also has profiles, roles and single sign-on, is nine more modules. Use that module for a program
+// in AWS: dynamodb.NewFromConfig takes the result of config.LoadDefaultConfig.
 
 // connectDynamoDB makes the locker.
 func (e *engines) connectDynamoDB(c config) {
@@ -28,8 +27,7 @@ func (e *engines) connectDynamoDB(c config) {
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: time.Second}).DialContext,
 		TLSHandshakeTimeout: time.Second,
-		// The SDK sets none for a client that it has not made: without it an attempt
-		// on a connection that has gone silent would be the last.
+		// The SDK sets none for a foreign client: an attempt on a silent connection would never end.
 		ResponseHeaderTimeout: 2 * time.Second,
 		ForceAttemptHTTP2:     true,
 		MaxIdleConnsPerHost:   connections,
@@ -39,12 +37,11 @@ func (e *engines) connectDynamoDB(c config) {
 		Region:      cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),
 		Credentials: credentials(c.dynamodb, os.Getenv),
 		HTTPClient:  &http.Client{Transport: transport},
-		// The second attempt finds a lost reply; more would only make every
-		// outage longer, before the cache's breaker.
+		// The second attempt finds a lost reply. More would only lengthen outages before the breaker.
 		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
 			o.MaxAttempts, o.MaxBackoff = 2, 100*time.Millisecond
-			// Else there is no second attempt after some hundred failures: at the
-			// end of an outage, when it counts.
+			// Without it there is no second attempt after some hundred failures, at the end of an
+			// outage.
 			o.RateLimiter = ratelimit.None
 		}),
 	}
@@ -56,8 +53,8 @@ func (e *engines) connectDynamoDB(c config) {
 	client := dynamodb.New(options)
 	e.locker = dynamolock.New(client, c.dynamodbTable)
 	e.remote = append(e.remote, engine{"dynamodb", []string{endpoint}, func(ctx context.Context) error {
-		// The lookout asks at the start, and when the locker has had no answer:
-		// then the table may be missing. If it is there, this only looks at it.
+		// The lookout asks at the start, and after a call of the locker without an answer: the
+		// table may be missing. An existing table is only checked.
 		return dynamolock.CreateTable(ctx, client, c.dynamodbTable)
 	}})
 	e.ends = append(e.ends, func() error {
@@ -66,8 +63,8 @@ func (e *engines) connectDynamoDB(c config) {
 	})
 }
 
-// credentials returns those of the environment. Without any, an endpoint of the
-// user's own is taken for an emulator, which does not look at them.
+// credentials returns the environment's credentials. Without any, an endpoint of the user's own
+// counts as an emulator, which does not check them.
 func credentials(endpoint *url.URL, getenv func(string) string) aws.CredentialsProviderFunc {
 	return func(context.Context) (aws.Credentials, error) {
 		c := aws.Credentials{

@@ -8,7 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestDynamoDB_TableLost takes the table away from a server that works.
+// TestDynamoDB_TableLost removes the table under a running server.
 func TestDynamoDB_TableLost(t *testing.T) {
 	dynamo := testserver.DynamoDB(t)
 	dynamo.OwnOrSkip(t)
@@ -16,7 +16,7 @@ func TestDynamoDB_TableLost(t *testing.T) {
 	flags := []string{"-upstream", o.URL, "-store", "redis", "-redis", testserver.Redis(t).Addr, "-locker", "dynamodb", "-dynamodb", "http://" + dynamo.Addr}
 	fleet := []*process{start(t, flags...), start(t, flags...)}
 	together(t, o, fleet...)
-	dynamo.Restart() // dynalite keeps nothing; the next rebuild misses the table
+	dynamo.Restart() // dynalite keeps no data; the next rebuild misses the table
 	together(t, o, fleet...)
 }
 

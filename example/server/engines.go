@@ -25,14 +25,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// This file makes the store and the locker that the flags name. None of it
-// waits for a server: a process starts without its engines and finds them later.
+// This file makes the store and the locker of the flags, without waiting for a server.
 
-// connections is how many connections to an engine are kept. A request needs
-// one for moments only, and memcached has 1024 for the whole fleet by default.
+// connections is the number of kept connections to an engine. A request needs a connection only
+// briefly, and memcached's default is 1024 for the whole fleet.
 const connections = 128
 
-// engines are the store and the locker, nil where the cache needs none; or what is both.
+// engines are the store and the locker, nil if the cache needs none, or an engine that is both.
 type engines struct {
 	store  driver.Store
 	locker driver.Locker
@@ -41,15 +40,14 @@ type engines struct {
 	ends   []func() error
 }
 
-// An engine is a server, or several, that may be out of reach.
+// An engine is one server or several, which may be unreachable.
 type engine struct {
 	name  string
 	addrs []string
 	probe func(context.Context) error
 }
 
-// connect makes the engines. A store and a locker of one kind share a client.
-// The error is of addresses that cannot be meant, never of a server.
+// connect makes the engines. A store and a locker of one kind share a client. Only addresses can fail.
 func connect(c config) (*engines, error) {
 	e := &engines{}
 	if c.store == "memcached" || c.locker == "memcached" {
@@ -68,18 +66,17 @@ func connect(c config) (*engines, error) {
 	if c.store == "redis" || c.locker == "redis" {
 		rdb := redis.NewUniversalClient(&redis.UniversalOptions{
 			Addrs:                 c.redis,
-			ContextTimeoutEnabled: true, // the cache's time-outs are the contexts'
+			ContextTimeoutEnabled: true, // the contexts have the cache's time-outs
 			PoolSize:              connections,
 			DialTimeout:           time.Second,
-			// The cache has a breaker; a client that tries and tries behind it
-			// would only make every outage longer.
+			// The cache has a breaker. A client that retries behind it would only lengthen outages.
 			MaxRetries: 1, DialerRetries: 1,
 			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		})
 		e.ends = append(e.ends, rdb.Close)
 		e.remote = append(e.remote, engine{"redis", c.redis, func(ctx context.Context) error { return rdb.Ping(ctx).Err() }})
 		switch {
-		case c.store == c.locker: // one engine, which needs one request where two engines need several
+		case c.store == c.locker: // one engine needs fewer requests than two
 			eng := redisfleet.New(rdb)
 			e.ends = append(e.ends, eng.Close)
 			e.locker, e.both = eng, eng
@@ -94,9 +91,8 @@ func connect(c config) (*engines, error) {
 	if c.locker == "etcd" {
 		client, err := clientv3.New(clientv3.Config{
 			Endpoints: c.etcd,
-			Logger:    zap.NewNop(), // the errors come back from the calls too
-			// A connection that is dead without having been closed would carry
-			// no push. By default etcd allows no shorter time than 5 s.
+			Logger:    zap.NewNop(), // the calls also return the errors
+			// A dead connection that is not closed would carry no push. etcd's default minimum is 5 s.
 			DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
 		})
 		if err != nil {
@@ -123,12 +119,11 @@ func connect(c config) (*engines, error) {
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()
 	}
-	// With -store memory both are nil: the cache's own memory is the store, and
-	// its own table of flights elects.
+	// With -store memory both are nil: the cache's memory is the store, and its flights elect.
 	return e, nil
 }
 
-// join makes the cache one of the engines' fleet.
+// join sets the engines in the cache's fleet.
 func (e *engines) join(f *bellwether.Fleet) {
 	if e.both != nil {
 		f.Engine = e.both
@@ -137,9 +132,8 @@ func (e *engines) join(f *bellwether.Fleet) {
 	f.Store, f.Locker = e.store, e.locker
 }
 
-// warm takes a lease and gives it back, within a second: the locker has its
-// connections, its session or its subscription then, and the first election need
-// not wait for them. What goes wrong is found out by those who need it.
+// warm takes a lease and gives it back, within a second: the first election then finds the locker
+// connected. Later calls report any failure.
 func (e *engines) warm(ctx context.Context) {
 	if e.locker == nil {
 		return
@@ -151,7 +145,7 @@ func (e *engines) warm(ctx context.Context) {
 	}
 }
 
-// close ends what connect began, the last first.
+// close ends the engines, the last first.
 func (e *engines) close() error {
 	var errs []error
 	for i := len(e.ends) - 1; i >= 0; i-- {
@@ -160,13 +154,11 @@ func (e *engines) close() error {
 	return errors.Join(errs...)
 }
 
-// servers is a [memcache.ServerSelector] over names that are looked up when
-// they are dialled. The client's own looks them up once, when it is made: a
-// process that started before its name server knew memcached would never find
-// it.
+// servers is a [memcache.ServerSelector] of names that each dial looks up. The client's own looks them
+// up once: a process that started before its name server knew memcached would never find memcached.
 type servers []net.Addr
 
-// An unresolved address is a host:port as the flag has it.
+// An unresolved address is the flag's host:port.
 type unresolved string
 
 func (unresolved) Network() string  { return "tcp" }

@@ -15,10 +15,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The tests here tell one story of every store with every locker: the store's
-// twin, or an engine that only elects.
+// The tests here run one story with every store and every locker: its twin, or one that only elects.
 
-// A backend is an engine, as its test server and its flag have it.
+// A backend is an engine with its test server and its flag.
 type backend struct {
 	name  string
 	start func(testing.TB, ...string) *testserver.Server
@@ -37,16 +36,15 @@ var (
 	}
 )
 
-// flags are those that make a server use the engine at addr, as its store or
-// its locker.
+// flags makes a server use the engine at addr as its store or its locker.
 func (e backend) flags(as, addr string) []string {
 	return []string{"-" + as, e.name, "-" + e.name, fmt.Sprintf(e.value, addr)}
 }
 
-// A pair is a store and a locker, running.
+// A pair is a running store and a running locker.
 type pair struct {
 	store, locker string             // their names
-	elector       *testserver.Server // the locker's, which for twins is the store's too
+	elector       *testserver.Server // the locker's, for twins also the store's
 	flags         []string
 }
 
@@ -71,7 +69,7 @@ func eachPair(t *testing.T, test func(t *testing.T, p pair)) {
 	}
 }
 
-// together waits until the fleet elects: there is one upstream call for all.
+// together waits until the fleet elects: one upstream call for all processes.
 func together(t *testing.T, o *origin, fleet ...*process) {
 	t.Helper()
 	delay := o.delay.Swap(int64(300 * time.Millisecond))
@@ -85,7 +83,7 @@ func together(t *testing.T, o *origin, fleet ...*process) {
 	})
 }
 
-// onlyOurLog fails if something other than the server has written to stderr.
+// onlyOurLog fails if stderr has a line that is not the server's log.
 func onlyOurLog(t *testing.T, fleet ...*process) {
 	t.Helper()
 	for _, p := range fleet {
@@ -97,7 +95,7 @@ func onlyOurLog(t *testing.T, fleet ...*process) {
 	}
 }
 
-// term ends a process as an operator does, and fails if it takes too long.
+// term ends a process as an operator does, and fails if that takes too long.
 func (p *process) term(t *testing.T, limit time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -108,8 +106,7 @@ func (p *process) term(t *testing.T, limit time.Duration) {
 	}
 }
 
-// TestServer_Elects has three processes build one page, and then another, while
-// which one of them is killed.
+// TestServer_Elects has three processes build a page, and then a second one while one process is killed.
 func TestServer_Elects(t *testing.T) {
 	eachPair(t, func(t *testing.T, e pair) {
 		const lease, build = time.Second, 2 * time.Second
@@ -147,7 +144,7 @@ func TestServer_Elects(t *testing.T) {
 			t.Errorf("/stats: store %s, locker %s", s.Store, s.Locker)
 		}
 
-		o.delay.Store(int64(time.Minute)) // it is killed before it is done
+		o.delay.Store(int64(time.Minute)) // it is killed before the build ends
 		path = unique + "/takeover/" + t.Name()
 		waitsB, waitsC := b.stats(t).Waits, c.stats(t).Waits
 		go a.get(path)
@@ -162,8 +159,7 @@ func TestServer_Elects(t *testing.T) {
 		if got := <-others; !maps.Equal(got, want) {
 			t.Errorf("the others got %v, want %v", got, want)
 		}
-		// A dead process's lease is over before ZooKeeper's session of 10 s, or
-		// etcd's sweeping, is.
+		// A dead process's lease ends before ZooKeeper's session of 10 s, and before etcd's sweep.
 		if took, limit := time.Since(killed), lease+build+3*time.Second; took > limit {
 			t.Errorf("they got it %v after the kill, want a lease and a build, and at most %v", took, limit)
 		}
@@ -174,8 +170,8 @@ func TestServer_Elects(t *testing.T) {
 	})
 }
 
-// TestServer_LockerAwayAndBack starts two processes without their locker, which
-// they find; they are ended while it hangs, and while it is away again.
+// TestServer_LockerAwayAndBack starts two processes without their locker, which comes later. They
+// are ended while it hangs, and while it is away again.
 func TestServer_LockerAwayAndBack(t *testing.T) {
 	eachPair(t, func(t *testing.T, e pair) {
 		e.elector.OwnOrSkip(t)
@@ -237,8 +233,7 @@ func TestServer_LockerAwayAndBack(t *testing.T) {
 	})
 }
 
-// TestRun_LeavesNothing runs the server inside the test, where goleak sees what
-// it leaves.
+// TestRun_LeavesNothing runs the server inside the test, so that goleak sees its goroutines.
 func TestRun_LeavesNothing(t *testing.T) {
 	store := stores[0]
 	server := store.start(t)
@@ -259,7 +254,7 @@ func TestRun_LeavesNothing(t *testing.T) {
 			go func() { ended <- run(ctx, c, textLog(log)) }()
 			log.says(t, "msg=listening")
 			addr, _ := field(log.logged(), "msg=listening addr=")
-			// A page for each, so that each elects somebody.
+			// A page for each locker, so that each elects.
 			if a := do(http.MethodGet, "http://"+addr+"/slow?delay=10ms&ttl=1s&locker="+c.locker); a.status != http.StatusOK {
 				t.Error(a)
 			}

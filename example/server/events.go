@@ -14,13 +14,12 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the live page's way to the pen: the page itself, the events that
-// it draws, and the commands that its buttons send.
+// This file connects the live page to the pen: the page, its events, and its buttons' commands.
 
 const (
-	eventPause   = 100 * time.Millisecond // between two events, if there is news
-	eventSilence = 15 * time.Second       // after which a listener hears that it is still heard
-	eventWrite   = 5 * time.Second        // what a listener may take to read one
+	eventPause   = 100 * time.Millisecond // the shortest time between two events
+	eventSilence = 15 * time.Second       // the longest time between two lines
+	eventWrite   = 5 * time.Second        // a listener's time to read an event
 	maxListeners = 64
 )
 
@@ -32,7 +31,7 @@ func (p *pen) routes(r chi.Router) {
 	r.Get("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.Header().Set("Cache-Control", "max-age=60")
-		// The page is one file: whatever else it asks for is a mistake.
+		// The page is one file: any other request is a mistake.
 		w.Header().Set("Content-Security-Policy",
 			"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 		fmt.Fprint(w, livePage)
@@ -43,7 +42,7 @@ func (p *pen) routes(r chi.Router) {
 	r.Post("/herd/invalidate", p.command(p.invalidate))
 }
 
-// command does something after it has taken the settings that came along.
+// command applies the settings in the request, and then does something.
 func (p *pen) command(do func(context.Context) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, 4<<10)
@@ -66,9 +65,9 @@ func (p *pen) command(do func(context.Context) error) http.HandlerFunc {
 	}
 }
 
-// listeners are those who hear events.
+// listeners are the readers of the events.
 type listeners struct {
-	ended chan struct{} // closed when they have to go
+	ended chan struct{} // closed when they must leave
 
 	mu    sync.Mutex // guards count and over
 	count int
@@ -103,11 +102,10 @@ func (l *listeners) leave() {
 	l.count--
 }
 
-// events tells one listener how things stand, at once and then whenever that
-// has changed, until it leaves or the server drains.
+// events sends the state to one listener, at once and after each change, until the listener leaves or
+// the server drains.
 func (p *pen) events(w http.ResponseWriter, r *http.Request) {
-	// The cache hands a request its own ResponseWriter only if it says that it
-	// wants events; what is written to any other is for all who ask.
+	// Only a request for events gets its own ResponseWriter. Another response is for all clients.
 	if !strings.Contains(r.Header.Get("Accept"), "text/event-stream") {
 		text(w, "no-store")
 		w.WriteHeader(http.StatusNotAcceptable)
@@ -122,10 +120,9 @@ func (p *pen) events(w http.ResponseWriter, r *http.Request) {
 	defer p.audience.leave()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Accel-Buffering", "no") // or an nginx in between keeps them
+	w.Header().Set("X-Accel-Buffering", "no") // otherwise an nginx in between buffers them
 	control := http.NewResponseController(w)
-	// A deadline ends a listener that stopped reading without leaving: its
-	// write would block for as long as TCP tries.
+	// The deadline ends a listener that has stopped reading, for which TCP would retry for long.
 	say := func(line string) bool {
 		if err := control.SetWriteDeadline(time.Now().Add(eventWrite)); err != nil {
 			return false
@@ -161,9 +158,8 @@ func (p *pen) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// sharedFor returns a function that encodes what look returns, at most once in a
-// period: to look takes a while if the herd is large, and there may be many
-// listeners.
+// sharedFor returns a function that encodes the result of look, at most once in a period: a look at
+// a large herd is slow, and there may be many listeners.
 func sharedFor[T any](period time.Duration, look func() T) func() []byte {
 	var (
 		mu      sync.Mutex // guards encoded and at
@@ -176,7 +172,7 @@ func sharedFor[T any](period time.Duration, look func() T) func() []byte {
 		if encoded == nil || time.Since(at) >= period {
 			b, err := json.Marshal(look())
 			if err != nil {
-				panic(err) // of a type that is always encoded
+				panic(err) // the type always encodes
 			}
 			encoded, at = b, time.Now()
 		}

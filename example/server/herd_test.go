@@ -9,9 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestServer_FirstHerd counts what the first herd costs Redis that a new fleet
-// meets: no more than any other, since connections, subscriptions and the log of
-// invalidations are there before.
+// TestServer_FirstHerd counts Redis's commands for the first herd of a new fleet: no more than for
+// any other, because connections, subscriptions and the log of invalidations are already there.
 func TestServer_FirstHerd(t *testing.T) {
 	const (
 		processes   = 8
@@ -47,7 +46,7 @@ func TestServer_FirstHerd(t *testing.T) {
 		if n := o.count(path); n != 1 || len(answers) != 1 {
 			t.Fatalf("%d upstream calls, answers %v", n, answers)
 		}
-		time.Sleep(100 * time.Millisecond) // the lease is given back behind the callers
+		time.Sleep(100 * time.Millisecond) // the lease is given back in the background
 		total, detail := count().Since(before)
 		t.Logf("after %v: %d commands:%s", took, total, detail)
 		if total <= maxCommands {
@@ -56,8 +55,7 @@ func TestServer_FirstHerd(t *testing.T) {
 		if took < 450*time.Millisecond {
 			t.Fatalf("%d commands, want %d", total, maxCommands)
 		}
-		// The machine had other things to do: after half of NearTTL, 500 ms, each
-		// process asks for the log once more.
+		// The machine was busy: after half of NearTTL, 500 ms, each process asks for the log again.
 	}
 	t.Error("no herd of three was over in time")
 }

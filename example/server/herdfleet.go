@@ -17,8 +17,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the live page's fleet with Bellwether: a Middleware for each
-// process, over one store and one locker that the page can look into and kill.
+// This file is the live page's fleet with Bellwether: a Middleware for each process, over one store
+// and one locker that the page can inspect and kill.
 
 type fleet struct {
 	store     *ledger
@@ -49,8 +49,7 @@ func (f *fleet) close() {
 	}
 }
 
-// stats adds up the processes' counts of loads without lease or store. The
-// locker is up if it is up for all processes.
+// stats adds up loads without lease or store. The locker is up if it is up for all processes.
 func (f *fleet) stats() observe.Stats {
 	sum := observe.Stats{LockerUp: true}
 	for _, m := range f.processes {
@@ -61,7 +60,7 @@ func (f *fleet) stats() observe.Stats {
 	return sum
 }
 
-// A ledger is the fleet's store. It notes the key of each page.
+// A ledger is the fleet's store. It records the key of each page.
 type ledger struct {
 	*memstore.Store
 
@@ -77,7 +76,7 @@ func (l *ledger) Claim(ctx context.Context, key string) (driver.Entry, uint64, e
 	return l.Store.Claim(ctx, key)
 }
 
-// entry returns a page's entry: the zero Entry if the store has none.
+// entry returns a page's entry, the zero Entry if there is none.
 func (l *ledger) entry(page int) driver.Entry {
 	l.mu.Lock()
 	key, known := l.keys[strconv.Itoa(page+1)]
@@ -89,8 +88,8 @@ func (l *ledger) entry(page int) driver.Entry {
 	return e
 }
 
-// A switched is the fleet's locker, with a switch that kills it. A dead locker
-// refuses all requests, renewals and releases included.
+// A switched is the fleet's locker, with a switch that kills it. A dead locker refuses all requests,
+// also renewals and releases.
 type switched struct {
 	*locallock.Locker
 	down atomic.Bool

@@ -12,12 +12,12 @@ import (
 
 // This file is the origin behind each strategy of the live page.
 
-// A herdOrigin carries out a bounded number of loads at one time, as a database
-// with a pool of connections does. Each load takes the delay of the settings.
+// A herdOrigin runs a bounded number of loads at a time, like a database with a pool of
+// connections. Each load takes the delay of the settings.
 type herdOrigin struct {
 	pen *pen
 
-	mu      sync.Mutex // guards the following fields
+	mu      sync.Mutex // guards the fields below
 	places  chan struct{}
 	loads   int           // since the release
 	running [maxPages]int // loads that have not ended, by page
@@ -27,16 +27,14 @@ func newHerdOrigin(p *pen) *herdOrigin {
 	return &herdOrigin{pen: p, places: make(chan struct{}, p.get("capacity"))}
 }
 
-// begin prepares for a herd. A rebuild that still runs behind a stale page keeps
-// its place in the old channel.
+// begin prepares for a herd. A rebuild of the last herd keeps its place in the old channel.
 func (o *herdOrigin) begin(capacity int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.loads, o.places = 0, make(chan struct{}, capacity)
 }
 
-// enter counts a load in, and returns the places and the function that counts it
-// out.
+// enter counts a load in, and returns the places and the function to count the load out.
 func (o *herdOrigin) enter(page int) (places chan struct{}, leave func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -49,22 +47,21 @@ func (o *herdOrigin) enter(page int) (places chan struct{}, leave func()) {
 	}
 }
 
-// loaded is how many loads have begun since the release.
+// loaded returns the number of loads since the release.
 func (o *herdOrigin) loaded() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.loads
 }
 
-// loading is how many loads of a page run.
+// loading returns the number of a page's running loads.
 func (o *herdOrigin) loading(page int) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.running[page]
 }
 
-// stampField is the response field with the end of the load, in nanoseconds after
-// stampZero on the monotonic clock.
+// stampField has the end of the load, in nanoseconds after stampZero on the monotonic clock.
 const stampField = "Loaded-At"
 
 var stampZero = time.Now()
@@ -85,7 +82,7 @@ func (o *herdOrigin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	pause(r, time.Duration(o.pen.get("delay_ms"))*time.Millisecond)
 	if o.pen.get("origin_fails") == 1 {
-		text(w, "public") // the failure is for all clients, as the page is
+		text(w, "public") // the failure is for all clients, like the page
 		w.WriteHeader(http.StatusServiceUnavailable)
 		io.WriteString(w, "the origin fails\n")
 		return

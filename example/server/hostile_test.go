@@ -25,15 +25,12 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the world of TestServer_EachClientGetsItsOwn: a server that speaks
-// HTTP/1.1 and h2c, an origin whose pages depend on the client and fail in every
-// way, clients with identities, and the judge of each answer. Each body names the
-// request that it was made for. So the judge needs the answer alone, and no verdict
-// depends on the time of anything.
+// This file is the world of TestServer_EachClientGetsItsOwn: a server for HTTP/1.1 and h2c, an
+// origin whose pages depend on the client and fail in every way, clients with identities, and the
+// judge of each answer. Each body names its request, so no verdict depends on time.
 
-// serveBothProtocols is the server's parts behind a listener for HTTP/1.1 and
-// HTTP/2 without TLS. Behind its cache, the handler of a page whose path has
-// panicsPath panics for the clients that fail.
+// serveBothProtocols is the server behind a listener for HTTP/1.1 and HTTP/2 without TLS. Behind
+// its cache, the handler of a page with panicsPath panics for the failing clients.
 func serveBothProtocols(args []string, _, stderr io.Writer) int {
 	fail := func(err error) int {
 		fmt.Fprintln(stderr, err)
@@ -66,7 +63,7 @@ func serveBothProtocols(args []string, _, stderr io.Writer) int {
 	panicky.routes = func(r chi.Router) { upstream.routes(r.With(panicByCookie)) }
 
 	public := newHTTPServer(s.router(panicky), logger)
-	public.ErrorLog = log.New(io.Discard, "", 0) // a stack for each panic that a page is made of
+	public.ErrorLog = log.New(io.Discard, "", 0) // each such panic would log a stack
 	public.Protocols = new(http.Protocols)
 	public.Protocols.SetHTTP1(true)
 	public.Protocols.SetUnencryptedHTTP2(true)
@@ -80,8 +77,8 @@ func serveBothProtocols(args []string, _, stderr io.Writer) int {
 // panicsPath is in the paths of the pages whose handler panics.
 const panicsPath = "/panics/"
 
-// panicByCookie is the middleware behind the cache that panics for the clients that
-// fail. It asks the origin first, so that the test chooses when the panic comes.
+// panicByCookie is the middleware behind the cache that panics for the failing clients. It asks the
+// origin first, so that the test chooses when the panic comes.
 func panicByCookie(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who := identityOf(r)
@@ -94,10 +91,9 @@ func panicByCookie(next http.Handler) http.Handler {
 	})
 }
 
-// An identity is what tells one client's requests from another's.
+// An identity distinguishes one client's requests from another's.
 type identity struct {
-	// Client is the value of a field that no cache knows. Two anonymous clients
-	// differ by this field only.
+	// Client is the value of a field that no cache knows, the only difference of anonymous clients.
 	Client                string
 	Cookie, Authorization string
 }
@@ -110,41 +106,39 @@ func (i identity) String() string {
 	return fmt.Sprintf("client %s (Cookie %q, Authorization %q)", i.Client, i.Cookie, i.Authorization)
 }
 
-// account is the number in the cookie or in the Authorization, and 0 if the client
-// is anonymous.
+// account is the number in the cookie or in the Authorization, 0 for an anonymous client.
 func (i identity) account() int {
 	n, _ := strconv.Atoi(cmp.Or(strings.TrimPrefix(i.Cookie, "sid="), strings.TrimPrefix(i.Authorization, "Bearer ")))
 	return n
 }
 
-// fails tells whether the client's account breaks some pages. Two accounts of five
-// do. An anonymous client never fails.
+// fails reports whether the client's account breaks some pages: two accounts of five, never anonymous.
 func (i identity) fails() bool { n := i.account(); return n > 0 && n%5 < 2 }
 
-// An audience is the part of an identity that a page depends on.
+// An audience is the part of an identity on which a page depends.
 type audience struct{ client, cookie, authorization bool }
 
 var (
-	everybody   = audience{}                                  // the origin lets all share the page
-	oneClient   = audience{client: true}                      // the origin lets no two clients share it
+	everybody   = audience{}                                  // all clients may share the page
+	oneClient   = audience{client: true}                      // no two clients may share it
 	oneSession  = audience{cookie: true, authorization: true} // clients with the same credentials may share it
 	oneLoggedIn = audience{authorization: true}
 )
 
-// admits tells whether the page made for one client may be another's.
+// admits reports whether a page for one client may go to another.
 func (a audience) admits(made, asks identity) bool {
 	return (!a.client || made.Client == asks.Client) &&
 		(!a.cookie || made.Cookie == asks.Cookie) &&
 		(!a.authorization || made.Authorization == asks.Authorization)
 }
 
-// A fault is how the making of an answer fails.
+// A fault is how an answer fails.
 type fault int
 
 const (
 	noFault fault = iota
 	failure5xx
-	dropped  // the connection ends without an answer, and the proxy makes a 502 of it
+	dropped  // the connection ends without an answer, and the proxy answers 502
 	tooShort // 25 bytes after Content-Length: 100
 	cutOff   // a chunked body breaks off
 	panics   // the handler in the server's process panics, by panicByCookie
@@ -152,17 +146,17 @@ const (
 
 // A hostilePage is a page of the hostileOrigin.
 type hostilePage struct {
-	kind string // one of the eleven
+	kind string // one of kinds
 	path string // after the run's prefix, without the number of the URL
 
 	cacheControl, vary string
 	setsCookie         bool
-	// The Last-Modified of a deployed page is the deployment's, and each request
-	// with it gets a 304. The entity tag of a tagged page is the session's.
+	// The Last-Modified of a deployed page is the deployment's, and each request with it gets a
+	// 304. The entity tag of a tagged page is the session's.
 	deployed, tagged bool
 
 	of       audience
-	own      fault // of the answers to the clients that fail
+	own      fault // of the answers to the failing clients
 	turn     fault // of each third answer, to any client
 	size     int   // of the body, at least
 	slow     bool  // the body comes in two halves
@@ -170,7 +164,7 @@ type hostilePage struct {
 	directed bool  // the requests have directives
 }
 
-// deployment is the Last-Modified of all pages that are deployed.
+// deployment is the Last-Modified of all deployed pages.
 const deployment = "Tue, 03 Nov 2026 10:00:00 GMT"
 
 // maxBody is the -max-body of the servers, and overMaxBody a size beyond it.
@@ -182,8 +176,7 @@ const (
 // kinds are the kinds of page, in the order of the report.
 var kinds = []string{"private", "Set-Cookie", "Vary", "no-cache", "Authorization", "errors", "panics", "aborts", "over MaxBodyBytes", "leaving", "directives"}
 
-// hostilePages returns the pages of all kinds. Each page has any number of URLs,
-// which end in a number.
+// hostilePages returns the pages of all kinds. A page has any number of URLs, which end in a number.
 func hostilePages() []hostilePage {
 	pages := []hostilePage{
 		{kind: "private", cacheControl: "private", of: oneClient},
@@ -207,7 +200,7 @@ func hostilePages() []hostilePage {
 		{kind: "errors", own: failure5xx, of: oneClient},
 		{kind: "errors", own: failure5xx, cacheControl: "private", of: oneClient},
 		{kind: "errors", own: dropped, of: oneClient},
-		// As of a framework whose error pages say nothing of what they vary by.
+		// Like a framework whose error pages name no Vary of their own.
 		{kind: "errors", own: failure5xx, vary: "Cookie", cacheControl: "max-age=1", of: oneSession},
 
 		{kind: "panics", own: panics, of: oneClient},
@@ -245,17 +238,15 @@ var directives = []string{
 	"stale-if-error=2", "no-cache, stale-if-error=2", "max-stale, only-if-cached",
 }
 
-// A label is the first line of a body. It names the request that the body was made
-// for.
+// A label is the first line of a body. It names the body's request.
 type label struct {
 	Path string
 	identity
 	Serial int
-	Filler int // how many bytes come between the label and the checksum
+	Filler int // number of bytes between the label and the checksum
 }
 
-// compose returns a body of at least size bytes: the label, the serial again and
-// again, and a checksum of both.
+// compose returns a body of at least size bytes: the label, repetitions of the serial, and a checksum.
 func compose(path string, client identity, serial, size int) string {
 	filler := strings.Repeat(fmt.Sprintf("%08d ", serial), 1+size/9)
 	first, err := json.Marshal(label{path, client, serial, len(filler)})
@@ -271,13 +262,12 @@ func checksum(text string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEE
 // The defects of a body, and of an answer.
 const (
 	foreign  = "foreign" // another client's
-	wrong    = "wrong"   // another page's, or mixed of two bodies
-	short    = "short"   // incomplete, and said to be complete
+	wrong    = "wrong"   // another page's, or mixed from two bodies
+	short    = "short"   // incomplete, but reported as complete
 	anothers = "another's error"
 )
 
-// decompose returns a body's label, and the body's defect if it has one. The body
-// of a cache's or a proxy's own error has neither.
+// decompose returns a body's label, or its defect. A cache's or proxy's own error page has neither.
 func decompose(body string) (l label, defect string) {
 	if !strings.HasPrefix(body, "{") {
 		return l, ""
@@ -389,9 +379,9 @@ type visitor struct {
 	client http.Client
 }
 
-// newVisitor returns the client of a number. A third of the clients are anonymous, a
-// third have a cookie, and a third have Authorization, half of these with a cookie.
-// Half of each speak HTTP/1.1, half h2c.
+// newVisitor returns the client of a number. A third of the clients are anonymous, a third have a
+// cookie, and a third have Authorization, half of these with a cookie. Half of each third speak
+// HTTP/1.1, half h2c.
 func newVisitor(n int) *visitor {
 	v := &visitor{identity: identity{Client: strconv.Itoa(n)}}
 	account := strconv.Itoa(n)
@@ -416,13 +406,13 @@ func newVisitor(n int) *visitor {
 	return v
 }
 
-// A visit is one request, and what came of it.
+// A visit is one request with its answer.
 type visit struct {
 	page      hostilePage
 	asks      identity
 	path      string
 	directive string
-	gone      bool // the client left before it had the whole answer
+	gone      bool // the client left before the end of the answer
 	protocol  int  // 1 or 2; 0 without an answer
 	answer
 }
@@ -463,13 +453,12 @@ func (v *visitor) visit(p hostilePage, server *process, path string, random *ran
 	return out
 }
 
-// mayFail tells whether the origin fails for this client, always or at times.
+// mayFail reports whether the origin fails for this client, always or sometimes.
 func (v visit) mayFail() bool {
 	return v.page.turn != noFault || v.page.own != noFault && v.asks.fails()
 }
 
-// defect returns the defect of the answer, and "" if the answer has none. The client
-// must not have gone.
+// defect returns the defect of the answer, empty without one. The client must not have left.
 func (v visit) defect() string {
 	if v.err != nil {
 		if v.mayFail() {

@@ -16,10 +16,9 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file is the pen behind the live page: its settings, the release of a herd
-// on three strategies, and the view of both that the page gets. The strategies
-// are in strategies.go, the page in live.html, and the way between them in
-// events.go.
+// This file is the pen behind the live page: its settings, the release of a herd on three
+// strategies, and the view of both. strategies.go has the strategies, live.html the page, and
+// events.go their connection.
 
 const (
 	herdProcesses = 4                // of each strategy, simulated in this process
@@ -27,12 +26,12 @@ const (
 	maxPages      = 6
 )
 
-// A setting is one control of the live page.
+// A setting is a control of the live page.
 type setting struct {
 	name        string
 	least, most int
 	value       int  // at the start
-	live        bool // a change reaches a herd that runs
+	live        bool // a change affects a running herd
 }
 
 // settings are the controls, in the page's order. Switches are 0 or 1.
@@ -47,10 +46,9 @@ var settings = []setting{
 	{"locker_down", 0, 1, 0, true},
 }
 
-// A pen keeps the herd. All visitors of the page share its settings and its one
-// herd at a time.
+// A pen keeps the herd. All visitors of the page share the settings, and one herd at a time.
 type pen struct {
-	ctx    context.Context // ends with the pen; every request of a herd ends with it
+	ctx    context.Context // ends with the pen, and ends every request of a herd
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the herds
 
@@ -69,14 +67,14 @@ type pen struct {
 	last herdRun
 }
 
-// A herdRun is one release of the herd, from its settings to its end.
+// A herdRun is a release of the herd, from settings to end.
 type herdRun struct {
-	number         int // 0: none was released yet
+	number         int // 0: no herd was released yet
 	running        bool
 	began          time.Time
 	took           time.Duration
 	settings       map[string]int // at the release
-	changed        map[string]int // the live ones that were set otherwise while it ran
+	changed        map[string]int // live settings that changed while it ran
 	degradedBefore uint64         // the fleet's count at the release
 }
 
@@ -107,7 +105,7 @@ func (p *pen) strategies() []*strategy {
 // close ends the herd and the fleet.
 func (p *pen) close() {
 	p.audience.end()
-	p.mu.Lock() // no herd is released from here on, so that Wait knows them all
+	p.mu.Lock() // no herd is released from here on, so Wait waits for all
 	p.cancel()
 	p.mu.Unlock()
 	p.wg.Wait()
@@ -116,8 +114,7 @@ func (p *pen) close() {
 
 func (p *pen) get(name string) int { return int(p.settings[name].Load()) }
 
-// set takes the settings of a form. It changes nothing if one of them is
-// unknown or out of its range.
+// set applies the settings of a form. It changes nothing if a setting is unknown or out of range.
 func (p *pen) set(form map[string][]string) error {
 	values := map[string]int{}
 	for name, texts := range form {
@@ -148,8 +145,7 @@ func (p *pen) set(form map[string][]string) error {
 	return nil
 }
 
-// change notes that a setting has changed while the herd runs. A herd that saw
-// two values keeps the note, even if the second change undoes the first.
+// change records that a setting has changed while the herd runs, even if it changes back.
 func (h *herdRun) change(name string, n int) {
 	_, noted := h.changed[name]
 	if noted || n != h.settings[name] {
@@ -159,7 +155,7 @@ func (h *herdRun) change(name string, n int) {
 
 var errHerdRuns = errors.New("a herd is running already")
 
-// release lets a herd loose on all strategies at one moment.
+// release releases a herd on all strategies at the same time.
 func (p *pen) release() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,7 +176,7 @@ func (p *pen) release() error {
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, herdTime)
 	var requests sync.WaitGroup
-	for i := range n { // in turns, so that no strategy's requests are ahead
+	for i := range n { // in turns, so no strategy's requests are ahead
 		for _, s := range p.strategies() {
 			requests.Go(func() { s.request(ctx, i, page(i)) })
 		}
@@ -217,7 +213,7 @@ func (p *pen) values() map[string]int {
 	return values
 }
 
-// A view is the state of the pen, as the page gets it.
+// A view is the state of the pen for the page.
 type view struct {
 	Settings map[string]int `json:"settings"`
 	LockerUp bool           `json:"locker_up"`
@@ -236,7 +232,7 @@ type view struct {
 	Without      strategyView   `json:"without"`
 }
 
-// look returns the state of everything.
+// look returns the whole state.
 func (p *pen) look() view {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -259,16 +255,14 @@ func (p *pen) look() view {
 	return v
 }
 
-// axes are the lengths that an axis of time may have.
+// axes are the possible lengths of a time axis.
 var axes = []time.Duration{
 	time.Second / 2, time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second, 6 * time.Second,
 	8 * time.Second, 10 * time.Second, 15 * time.Second, 20 * time.Second, herdTime,
 }
 
-// axis is how much time the charts show. It depends on the settings of the
-// release, and not on the time that has passed: an axis that moves makes all
-// curves look alike. A herd that takes longer than its settings promise gets the
-// next axis.
+// axis is the length of the charts' time axis, from the settings of the release: a moving axis
+// makes all curves look alike. A herd that takes longer gets the next axis.
 func (h *herdRun) axis(elapsed time.Duration) time.Duration {
 	if h.number == 0 {
 		return axes[0]
@@ -284,15 +278,14 @@ func (h *herdRun) axis(elapsed time.Duration) time.Duration {
 	return herdTime
 }
 
-// A pageView is the state of one page: of its entry in the fleet's store, and of
-// the first strategy's requests for it.
+// A pageView is the state of a page's entry in the fleet's store, and of the first strategy's requests.
 type pageView struct {
-	State    string `json:"state"` // none, fresh, stale, expired, or error: a failure that answers for a moment
+	State    string `json:"state"` // none, fresh, stale, expired, or error: a failure that answers briefly
 	Age      int64  `json:"age_s"`
 	Left     int64  `json:"left_s"` // of the state
 	Epoch    string `json:"epoch"`  // JavaScript's numbers are too small
 	Failures uint32 `json:"failures"`
-	Loads    int    `json:"loads"` // that run
+	Loads    int    `json:"loads"` // running loads
 	Waiting  int    `json:"waiting"`
 }
 

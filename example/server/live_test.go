@@ -18,9 +18,9 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// The tests here let the live page's herd loose without a browser.
+// The tests here release the live page's herd without a browser.
 
-// liveCommand sends one of the page's commands and returns the state it brings.
+// liveCommand sends one of the page's commands and returns the resulting state.
 func liveCommand(t *testing.T, front, path string, form url.Values) (view, *http.Response) {
 	t.Helper()
 	resp, err := client.PostForm(front+path, form)
@@ -35,7 +35,7 @@ func liveCommand(t *testing.T, front, path string, form url.Values) (view, *http
 	return v, resp
 }
 
-// released lets a herd loose and returns what came of it.
+// released releases a herd and returns its result.
 func released(t *testing.T, front string, form url.Values) (v view) {
 	t.Helper()
 	if _, resp := liveCommand(t, front, "/herd", form); resp.StatusCode != http.StatusOK {
@@ -53,7 +53,7 @@ func (v view) each() map[string]strategyView {
 	return map[string]strategyView{"bellwether": v.Bellwether, "singleflight": v.Singleflight, "without": v.Without}
 }
 
-// sum adds up the outcomes, which are those of the whole herd at its end.
+// sum adds up the outcomes. After a herd's end they are the outcomes of all its requests.
 func (s strategyView) sum() int { return s.Fresh + s.Stale + s.Waited + s.Failed }
 
 func TestLive_Herd(t *testing.T) {
@@ -63,7 +63,7 @@ func TestLive_Herd(t *testing.T) {
 	if v.Bellwether.Loads != 1 || v.Singleflight.Loads != herdProcesses {
 		t.Errorf("%d loads with Bellwether and %d with singleflight, want 1 and one a process", v.Bellwether.Loads, v.Singleflight.Loads)
 	}
-	// On a busy machine a few requests are so late that the page is there already.
+	// On a busy machine a few requests are so late that they find the page.
 	if v.Without.Loads <= 500 || v.Without.Loads != v.Without.Waited {
 		t.Errorf("without: %d loads for %d requests that waited, want one for each of almost 1000", v.Without.Loads, v.Without.Waited)
 	}
@@ -108,8 +108,7 @@ func TestLive_LockerDown(t *testing.T) {
 	}
 }
 
-// TestLive_StaleAndFailures holds that a stale page is served at once while the
-// origin fails, with Bellwether only.
+// TestLive_StaleAndFailures holds that only Bellwether serves a stale page while the origin fails.
 func TestLive_StaleAndFailures(t *testing.T) {
 	front, _ := newTestServer(t)
 	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
@@ -137,8 +136,7 @@ func TestLive_StaleAndFailures(t *testing.T) {
 	})
 }
 
-// TestLive_FailureIsShared holds that one failure answers a whole herd with
-// Bellwether, where no page is there.
+// TestLive_FailureIsShared holds that with Bellwether one failure answers a herd for a missing page.
 func TestLive_FailureIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -166,8 +164,7 @@ func TestLive_FailureIsShared(t *testing.T) {
 	})
 }
 
-// TestLive_MadeWith holds that a result keeps its settings, and names those that
-// changed while the herd ran.
+// TestLive_MadeWith holds that a result keeps its settings, and names later changes.
 func TestLive_MadeWith(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd", url.Values{"herd": {"20"}, "delay_ms": {"700"}, "ttl_s": {"9"}})
@@ -190,8 +187,7 @@ func TestLive_MadeWith(t *testing.T) {
 	}
 }
 
-// TestLive_TimeLimit holds that a request without an answer at the limit has
-// failed, and is counted as that.
+// TestLive_TimeLimit holds that a request without an answer at the limit counts as failed.
 func TestLive_TimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -222,8 +218,7 @@ func TestLive_TimeLimit(t *testing.T) {
 	})
 }
 
-// TestLive_Trail holds that a view has the whole course of a herd, for readers
-// that come late, along an axis that stays as it is.
+// TestLive_Trail holds that a view has the whole course of a herd, along a constant axis.
 func TestLive_Trail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -252,8 +247,8 @@ func TestLive_Trail(t *testing.T) {
 				t.Errorf("%s: %+v, want 1000 requests that waited", name, s)
 			}
 		}
-		// A point for each 40 ms: 1000 requests until the first answers, after
-		// 300 ms, and with neither protection 100 fewer with each 300 ms.
+		// A point for each 40 ms: 1000 requests until the first answers, after 300 ms, and without
+		// protection 100 fewer after each 300 ms.
 		for i, n := range v.Without.Trail {
 			if want := 1000 - i*40/300*100; n != want {
 				t.Errorf("without, after %d ms: %d in flight, want %d", i*40, n, want)
@@ -267,8 +262,7 @@ func TestLive_Trail(t *testing.T) {
 	})
 }
 
-// TestLive_AxisGrows holds that a herd that takes longer than its settings
-// promised is drawn to its end.
+// TestLive_AxisGrows holds that a herd that takes longer than promised is drawn to its end.
 func TestLive_AxisGrows(t *testing.T) {
 	h := herdRun{number: 1, settings: map[string]int{"herd": 1000, "capacity": 1000, "delay_ms": 300}}
 	for elapsed, want := range map[time.Duration]time.Duration{
@@ -281,8 +275,7 @@ func TestLive_AxisGrows(t *testing.T) {
 	}
 }
 
-// TestLive_PageNamesItsLimits holds that the numbers in the page's text are those
-// of the pen.
+// TestLive_PageNamesItsLimits holds that the page's text has the pen's numbers.
 func TestLive_PageNamesItsLimits(t *testing.T) {
 	for _, want := range []string{
 		fmt.Sprintf("A request without an answer after %.0f s has failed.", herdTime.Seconds()),
@@ -335,7 +328,7 @@ func TestLive_Refuses(t *testing.T) {
 		t.Errorf("a second herd beside the first: %s, want 409", resp.Status)
 	}
 
-	// Another site's page may not press the buttons.
+	// Another site's page must not press the buttons.
 	r, _ := http.NewRequest(http.MethodPost, front.URL+"/herd", nil)
 	r.Header.Set("Origin", "http://evil.test")
 	resp, err := client.Do(r)
@@ -366,7 +359,7 @@ func listen(t *testing.T, front string) (*bufio.Scanner, *http.Response) {
 	return lines, resp
 }
 
-// event reads the next one.
+// event reads the next event.
 func event(t *testing.T, lines *bufio.Scanner) (v view) {
 	t.Helper()
 	for lines.Scan() {
@@ -381,13 +374,12 @@ func event(t *testing.T, lines *bufio.Scanner) (v view) {
 	return v
 }
 
-// TestLive_Events holds that a listener hears how things stand at once, then
-// what happens while it happens, and is forgotten when it leaves.
+// TestLive_Events holds that a listener gets the state and its changes, until it leaves.
 func TestLive_Events(t *testing.T) {
 	p, s := newPen(), &server{cache: bellwether.NewMiddleware(bellwether.HTTPOptions{})}
 	t.Cleanup(func() { s.cache.Close() })
 	front := httptest.NewServer(s.router(site{routes: p.routes}))
-	t.Cleanup(front.Close) // after those of the listeners, whose ends it waits for
+	t.Cleanup(front.Close) // after the cleanups of the listeners, for whose ends it waits
 	t.Cleanup(p.close)
 	lines, resp := listen(t, front.URL)
 	if v := event(t, lines); v.Run != 0 || v.Settings["herd"] != 1000 {
@@ -425,8 +417,7 @@ func TestLive_Events(t *testing.T) {
 	}
 }
 
-// TestServer_TermEndsListeners holds that neither a page that is looked at nor a
-// herd on its way delays the end.
+// TestServer_TermEndsListeners holds that neither an open page nor a running herd delays the end.
 func TestServer_TermEndsListeners(t *testing.T) {
 	p := start(t)
 	lines, _ := listen(t, "http://"+p.addr)

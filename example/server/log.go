@@ -13,25 +13,24 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file keeps the log short: an outage is a line at its beginning and one
-// at its end, and what happens with every request is told once a minute.
+// This file keeps the log short: a line at each end of an outage, and frequent events once a minute.
 
-// A lookout finds out when an engine stops answering, and when it answers
-// again. While all is well it asks nobody anything.
+// A lookout finds out when an engine stops answering, and when it answers again. Otherwise it asks
+// nothing.
 type lookout struct {
 	log     *slog.Logger
 	engines []engine
 	alarm   chan struct{}
 }
 
-// probePause is how often an engine that is down is asked.
+// probePause is the time between two probes of an engine that is down.
 const probePause = time.Second
 
 func newLookout(log *slog.Logger, engines []engine) *lookout {
 	return &lookout{log: log, engines: engines, alarm: make(chan struct{}, 1)}
 }
 
-// raise says that an engine has not answered somebody. It does not wait.
+// raise reports a call without an answer. It does not wait.
 func (l *lookout) raise() {
 	select {
 	case l.alarm <- struct{}{}:
@@ -39,8 +38,7 @@ func (l *lookout) raise() {
 	}
 }
 
-// run looks at the engines once, and then whenever raise was called, until ctx
-// ends.
+// run probes the engines once, and then after each raise, until ctx ends.
 func (l *lookout) run(ctx context.Context) {
 	down := make([]time.Time, len(l.engines)) // since when; zero if it is up
 	for {
@@ -64,14 +62,13 @@ func (l *lookout) run(ctx context.Context) {
 	}
 }
 
-// look asks one engine, and logs if that is news. It returns since when the
-// engine is down.
+// look probes an engine, logs a change, and returns since when the engine is down.
 func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time {
 	limited, cancel := context.WithTimeout(ctx, probePause)
 	defer cancel()
 	err := e.probe(limited)
 	switch {
-	case ctx.Err() != nil: // says nothing of the engine
+	case ctx.Err() != nil: // proves nothing about the engine
 	case err != nil && since.IsZero():
 		l.log.Warn("engine unreachable: each process rebuilds for itself until the engine answers",
 			"engine", e.name, "addr", strings.Join(e.addrs, ","), "err", err)
@@ -83,8 +80,8 @@ func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time
 	return since
 }
 
-// repeats logs the first event of a kind, and then one a minute with how many
-// there were in between. It is safe for concurrent use.
+// repeats logs the first event of a kind, and then one a minute with a count. All methods are safe
+// for concurrent use.
 type repeats struct {
 	log *slog.Logger
 
@@ -94,17 +91,17 @@ type repeats struct {
 
 type repeat struct {
 	logged time.Time
-	since  int // events that were not logged
+	since  int // unlogged events
 }
 
-// repeatPause is how long a kind of event is silent after a line.
+// repeatPause is the pause between two lines of a kind.
 const repeatPause = time.Minute
 
 func newRepeats(log *slog.Logger) *repeats {
 	return &repeats{log: log, kinds: make(map[string]*repeat)}
 }
 
-// warn logs, or counts. There are few kinds: each is kept for good.
+// warn logs the event, or counts it. There are few kinds, so each is kept for good.
 func (r *repeats) warn(kind, msg string, args ...any) {
 	r.mu.Lock()
 	k := r.kinds[kind]
@@ -126,7 +123,7 @@ func (r *repeats) warn(kind, msg string, args ...any) {
 	r.log.Warn(msg, args...)
 }
 
-// logger returns a log.Logger for those who want one.
+// logger returns a log.Logger that warns.
 func (r *repeats) logger(kind string) *log.Logger {
 	return log.New(lineWriter{r, kind}, "", 0)
 }
@@ -141,7 +138,7 @@ func (w lineWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// kindOf tells apart what is worth a line of its own.
+// kindOf distinguishes errors that deserve a line of their own.
 func kindOf(err error) string {
 	for _, kind := range []error{
 		bellwether.ErrUnavailable, driver.ErrLeaseLost, driver.ErrFenced,

@@ -1,7 +1,6 @@
-// Server is a caching reverse proxy made of bellwether's middleware and a chi
-// router. It stands in front of any HTTP upstream; without one it serves demo
-// pages. Several of them over one memcached or Redis are a fleet, in which a
-// page is built once for all. "server -h" lists its flags.
+// Server is a caching reverse proxy made of bellwether's middleware and a chi router. It stands in
+// front of any HTTP upstream. Without an upstream it serves demo pages. Several servers over one
+// memcached or Redis are a fleet, which builds each page once for all. "server -h" lists its flags.
 package main
 
 import (
@@ -22,11 +21,11 @@ func main() {
 	os.Exit(command(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// command is the program. It returns its exit status: 0 after -h or a signal,
-// 1 if it could not serve, 2 if the command line cannot be meant.
+// command is the program. Its exit status is 0 after -h or a signal, 1 if it cannot serve, 2 for
+// bad flags.
 func command(args []string, stdout, stderr io.Writer) int {
-	// The signals stay caught to the end: a second one neither hastens the
-	// shutdown, which is bounded anyway, nor spoils the exit status.
+	// The signals stay caught to the end: a second one must change neither the bounded shutdown nor
+	// the exit status.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
@@ -48,8 +47,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// unheard takes what the Redis client would print by itself: a line for every
-// failed dial, in a form of its own. The errors come back from the calls too.
+// unheard drops the Redis client's own lines about failed dials. The calls also return the errors.
 type unheard struct{}
 
 func (unheard) Printf(context.Context, string, ...any) {}

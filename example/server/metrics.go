@@ -10,19 +10,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// This file is /metrics: the cache's, by bellwetherprom, and the process's.
-// docs/operations.md says what to do when one of the numbers is not what it
-// should be.
+// This file is /metrics, of the cache and the process. docs/operations.md explains the numbers.
 
-// newCache returns a cache, and the registry that has its metrics until it is closed. There is one
-// in the process, which needs no name.
+// newCache returns a cache, and the registry with its metrics. The only cache needs no name.
 func newCache(o bellwether.HTTPOptions) (*bellwether.Middleware, *prometheus.Registry) {
 	metrics := prometheus.NewRegistry()
 	o.Observers = append(o.Observers, bellwetherprom.Observe(metrics, ""))
 	return bellwether.NewMiddleware(o), metrics
 }
 
-// metricsHandler serves the cache's metrics, and Go's and the process's own.
 func (s *server) metricsHandler() http.Handler {
 	return promhttp.HandlerFor(s.allMetrics(), promhttp.HandlerOpts{})
 }

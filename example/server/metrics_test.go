@@ -16,11 +16,10 @@ import (
 
 func TestMetrics_OnTheAdminListener(t *testing.T) {
 	front, back := newTestServer(t)
-	// The first by itself: another could still join the flight whose response it has got.
+	// The first request is alone: another could still join its flight.
 	do(http.MethodGet, front.URL+"/fast")
 	a := do(http.MethodGet, back.URL+"/metrics")
-	// A herd is told of when the last of it has gone, which may be the flight; its
-	// callers are counted after it.
+	// A herd is reported after its callers are counted, when its last caller or flight has ended.
 	for try := 0; try < 1000 && !strings.Contains(a.body, "bellwether_herd_callers_total 1\n"); try++ {
 		a = do(http.MethodGet, back.URL+"/metrics")
 	}
@@ -41,9 +40,8 @@ func TestMetrics_OnTheAdminListener(t *testing.T) {
 	}
 }
 
-// TestMetrics_Documented holds that what people read about the metrics is about
-// those that there are: each has its line in docs/operations.md, and neither the
-// dashboard nor the alerts ask for one that does not exist.
+// TestMetrics_Documented holds the metrics' documentation to the metrics: each metric has its line
+// in docs/operations.md, and the dashboard and the alerts use no other.
 func TestMetrics_Documented(t *testing.T) {
 	cache, metrics := newCache(bellwether.HTTPOptions{})
 	defer cache.Close()
@@ -102,8 +100,8 @@ func TestMetrics_Documented(t *testing.T) {
 	}
 }
 
-// TestAlerts_PrivatePage has a page that is not for sharing: nearly each request of it
-// goes past the cache, and the alert for caches that cache nothing is about requests.
+// TestAlerts_PrivatePage has a page that is not shared, so that almost all its requests bypass the
+// cache. The alert for caches that cache nothing must count them.
 func TestAlerts_PrivatePage(t *testing.T) {
 	cache, metrics := newCache(bellwether.HTTPOptions{})
 	defer cache.Close()
@@ -123,7 +121,7 @@ func TestAlerts_PrivatePage(t *testing.T) {
 	}
 	_, rule, _ := strings.Cut(string(alerts), "BellwetherCachesNothing")
 	rule, _, _ = strings.Cut(rule, "for:")
-	_, few, _ := strings.Cut(rule, " and ") // how many requests have to be for it to be heard
+	_, few, _ := strings.Cut(rule, " and ") // the rule's minimum of requests
 	seen := 0
 	for _, series := range regexp.MustCompile(`bellwether_\w+(?:{.*?})?`).FindAllString(few, -1) {
 		value := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(series) + ` (\d+)$`).FindStringSubmatch(admin.Body.String())

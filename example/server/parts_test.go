@@ -23,7 +23,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// The tests here look at one part each, inside the test's process.
+// The tests here test one part each, inside the test's process.
 
 // newTestServer serves with flags inside the test, without the listeners.
 func newTestServer(t *testing.T, flags ...string) (front, back *httptest.Server) {
@@ -67,7 +67,7 @@ func TestDemo(t *testing.T) {
 		status         int
 		cacheControl   string
 		body           string // in it
-		cached         bool   // the second request gets the first one's
+		cached         bool   // the second request gets the first response
 	}{
 		{"/", "", 200, "max-age=60", "Release the herd", true},
 		{"/index.txt", "", 200, "max-age=60", "/slow?delay=500ms&ttl=10s", true},
@@ -90,8 +90,7 @@ func TestDemo(t *testing.T) {
 				t.Errorf("%v, Cache-Control %q; want %d, %q and %q", first, first.header.Get("Cache-Control"), test.status, test.cacheControl, test.body)
 			}
 			second := do(http.MethodGet, front.URL+test.path, "Accept-Language", test.language)
-			// The first client may have its page a moment before the flight has
-			// landed; then the second one collapses on that.
+			// The first client may have its page just before the flight lands: the second collapses.
 			status := second.header.Get("Cache-Status")
 			if cached := strings.Contains(status, "hit") || strings.Contains(status, "collapsed"); cached != test.cached || cached && second.body != first.body {
 				t.Errorf("the second time: %v, Cache-Status %q; want a hit: %v", second, status, test.cached)
@@ -131,7 +130,7 @@ func TestProxy_WhatTheUpstreamGets(t *testing.T) {
 		}
 		u, _ := url.Parse(upstream.URL)
 		for what, pair := range map[string][2]string{
-			"target":            {got.RequestURI, "/base/a%2Fb/" + method + "?q=1&q=2&x;y=%zz"}, // what does not parse too
+			"target":            {got.RequestURI, "/base/a%2Fb/" + method + "?q=1&q=2&x;y=%zz"}, // also a query that does not parse
 			"Host":              {got.Host, u.Host},
 			"X-Forwarded-Host":  {got.Header.Get("X-Forwarded-Host"), "site.test"},
 			"X-Forwarded-For":   {got.Header.Get("X-Forwarded-For"), "127.0.0.1"},
@@ -156,8 +155,8 @@ func TestProxy_UpstreamDown(t *testing.T) {
 	}
 }
 
-// An upstream that drops a request with its connection gets the request from one kept
-// connection and from one new one, however many are kept.
+// An upstream that drops connections gets a request from one kept connection and from one new
+// connection, for any number of kept connections.
 func TestProxy_UpstreamDropsConnections(t *testing.T) {
 	const kept = 50
 	var asked atomic.Int32
@@ -205,14 +204,13 @@ func TestProxy_UpstreamDropsConnections(t *testing.T) {
 	}
 }
 
-// A connection that the upstream has closed, after a request had been sent over it, fails
-// no request.
+// A kept connection that the upstream closes after it has got a request fails no request.
 func TestProxy_UpstreamCloses(t *testing.T) {
 	var conns atomic.Int32
 	upstream := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		served := r.Context().Value(connKey{}).(*atomic.Int32)
 		if served.Add(1) > 1 {
-			panic(http.ErrAbortHandler) // no connection serves two
+			panic(http.ErrAbortHandler) // no connection serves two requests
 		}
 		if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
 			t.Errorf("%s came with a body of %d bytes, %v", r.Method, r.ContentLength, r.TransferEncoding)
@@ -240,8 +238,7 @@ func TestProxy_UpstreamCloses(t *testing.T) {
 
 type connKey struct{}
 
-// A client's wish for HTTP/2 over the same connection does not reach the upstream, which
-// would speak with the client past the cache.
+// A client's offer of HTTP/2 does not reach the upstream, which would bypass the cache.
 func TestProxy_UpgradeToHTTP2(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"Upgrade", "Connection", "Http2-Settings"} {
@@ -271,8 +268,7 @@ func TestProxy_UpgradeToHTTP2(t *testing.T) {
 	}
 }
 
-// TestProxy_BodyBreaksOff holds that a client sees a broken body broken, and
-// that nobody gets it from the cache.
+// TestProxy_BodyBreaksOff holds that a client sees the break, and that no other gets the body.
 func TestProxy_BodyBreaksOff(t *testing.T) {
 	calls := 0
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -297,8 +293,8 @@ func TestProxy_BodyBreaksOff(t *testing.T) {
 	})
 }
 
-// TestProxy_StreamsAtOnce holds that what the upstream has flushed is with the
-// client before the upstream goes on: of a page and of an event stream.
+// TestProxy_StreamsAtOnce holds that flushed bytes of the upstream reach the client before the
+// upstream continues, for a page and for an event stream.
 func TestProxy_StreamsAtOnce(t *testing.T) {
 	read := make(chan struct{})
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -370,7 +366,7 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
-// A page of another site, open in an operator's browser, changes nothing.
+// A page of another site in an operator's browser changes nothing.
 func TestAdmin_CrossSite(t *testing.T) {
 	_, back := newTestServer(t)
 	for _, test := range []struct {
@@ -414,8 +410,7 @@ func TestSiteHost(t *testing.T) {
 	}
 }
 
-// Of an upstream is said that it does not answer if it does not, and not if nobody
-// waits for it any more.
+// The log reports a silent upstream, but not for a request that its client has left.
 func TestProxy_SaysWhoDoesNotAnswer(t *testing.T) {
 	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer silent.Close()
@@ -470,8 +465,9 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// A request without a body, which net/http would repeat, is sent as one with a body of unknown
-// length: POST and PUT lose "Content-Length: 0", and a TRACE gets a content.
+// A request without a body that net/http would repeat reaches the upstream with the length 0. Sent
+// with a body of an unknown type, POST and PUT would lose "Content-Length: 0", and a TRACE would get
+// content.
 func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
 	for _, method := range []string{"POST", "PUT", "PATCH", "TRACE"} {
 		var length int64
@@ -496,8 +492,7 @@ func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
 	}
 }
 
-// DNS rebinding: the operator's browser has a page of evil.example open, whose address has
-// become that of the admin listener.
+// DNS rebinding: the name of an open page, evil.example, now has the admin listener's address.
 func TestAdmin_ReboundName(t *testing.T) {
 	s := &server{}
 	s.cache, s.metrics = newCache(config{}.cache)

@@ -15,12 +15,10 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// The tests here look at the documentation's drawings as a reader's browser
-// shows them. They are here because the browser is.
+// The tests here look at the documentation's drawings in a browser, which this package has.
 
-// drawn is the script that returns the faults of a drawing that is open by
-// itself: texts that leave the sheet, cover each other, are too small, or have
-// too little contrast to the shape behind them.
+// drawn is a script that returns the faults of an open drawing: texts that leave the sheet, cover
+// each other, are too small, or lack contrast to the shape behind them.
 const drawn = `(() => {
 	const faults = [], texts = [...document.querySelectorAll('text')]
 	const sheet = document.documentElement.getBoundingClientRect()
@@ -66,8 +64,7 @@ func scheme(name string) chromedp.Action[chromedp.Void] {
 	return protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
 }
 
-// TestBrowser_DrawingsAreLegible holds that a drawing can be read in light and
-// in dark, with the widest of the usual fonts.
+// TestBrowser_DrawingsAreLegible holds the drawings in light and dark, with the widest usual font.
 func TestBrowser_DrawingsAreLegible(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 1000, 800)
@@ -86,8 +83,8 @@ func TestBrowser_DrawingsAreLegible(t *testing.T) {
 	}
 }
 
-// TestBrowser_DrawingsHaveTheirGround holds that a drawing in a page is the same
-// on white and on black. A site may be dark although its reader's system is light.
+// TestBrowser_DrawingsHaveTheirGround holds that an embedded drawing is the same on white and on
+// black. A site may be dark although its reader's system is light.
 func TestBrowser_DrawingsHaveTheirGround(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 800, 700)

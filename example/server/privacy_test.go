@@ -16,9 +16,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestServer_EachClientGetsItsOwn is 48 clients at two processes, in front of an
-// origin with pages of eleven kinds. Whatever the others ask for and however they
-// fail, a client gets a whole answer that was made for it, or for everybody.
+// TestServer_EachClientGetsItsOwn sends 48 clients to two processes in front of an origin with
+// pages of eleven kinds. Each client gets a whole answer that was made for it or for everyone,
+// whatever the other clients ask and however they fail.
 func TestServer_EachClientGetsItsOwn(t *testing.T) {
 	const clients = 48
 	responses := map[string]int{"redis": 50_000, "memcached": 15_000}
@@ -43,9 +43,8 @@ func TestServer_EachClientGetsItsOwn(t *testing.T) {
 					defer v.client.CloseIdleConnections()
 					random := rand.New(rand.NewPCG(uint64(n), uint64(tab)))
 					for judged := 0; judged < enough; judged = int(all.judged.Load()) {
-						// Half of the requests meet at one URL, which nobody has asked
-						// for before and which changes with each 24 answers; half are
-						// for one of two URLs of any page, which expire meanwhile.
+						// Half of the requests meet at one new URL, another after each 24 answers.
+						// The others are for one of two URLs of any page, which expire meanwhile.
 						meeting := judged / 24
 						p, url := o.pages[meeting%len(o.pages)], 2+meeting
 						if random.IntN(2) == 0 {
@@ -74,7 +73,7 @@ func TestServer_EachClientGetsItsOwn(t *testing.T) {
 	})
 }
 
-// The judge finds each defect, and lets pass what the origin allows.
+// The judge finds each defect, and accepts the answers that the origin allows.
 func TestVisit_Defect(t *testing.T) {
 	private := hostilePage{of: oneClient}
 	failing := hostilePage{of: oneClient, own: failure5xx}

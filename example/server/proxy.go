@@ -15,57 +15,53 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is the way to the upstream.
+// This file connects to the upstream.
 
 // newProxy returns a handler that asks the upstream.
 //
-// The upstream gets its own Host, because many sites have an upstream that knows
-// itself by one name only; X-Forwarded-Host (if the client asked for a name),
-// -Proto and -For tell of the client.
-// Those that the client sent itself are dropped: they are not part of the
-// cache's key, and would let one client choose what all get. X-Forwarded-For
-// names the client whose request began the rebuild, so an upstream must not
-// answer by it, unless it says that the answer is private.
+// The upstream gets its own Host, because many upstreams know only their own name.
+// X-Forwarded-Host (if the client asked for a name), -Proto and -For describe the client. The
+// client's own fields of these names are dropped: the cache's key does not contain them, so one
+// client could choose the answer for all. X-Forwarded-For names the client whose request began the
+// rebuild, so the upstream must answer by it only with a private response.
 //
-// An upstream that does not answer is a 502, which the cache hands to all who
-// wait, or has a stale response for. A body that breaks off ends in the panic
-// with http.ErrAbortHandler that the cache knows a broken body by.
+// An upstream that does not answer is a 502. The cache hands it to all waiting clients, or serves a
+// stale response instead. A body that breaks off ends in a panic with http.ErrAbortHandler, by
+// which the cache recognises it.
 func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.Transport) {
 	transport := &http.Transport{
-		// No Proxy: whether the upstream is reached must not hang on the
-		// environment. No compression of our own: the client's Accept-Encoding
-		// decides, and the upstream's Vary tells the variants apart.
+		// No Proxy: the environment must not decide about the upstream. No compression of our own:
+		// the client's Accept-Encoding decides, and the upstream's Vary distinguishes the variants.
 		DialContext:           (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		TLSHandshakeTimeout:   5 * time.Second,
 		ExpectContinueTimeout: time.Second,
 		ForceAttemptHTTP2:     true,
 		DisableCompression:    true,
-		// A herd that is let through together, each to its own private page,
-		// needs a connection each, and the next herd needs them again.
+		// A herd for private pages needs a connection for each request, again and again.
 		MaxIdleConnsPerHost: 1024,
 		IdleConnTimeout:     90 * time.Second,
 	}
 	proxy := &httputil.ReverseProxy{
 		Transport: newTwice(transport),
 		Rewrite: func(r *httputil.ProxyRequest) {
-			// Over a connection that has changed to h2c, the client's next requests would
-			// reach the upstream, and neither the cache nor this proxy would see them.
+			// Over a connection that has switched to h2c, the client's next requests would reach
+			// the upstream unseen by the cache and by this proxy.
 			if strings.Contains(strings.ToLower(strings.Join(r.In.Header["Upgrade"], ",")), "h2c") {
 				for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
 					r.Out.Header.Del(name)
 				}
 			}
-			r.Out.URL.RawQuery = r.In.URL.RawQuery // also of what does not parse: it is in the key
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also an unparsable query, which the key has too
 			r.SetURL(upstream)
 			r.SetXForwarded()
-			if r.In.Host == noName { // it was asked for by address
+			if r.In.Host == noName { // requested by address
 				r.Out.Header.Del("X-Forwarded-Host")
 			}
 		},
-		FlushInterval: -1, // every write at once: streams are read while they grow
+		FlushInterval: -1, // flush every write: clients read streams while they grow
 		ErrorLog:      quiet.logger("upstream body"),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			// Else nobody waits for it any more, or it is made anew.
+			// Otherwise no client waits, or the page is being rebuilt.
 			if r.Context().Err() == nil || errors.Is(err, bellwether.ErrRebuildTimeout) {
 				quiet.warn("upstream", "upstream does not answer", "upstream", upstream.Redacted(), "err", err)
 			}
@@ -75,10 +71,9 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 	return proxy, transport
 }
 
-// A twice asks the upstream once more, over a new connection, if a kept connection ends
-// without an answer: the upstream may have closed the connection while nothing was sent.
-// net/http does so for each connection that it keeps, and an upstream that drops each
-// request would get the request from all of them.
+// A twice asks the upstream once more, over a new connection, if a kept connection ends without an
+// answer: the upstream may have closed it while it was idle. net/http would retry over each kept
+// connection, so an upstream that drops a request would get it from all of them.
 type twice struct{ kept, fresh http.RoundTripper }
 
 func newTwice(kept *http.Transport) twice {
@@ -91,15 +86,15 @@ func newTwice(kept *http.Transport) twice {
 func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case r.Body != nil && r.Body != http.NoBody || !repeatable(r):
-		return t.kept.RoundTrip(r) // which repeats only a request of which nothing was sent
+		return t.kept.RoundTrip(r) // net/http repeats only a request of which nothing was sent
 	case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions:
-		// With a body of another type, see below, it would not say that its length is 0. They are few.
+		// These requests are few. With the body below they would lose their Content-Length of 0.
 		return t.fresh.RoundTrip(r)
 	}
 	var reused atomic.Bool
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused.Store(info.Reused) }}
 	once := r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
-	once.Body = struct{ io.ReadCloser }{http.NoBody} // net/http repeats no request that has a body of a type it does not know
+	once.Body = struct{ io.ReadCloser }{http.NoBody} // net/http repeats no request with a body of an unknown type
 	resp, err := t.kept.RoundTrip(once)
 	if err == nil || !reused.Load() || r.Context().Err() != nil {
 		return resp, err
@@ -107,7 +102,7 @@ func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.fresh.RoundTrip(r)
 }
 
-// repeatable reports whether net/http repeats a request that has been sent.
+// repeatable reports whether net/http repeats a sent request.
 func repeatable(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:

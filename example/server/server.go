@@ -19,33 +19,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// This file puts the parts together and runs them: router and middleware in
-// front, engines behind, and an orderly end.
+// This file assembles the parts and runs them: router and middleware, engines, and an orderly end.
 
 const (
-	// drainTime is how long a shutdown waits for running requests, and stopTime
-	// how long it takes at most altogether. Five seconds after the signal the
-	// process is gone, whatever its clients and engines do.
+	// drainTime is how long a shutdown waits for running requests, and stopTime the bound of the
+	// whole: five seconds after the signal the process has ended, whatever its clients and engines do.
 	drainTime = 4 * time.Second
 	stopTime  = 4500 * time.Millisecond
 )
 
-// A server is one running process.
+// A server is a running process.
 type server struct {
 	config   config
 	log      *slog.Logger
 	cache    *bellwether.Middleware
 	metrics  *prometheus.Registry // of cache
-	addr     net.Addr             // where it listens
+	addr     net.Addr             // of the listener
 	started  time.Time
 	draining atomic.Bool
 }
 
-// run serves until ctx ends and then shuts down, for which it takes no longer
-// than stopTime. The error says why it could not serve.
+// run serves until ctx ends, and then shuts down within stopTime. The error is why it could not serve.
 func run(ctx context.Context, c config, log *slog.Logger) error {
-	// First of all, so that a port that is taken ends the program before it
-	// has done anything.
+	// First, so a taken port ends the program before it has done anything.
 	listener, err := net.Listen("tcp", c.addr)
 	if err != nil {
 		return fmt.Errorf("-addr: %w", err)
@@ -99,7 +95,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	}
 
 	select {
-	case err = <-failed: // before its time: Shutdown has not been called
+	case err = <-failed: // too early: Shutdown has not been called
 	case <-ctx.Done():
 	}
 
@@ -110,13 +106,13 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	log.Info("draining", "at_most", drainTime)
 	s.drain(deadline, front)
 
-	// What is left talks to engines, which may hang.
+	// The rest calls engines, which may hang.
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		endWatch()
 		<-watched
-		s.cache.Close() // before its engines, which it gives its leases back to
+		s.cache.Close() // before the engines, which get the leases back
 		engines.close()
 		site.close()
 	}()
@@ -125,13 +121,12 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	case <-deadline.Done():
 		log.Warn("an engine hangs: leaving without closing it")
 	}
-	back.Close() // last, so that /healthz says 503 all the while
+	back.Close() // last, so /healthz answers 503 until then
 	log.Info("stopped", "took", time.Since(began).Round(time.Millisecond))
 	return err
 }
 
-// drain waits for the running requests, and cuts off those that take longer
-// than drainTime.
+// drain waits for the running requests, and cuts off requests that take longer than drainTime.
 func (s *server) drain(ctx context.Context, front *http.Server) {
 	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
@@ -141,7 +136,7 @@ func (s *server) drain(ctx context.Context, front *http.Server) {
 	}
 }
 
-// name is what the site is made of, for people.
+// name describes the site for readers of the log.
 func name(c config) string {
 	if c.upstream == nil {
 		return "demo"
@@ -149,8 +144,7 @@ func name(c config) string {
 	return c.upstream.String()
 }
 
-// newHTTPServer returns a server for slow and hostile clients. It has no
-// WriteTimeout: a stream may take as long as it likes.
+// newHTTPServer returns a server for slow and hostile clients. Without a WriteTimeout streams may last.
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
@@ -160,8 +154,7 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// A site is what is cached. Its drain ends what would go on for as long as its
-// client likes; its close comes when no request is left.
+// A site is the cached site. drain ends endless responses. close comes after the last request.
 type site struct {
 	routes func(chi.Router)
 	drain  func()
@@ -189,29 +182,26 @@ func (s *server) site(quiet *repeats) site {
 	}
 }
 
-// router puts the cache before the site.
+// router puts the cache in front of the site.
 func (s *server) router(site site) http.Handler {
 	r := chi.NewRouter()
 	if s.config.upstream == nil {
-		// The live page's buttons are for those who look at it, not for other
-		// sites' pages that they look at. Before nameHost, which changes what an
-		// Origin is compared with. An upstream has rules of its own.
+		// Another site's page must not press the live page's buttons. The protection is before nameHost,
+		// which changes the name with which an Origin is compared. An upstream has rules of its own.
 		r.Use(http.NewCrossOriginProtection().Handler)
 	}
 	r.Use(nameHost)
 	r.Use(s.cache.Handler)
-	r.Use(middleware.GetHead) // behind the cache: for a HEAD that goes past it
+	r.Use(middleware.GetHead) // behind the cache: for a HEAD past the cache
 	site.routes(r)
 	return r
 }
 
-// noName is the Host of requests that are made to an address and not to a name.
+// noName is the Host of requests to an address.
 const noName = "localhost"
 
-// siteHost returns the name by which a site is cached that is asked for by
-// host. An address is no name: it says which process was asked, and all
-// processes of a fleet serve one site. So whichever address a client knows, it
-// shares what others were given.
+// siteHost returns the name under which the site of host is cached. An address selects a process,
+// and all processes serve one site, so clients of any address share the same pages.
 func siteHost(host string) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
@@ -223,8 +213,7 @@ func siteHost(host string) string {
 	return host
 }
 
-// nameHost is the middleware before the cache that gives each request its
-// siteHost, which is then all that the cache and the site know.
+// nameHost is the middleware before the cache that replaces each Host by the siteHost.
 func nameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name := siteHost(r.Host); name != r.Host {

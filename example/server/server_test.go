@@ -24,22 +24,20 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The tests here run the program as it is run: processes with flags, around
-// real engines, in front of an upstream that counts.
+// The tests here run processes with flags and real engines, in front of an upstream that counts.
 
-// TestMain is also the program: the test binary starts itself, with the race
-// detector if it has that.
+// TestMain is also the program: the test binary, perhaps with the race detector, starts itself.
 func TestMain(m *testing.M) {
 	if program := os.Getenv("BELLWETHER_TEST_SERVER"); program != "" {
 		go func() {
-			io.Copy(io.Discard, os.Stdin) // ends with the test, however that ends
+			io.Copy(io.Discard, os.Stdin) // ends with the test in any case
 			os.Exit(99)
 		}()
 		os.Exit(programs[program](os.Args[1:], os.Stdout, os.Stderr))
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		f.Value.Set("4") // the tests wait for processes more than they work
+		f.Value.Set("4") // the tests mostly wait for processes
 	}
 	status := m.Run()
 	client.CloseIdleConnections()
@@ -52,13 +50,12 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// programs are the test binary's other selves: the server as it is, and one for
-// HTTP/2 without TLS, too.
+// programs are the programs in the test binary: the server, and one for HTTP/2 without TLS too.
 var programs = map[string]func(args []string, stdout, stderr io.Writer) int{
 	"server": command, "both protocols": serveBothProtocols,
 }
 
-// client is everybody who asks. A request that hangs is a failure.
+// client is the client of all tests. A request that hangs is a failure.
 var client = &http.Client{
 	Timeout:   20 * time.Second,
 	Transport: &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true},
@@ -68,20 +65,20 @@ var client = &http.Client{
 type process struct {
 	addr, admin string
 	cmd         *exec.Cmd
-	ended       chan struct{} // closed when it is gone
-	err         error         // of its end, then
+	ended       chan struct{} // closed when it has ended
+	err         error         // of its end, set before ended is closed
 
 	mu  sync.Mutex // guards log
 	log bytes.Buffer
 }
 
-// start runs a server on free ports and returns when it listens.
+// start runs a server on free ports and waits until it listens.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
 	return startProgram(t, "server", args...)
 }
 
-// startProgram does it for any of the programs.
+// startProgram is start for any of the programs.
 func startProgram(t *testing.T, program string, args ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
@@ -91,7 +88,7 @@ func startProgram(t *testing.T, program string, args ...string) *process {
 	p := &process{ended: make(chan struct{})}
 	p.cmd = exec.Command(self, append([]string{"-addr", "127.0.0.1:0", "-admin", "127.0.0.1:0"}, args...)...)
 	p.cmd.Env = append(os.Environ(), "BELLWETHER_TEST_SERVER="+program,
-		"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
+		"GORACE=atexit_sleep_ms=0") // by default the race detector delays every exit by a second
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +139,7 @@ func startProgram(t *testing.T, program string, args ...string) *process {
 	return p
 }
 
-// field returns the word after what a line is known by.
+// field returns the word after prefix in a line.
 func field(line, prefix string) (string, bool) {
 	_, rest, ok := strings.Cut(line, prefix)
 	word, _, _ := strings.Cut(rest, " ")
@@ -161,8 +158,7 @@ func (p *process) says(t *testing.T, text string) {
 	eventually(t, 10*time.Second, "the log says "+text, func() bool { return strings.Contains(p.logged(), text) })
 }
 
-// end waits for the process's end and returns its exit status, and when it
-// came.
+// end waits for the process's end, and returns its exit status and time.
 func (p *process) end(t *testing.T) (status int, at time.Time) {
 	t.Helper()
 	select {
@@ -180,7 +176,6 @@ func (p *process) signal(t *testing.T, s syscall.Signal) {
 	}
 }
 
-// stats asks the admin side.
 func (p *process) stats(t *testing.T) report {
 	t.Helper()
 	a := do(http.MethodGet, "http://"+p.admin+"/stats")
@@ -191,7 +186,6 @@ func (p *process) stats(t *testing.T) report {
 	return r
 }
 
-// An answer is what a client got.
 type answer struct {
 	status int
 	header http.Header
@@ -202,7 +196,6 @@ type answer struct {
 
 func (a answer) String() string { return fmt.Sprintf("%d %q %v", a.status, a.body, a.err) }
 
-// do makes a request.
 func do(method, url string, fields ...string) answer {
 	began := time.Now()
 	r, err := http.NewRequest(method, url, nil)
@@ -222,14 +215,12 @@ func do(method, url string, fields ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(body), time.Since(began), err}
 }
 
-// get asks for a page, of each server by its own address: what one of them has
-// been asked for, the others have too.
+// get asks for a page at the server's own address. The processes of a fleet share the page.
 func (p *process) get(path string) answer {
 	return do(http.MethodGet, "http://"+p.addr+path)
 }
 
-// herd makes n requests to each process at one time, and returns how often each
-// answer came.
+// herd makes n requests to each process at the same time, and counts each answer.
 func herd(n int, path string, fleet ...*process) map[string]int {
 	var (
 		mu  sync.Mutex
@@ -250,10 +241,10 @@ func herd(n int, path string, fleet ...*process) map[string]int {
 	return out
 }
 
-// An origin is the upstream: it numbers the answers of each path.
+// An origin is the upstream. It numbers the answers of each path.
 type origin struct {
 	*httptest.Server
-	delay  atomic.Int64 // how long it takes for an answer
+	delay  atomic.Int64 // of an answer
 	cached atomic.Value // the Cache-Control of the answers, a string
 
 	mu    sync.Mutex // guards calls
@@ -286,7 +277,7 @@ func (o *origin) count(path string) int {
 	return o.calls[path]
 }
 
-// eventually waits for what other processes bring about.
+// eventually waits for an effect of other processes.
 func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(within); !ok(); time.Sleep(20 * time.Millisecond) {
@@ -309,8 +300,7 @@ func eachEngine(t *testing.T, test func(t *testing.T, engine *testserver.Server,
 	}
 }
 
-// unique keeps the paths of one run apart from those of the last, for engines
-// that outlive it.
+// unique separates the paths of this run from earlier runs', for engines that outlive a run.
 var unique = fmt.Sprint("/", time.Now().UnixNano())
 
 func TestServer_StaleWhileRevalidate(t *testing.T) {
@@ -331,19 +321,18 @@ func TestServer_StaleWhileRevalidate(t *testing.T) {
 				t.Errorf("while a rebuild of 2s runs: %v after %v, want the stale answer at once", got, got.took)
 			}
 		}
-		// Once it is built it is what both serve.
+		// The new page answers at both processes.
 		eventually(t, 10*time.Second, "both serve the new answer", func() bool {
 			return a.get(path).body != path+" 1" && b.get(path).body != path+" 1"
 		})
 	})
 }
 
-// Servers of different upstreams keep their pages apart on one engine, each under
-// its namespace.
+// Servers of different upstreams keep their pages apart on one engine, each under its namespace.
 func TestServer_Namespace(t *testing.T) {
 	eachEngine(t, func(t *testing.T, _ *testserver.Server, flags []string) {
 		path := unique + "/namespace/" + flags[1]
-		for _, want := range []int{1, 0} { // the second time they find what is theirs
+		for _, want := range []int{1, 0} { // the second time each finds its own page
 			for _, name := range []string{"one", "two"} {
 				o := newOrigin(t, "max-age=3600", 0)
 				p := start(t, slices.Concat(flags, []string{"-upstream", o.URL, "-namespace", name})...)
@@ -374,7 +363,7 @@ func TestServer_InvalidateReachesTheFleet(t *testing.T) {
 		if got := a.get(path); got.body != path+" 2" {
 			t.Errorf("the process that was told: %v, want the second answer", got)
 		}
-		// The other one asks the store again after NearTTL, which is 1 s.
+		// The other process asks the store again after NearTTL, 1 s.
 		eventually(t, 5*time.Second, "the other process serves the new answer", func() bool { return b.get(path).body == path+" 2" })
 		if took := time.Since(done); took > 2*time.Second {
 			t.Errorf("the other process followed after %v, want within about a second", took)
@@ -554,7 +543,7 @@ func TestCommand_Refuses(t *testing.T) {
 	}
 }
 
-// An -addr that is empty would be a port by lot on all of the machine's addresses.
+// An empty -addr would mean a random port on all addresses of the machine.
 func TestCommand_RefusesNoAddress(t *testing.T) {
 	if c, err := parse([]string{"-addr", ""}); err == nil || !strings.Contains(err.Error(), "host:port") {
 		t.Errorf("%q, %v; want the error that says host:port", c.addr, err)
@@ -569,7 +558,7 @@ func TestCommand_Help(t *testing.T) {
 	if got := command([]string{"-h"}, &stdout, &stderr); got != 0 || stderr.Len() > 0 {
 		t.Errorf("exit status %d, stderr %q; want 0 and nothing", got, &stderr)
 	}
-	flags := map[string]string{ // and what it says is the default
+	flags := map[string]string{ // with their printed defaults
 		"addr": "127.0.0.1:8080", "upstream": "empty", "store": "memory", "locker": "empty",
 		"memcached": "127.0.0.1:11211", "redis": "127.0.0.1:6379", "etcd": "127.0.0.1:2379", "zookeeper": "127.0.0.1:2181",
 		"dynamodb": "http://127.0.0.1:8000", "dynamodb-table": "bellwether", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",

@@ -14,17 +14,16 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// This file is the three strategies that the live page compares: Bellwether,
-// singleflight in each process, and neither. Each is a fleet of processes with
-// one store and an origin of its own, gets the same herd, and counts the
-// outcomes of its requests in the same way.
+// This file is the three strategies of the live page: Bellwether, singleflight in each process, and
+// neither. Each is a fleet with its own store and origin, gets the same herd, and counts its
+// outcomes in the same way.
 
 // A strategy answers a herd's requests by its own processes.
 type strategy struct {
 	origin    *herdOrigin
 	processes []http.Handler
 
-	mu       sync.Mutex // guards the following fields
+	mu       sync.Mutex // guards the fields below
 	released time.Time
 	requests int
 	outcomes [outcomeCount]int
@@ -45,8 +44,7 @@ const (
 	outcomeCount = iota
 )
 
-// newStrategy makes a strategy of processes that load from an origin of their
-// own.
+// newStrategy makes a strategy of processes with an origin of their own.
 func newStrategy(p *pen, process func(origin http.Handler) http.Handler) *strategy {
 	s := &strategy{origin: newHerdOrigin(p)}
 	for range herdProcesses {
@@ -55,8 +53,7 @@ func newStrategy(p *pen, process func(origin http.Handler) http.Handler) *strate
 	return s
 }
 
-// begin prepares for a herd. It counts all requests as waiting before the first
-// of them runs, so that their number only falls.
+// begin prepares for a herd. All requests count as waiting at first, so their number only falls.
 func (s *strategy) begin(released time.Time, requests, capacity int, page func(i int) int) {
 	s.origin.begin(capacity)
 	s.mu.Lock()
@@ -73,7 +70,7 @@ func (s *strategy) begin(released time.Time, requests, capacity int, page func(i
 func (s *strategy) request(ctx context.Context, i, page int) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, pageURL(page), nil)
 	if err != nil {
-		panic(err) // of a constant URL
+		panic(err) // the URL is constant
 	}
 	began := time.Now()
 	got := ask(s.processes[i%len(s.processes)], r)
@@ -88,8 +85,7 @@ func (s *strategy) request(ctx context.Context, i, page int) {
 	s.ends = append(s.ends, ended.Sub(s.released))
 }
 
-// outcomeOf compares the origin's stamp with the request's start. It therefore
-// has the same meaning for all strategies.
+// outcomeOf compares the origin's stamp with the request's start, alike for all strategies.
 func outcomeOf(ctx context.Context, got *recording, began time.Time) outcome {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -108,15 +104,14 @@ func outcomeOf(ctx context.Context, got *recording, began time.Time) outcome {
 	}
 }
 
-// waitingFor is how many requests for a page have no answer yet.
+// waitingFor returns the number of requests for a page without an answer yet.
 func (s *strategy) waitingFor(page int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting[page]
 }
 
-// buckets are the upper ends of the histogram of waits, in milliseconds. The
-// last bucket has no end.
+// buckets are the upper ends of the histogram of waits, in milliseconds. The last has no end.
 var buckets = [...]int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, math.MaxInt}
 
 type histogram [len(buckets)]int
@@ -133,18 +128,17 @@ func (h *histogram) add(wait time.Duration) {
 type strategyView struct {
 	Requests int `json:"requests"`
 	Loads    int `json:"loads"`
-	Answered int `json:"answered"` // the failed ones included
+	Answered int `json:"answered"` // with the failed requests
 	Fresh    int `json:"fresh"`
 	Stale    int `json:"stale"`
 	Waited   int `json:"waited"`
-	Failed   int `json:"failed"`    // those without an answer included
+	Failed   int `json:"failed"`    // with the requests without an answer
 	TimedOut int `json:"timed_out"` // no answer within herdTime
 
-	// Trail has the number of requests in flight at each of trailSteps equal
-	// parts of the axis, as far as time has come.
+	// Trail has the requests in flight at each of trailSteps equal parts of the axis, so far.
 	Trail  []int     `json:"trail"`
-	Served histogram `json:"served"` // waits of the requests that got a page
-	Errors histogram `json:"errors"` // waits of the others
+	Served histogram `json:"served"` // waits of the requests with a page
+	Errors histogram `json:"errors"` // waits of the other requests
 	P50    float64   `json:"p50_ms"` // of all waits
 	P99    float64   `json:"p99_ms"`
 	Max    float64   `json:"max_ms"`
@@ -194,15 +188,14 @@ func (s *strategy) look(elapsed, axis time.Duration) strategyView {
 	return v
 }
 
-// A recording is a response, kept as a whole.
+// A recording is a whole response.
 type recording struct {
 	header http.Header
 	status int
 	body   []byte
 }
 
-// ask has a handler answer a request. A handler that panics has broken the
-// connection off, which its client sees as 502.
+// ask has a handler answer a request. A panic breaks the connection off, to the client a 502.
 func ask(h http.Handler, r *http.Request) (got *recording) {
 	got = &recording{header: http.Header{}}
 	defer func() {
@@ -252,9 +245,8 @@ func (r *recording) sendTo(w http.ResponseWriter) {
 	w.Write(r.body)
 }
 
-// A plainStore is the store of a fleet without Bellwether: get, load, set. It
-// keeps a response for its max-age. A slower load of the same herd does not
-// replace the response, so that the pages of all strategies expire together.
+// A plainStore is the store of a fleet without Bellwether: get, load, set. It keeps a response for its
+// max-age, also against a slower load of the same herd, so the pages of all strategies expire together.
 type plainStore struct {
 	mu      sync.Mutex // guards replies
 	replies map[string]*recording
@@ -262,7 +254,7 @@ type plainStore struct {
 
 func newPlainStore() *plainStore { return &plainStore{replies: map[string]*recording{}} }
 
-// get returns the response to a request, or nil if the store has no fresh one.
+// get returns the fresh response to a request, nil if there is none.
 func (s *plainStore) get(r *http.Request) *recording {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,8 +297,7 @@ func (s *plainStore) loading(origin http.Handler) http.Handler {
 	})
 }
 
-// collapsing is a process in which requests for one page share a load by
-// singleflight.
+// collapsing is a process in which requests for a page share a load by singleflight.
 func (s *plainStore) collapsing(origin http.Handler) http.Handler {
 	var flights singleflight.Group
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -15,8 +15,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// echo is a WebSocket handler that says what it hears; other requests get a page
-// that may be cached.
+// echo is a WebSocket handler that repeats each message. Other requests get a cacheable page.
 func echo(t *testing.T) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {
@@ -42,7 +41,7 @@ func echo(t *testing.T) http.HandlerFunc {
 	}
 }
 
-// talk holds conversations at one time, over one URL that is also a cached page.
+// talk holds conversations at the same time, over one URL that is also a cached page.
 func talk(t *testing.T, url string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

@@ -1,6 +1,5 @@
-// Tenminutes is the program of docs/ten-minutes.md: one service, to whose cache
-// each step adds one option. It sends the same requests to the service with the
-// option and without, and prints the numbers of both.
+// Tenminutes is the program of docs/ten-minutes.md: a service whose cache gets one more option in
+// each step. It sends the same requests without and with the option, and prints the numbers of both.
 package main
 
 import (

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// measure runs a step where no other program is in the way.
+// measure runs a step without disturbance by other programs.
 func measure(t *testing.T, name string) (before, after Panel) {
 	t.Helper()
 	for _, s := range steps {
@@ -18,7 +18,7 @@ func measure(t *testing.T, name string) (before, after Panel) {
 			synctest.Test(t, func(t *testing.T) {
 				panels := s.panels()
 				before, after = panels[0], panels[1]
-				time.Sleep(time.Second) // Close waits for no load, and this origin's are deaf
+				time.Sleep(time.Second) // Close waits for no load, and this origin ignores its context
 			})
 			return before, after
 		}
@@ -27,8 +27,7 @@ func measure(t *testing.T, name string) (before, after Panel) {
 	return before, after
 }
 
-// count returns how many requests waited, the longest wait in ms, and the numbers
-// of stale answers and of failures.
+// count returns the waiting requests, the longest wait in ms, the stale answers and the failures.
 func (p Panel) count() (waited, longest, old, failures int) {
 	kinds := [3]int{}
 	for _, r := range p.Requests {
@@ -87,8 +86,7 @@ func TestSteps(t *testing.T) {
 	})
 }
 
-// TestSteps_Document holds that the tables of docs/ten-minutes.md have the
-// numbers that the charts are drawn from.
+// TestSteps_Document holds that the tables of docs/ten-minutes.md have the numbers of the charts.
 func TestSteps_Document(t *testing.T) {
 	guide, err := os.ReadFile(filepath.Join("..", "..", "docs", "ten-minutes.md"))
 	if err != nil {

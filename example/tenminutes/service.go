@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// This file is the service around the cache: the origin that it loads from, the
-// requests that come, and the record of both.
+// This file is the service around the cache: its origin, its requests, and the record of both.
 
 // A Report is what the service returns.
 type Report struct {
@@ -23,26 +22,26 @@ type load = func(ctx context.Context, id string) (Report, error)
 
 const (
 	connections = 8                      // of the origin's database
-	loadTime    = 100 * time.Millisecond // of one report
+	loadTime    = 100 * time.Millisecond // of a report
 	interval    = 10 * time.Millisecond  // between two requests
-	patience    = 10 * time.Millisecond  // a shorter wait is none
+	patience    = 10 * time.Millisecond  // a shorter wait does not count
 )
 
-// A trouble is a time in which the origin fails, or takes this long for a load.
+// A trouble is a time in which the origin fails, or a load takes this long.
 type trouble struct {
 	from, to time.Duration
 	fails    bool
 	takes    time.Duration
 }
 
-// An origin makes reports, at most as many at one time as it has connections.
+// An origin makes reports, as many at a time as it has connections.
 type origin struct {
 	began   time.Time
 	trouble trouble
 	free    chan struct{}
 
 	mu    sync.Mutex
-	loads [][2]int // when each began and ended, in ms
+	loads [][2]int // begin and end in ms
 }
 
 func newOrigin(t trouble) *origin {
@@ -81,15 +80,14 @@ const (
 	failed
 )
 
-// A Panel is one run: all requests to one setup of the service, and all loads.
+// A Panel is a run: all requests to one setup of the service, and all loads.
 type Panel struct {
 	Name     string   `json:"name"`
-	Requests [][3]int `json:"requests"` // when it came, how long it waited, in ms, and the kind of its answer
+	Requests [][3]int `json:"requests"` // arrival, wait in ms, and kind of answer
 	Loads    [][2]int `json:"loads"`
 }
 
-// run sends requests to the service for a time. Several gets are several
-// processes, which take turns.
+// run sends requests to the service for a time. Several gets stand for processes, in turns.
 func run(o *origin, lasts time.Duration, gets []load) Panel {
 	p := Panel{Requests: make([][3]int, lasts/interval)}
 	var requests sync.WaitGroup
@@ -116,7 +114,7 @@ func run(o *origin, lasts time.Duration, gets []load) Panel {
 	return p
 }
 
-// row is the panel in numbers.
+// row is the panel's row in the table.
 func (p Panel) row() string {
 	waited, longest, kinds := 0, 0, [3]int{}
 	for _, r := range p.Requests {

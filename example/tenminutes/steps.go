@@ -9,9 +9,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the steps. Each adds one option to the step before it.
+// This file has the steps. Each adds one option to the step before it.
 
-// reportTTL is the TTL of all steps. It is short, so that a run is.
+// reportTTL is the TTL of all steps, short for short runs.
 const reportTTL = time.Second
 
 // A setup makes the service's cache.
@@ -66,8 +66,7 @@ func storeAndLocker(loadReport load, store driver.Store, locker driver.Locker) *
 	return reports
 }
 
-// fleet is the setup of all processes of a fleet. The engines are in memory, so
-// that the program needs no server.
+// fleet is the setup of a fleet's processes. The engines are in memory: the program needs no server.
 func fleet() setup {
 	store, locker := memstore.New(), locallock.New()
 	return func(loadReport load) *bellwether.Cache[Report] { return storeAndLocker(loadReport, store, locker) }

@@ -1,8 +1,8 @@
-// Package audience says which callers of a flight may have a value that its load is still
-// making. The other callers wait for the flight's end, and then for the next flight.
+// Package audience selects the callers of a flight that may have a value while its load is still
+// making it. The other callers wait for the flight's end, and then for the next flight.
 package audience
 
-// An Audience is some of the callers of a flight.
+// An Audience is a set of a flight's callers.
 type Audience uint8
 
 const (
@@ -11,8 +11,8 @@ const (
 	Owner             // the call that began the flight
 )
 
-// Admits reports whether a call is of the audience: began says that it has begun the flight,
-// sameClient that its client is the one of the call that has.
+// Admits reports whether a call is in the audience. began: the call has begun the flight.
+// sameClient: the call that began the flight has the same client.
 func (a Audience) Admits(began, sameClient bool) bool {
 	return began || a == Everyone || a == Alike && sameClient
 }

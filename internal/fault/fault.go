@@ -1,7 +1,7 @@
-// Package fault has the failures that the cache itself makes of user code and of engines, and
-// the guards behind which that code runs: none of its panics and Goexits gets past them.
+// Package fault has the cache's own failures for user code and engines, and the guards around that
+// code. No panic and no Goexit passes a guard.
 //
-// The root package has the exported errors under the same names.
+// The root package exports the errors under the same names.
 package fault
 
 import (
@@ -19,22 +19,22 @@ var (
 	// ErrGoexit is the failure of user code that has called runtime.Goexit.
 	ErrGoexit = errors.New("bellwether: user code called runtime.Goexit")
 
-	// ErrRebuildTimeout is the failure of a rebuild that has taken too long.
+	// ErrRebuildTimeout is the failure of a rebuild that took longer than RebuildTimeout.
 	ErrRebuildTimeout = fmt.Errorf("bellwether: rebuild took longer than RebuildTimeout: %w", context.DeadlineExceeded)
 
 	// ErrUnavailable is the silence of an engine.
 	ErrUnavailable = errors.New("bellwether: engine unavailable")
 
-	// ErrWaitTimeout is the end of a call that has waited for MaxWait.
+	// ErrWaitTimeout ends a call that has waited for MaxWait.
 	ErrWaitTimeout = errors.New("bellwether: no value within MaxWait")
 
-	// ErrClosed is the end of a call of a cache that is closed.
+	// ErrClosed ends a call of a closed cache.
 	ErrClosed = errors.New("bellwether: cache is closed")
 
-	// ErrOverloaded is the end of a call whose rebuild there is no room for.
+	// ErrOverloaded ends a call when there is no room for its rebuild.
 	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
 
-	// ErrInvalidated is the cause that cancels a load when its key is invalidated.
+	// ErrInvalidated cancels a load whose key is invalidated.
 	ErrInvalidated = errors.New("bellwether: key invalidated during its rebuild")
 
 	// ErrNothing is the failure of a load that has answered its audience while it ran, and has
@@ -42,7 +42,7 @@ var (
 	ErrNothing = errors.New("bellwether: load was for its caller alone")
 )
 
-// An Own failure is the ErrNothing of a load that has failed: its audience has the failure.
+// An Own failure is the ErrNothing of a failed load whose audience already has the failure.
 type Own struct{ Err error }
 
 // Error returns the failure's text.
@@ -68,7 +68,7 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// A RemoteError is a failure that has come through the store, as text alone.
+// A RemoteError is another process's failure. Only its text comes through the store.
 type RemoteError struct{ Message string }
 
 // Error returns "bellwether: rebuild failed: " and the text.
@@ -86,7 +86,7 @@ func (e *RemoteError) Unwrap() error {
 	return nil
 }
 
-// A RetryAdvice is an error that says when to try again.
+// A RetryAdvice is an error that names the time of the next try.
 type RetryAdvice interface {
 	error
 	RetryAfter() time.Duration
@@ -115,8 +115,8 @@ func Run(f func() error, done func(error)) {
 	err = f()
 }
 
-// Panicked is the failure of user code that has panicked with p, on the panicking goroutine. An
-// error whose methods panic in their turn is replaced by a text.
+// Panicked is the failure of user code that panicked with p, on the panicking goroutine. An error
+// whose own methods panic is replaced by a text.
 func Panicked(p any) (e *PanicError) {
 	e = &PanicError{Value: p, Stack: debug.Stack()}
 	if err, ok := p.(error); ok {
@@ -130,9 +130,9 @@ func Panicked(p any) (e *PanicError) {
 	return e
 }
 
-// Inquire asks a user's error everything that the cache asks it later, where no guard is: its
-// Unwrap, Is, As and Error are user code, and the methods of a nil pointer in an error panic. Call
-// it under a guard, so that such a panic becomes the failure.
+// Inquire calls the methods of a user's error that the cache calls later without a guard. Unwrap,
+// Is, As and Error are user code, and the methods of a nil pointer in an error panic. Call it under
+// a guard, so such a panic becomes the failure.
 func Inquire(err error) {
 	if err == nil {
 		return
@@ -144,8 +144,7 @@ func Inquire(err error) {
 	_ = err.Error()
 }
 
-// Says reports whether a load's error is one of targets. A panic with such an error is a failure,
-// and says nothing.
+// Says reports whether a load's error is one of targets. A panic with such an error is none of them.
 func Says(err error, targets ...error) bool {
 	if _, panicked := errors.AsType[*PanicError](err); panicked {
 		return false
@@ -153,10 +152,10 @@ func Says(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
-// NotFound reports whether a load has said that the thing does not exist.
+// NotFound reports whether a load found no value.
 func NotFound(err error) bool { return Says(err, driver.ErrNotFound) }
 
-// IsAnswer tells an engine's answer from its silence.
+// IsAnswer reports whether an engine's error is an answer, and no silence.
 func IsAnswer(err error) bool {
 	for _, answer := range [...]error{driver.ErrNotFound, driver.ErrHeld, driver.ErrLeaseLost, driver.ErrFenced, driver.ErrCorrupt, driver.ErrTooLarge} {
 		if errors.Is(err, answer) {

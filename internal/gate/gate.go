@@ -1,11 +1,11 @@
 // Package gate makes the calls of an engine that may be down. A call has a time limit. A run of
-// failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds
-// the time that one flight loses to all engines together.
+// failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds the
+// time that a flight loses to all engines together.
 //
 // An engine may be several servers with one of them down. The failures of that server's keys stop
 // the calls for these keys only.
 //
-// Calls take turns, in turns.go: the gate bounds how many calls run at one time.
+// Calls take turns, in turns.go: the gate bounds how many calls run at a time.
 package gate
 
 import (
@@ -25,20 +25,19 @@ import (
 )
 
 const (
-	// Trips is the number of keys that fail in a row before the engine counts as down, and
-	// the number of failures in a row of one key before that key's server does. With 1, a
-	// single lost packet would switch collapsing across processes off.
+	// Trips is the number of keys that fail in a row before the engine counts as down, and the
+	// number of failures in a row of a key before that key's server does. With 1, a single lost
+	// packet would switch collapsing across processes off.
 	Trips = 3
-	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open
-	// the gate. The key of one dead server among many is asked again and again, and the
-	// answers for other keys between may be rare.
+	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open the gate:
+	// a dead server's key among many is asked again and again, with few answers for other keys between.
 	silenceTimeouts = 10
 	// maxTroubled bounds the remembered keys with failures.
 	maxTroubled = 4096
 	// Pause is the time from the last failure to the next probe.
 	Pause = time.Second
-	// memory is the time after which a failure without a later call no longer counts as an
-	// outage for [Gate.Answers]: a cache that makes no calls knows nothing of its engine.
+	// memory is the time after which a failure without a later call no longer counts as an outage
+	// for [Gate.Answers]: a cache without calls knows nothing of its engine.
 	memory = 30 * time.Second
 )
 
@@ -51,11 +50,11 @@ const (
 	Open                  // no call
 )
 
-// A Gate stands before one engine. It is safe for concurrent use.
+// A Gate stands before one engine. All methods are safe for concurrent use.
 type Gate struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
-	tripped atomic.Bool // the circuit is not closed; it closes, and leaves that state, with a call alone
+	tripped atomic.Bool // the circuit is not closed; only a call changes the state
 
 	mu       sync.Mutex                            // guards the fields below
 	asking   map[*context.CancelCauseFunc]struct{} // the contexts of WhileUp
@@ -79,9 +78,8 @@ type trouble struct {
 	until    time.Time // the key's next probe, after Trips failures
 }
 
-// New returns the closed gate of an engine. A flight's whole budget for engines is timeout. The
-// gate calls changed at each change of state, in order and under a lock: changed must not wait and
-// must not use the gate.
+// New returns the closed gate of an engine. A flight's whole budget for engines is timeout. changed
+// runs at each change of state, in order and under a lock: it must not wait and must not use the gate.
 func New(timeout time.Duration, changed func(from, to State)) *Gate {
 	return newGate(newTurns(timeout), timeout, changed)
 }
@@ -117,8 +115,8 @@ func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gat
 	return g
 }
 
-// Retries reports whether another call is worth trying after a call without an answer. It is not
-// once the engine seems to answer for no key.
+// Retries reports whether another call is worth trying after a call without an answer. It returns
+// false once the engine seems to answer for no key.
 func (g *Gate) Retries() bool {
 	if g.circuit.State() == gobreaker.StateOpen {
 		return false
@@ -131,7 +129,7 @@ func (g *Gate) Retries() bool {
 // Closed reports whether the gate lets all calls through.
 func (g *Gate) Closed() bool { return !g.tripped.Load() }
 
-// Open reports whether the gate lets no call through. From one Pause after it opened it lets one through.
+// Open reports whether the gate lets no call through. One Pause after it opened, it lets one through.
 func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
 
 // Closing returns a channel that is closed at the gate's next change to Closed.
@@ -170,7 +168,7 @@ func (g *Gate) Fails(key string) bool {
 	return time.Since(g.failed) < 2*Pause
 }
 
-// silent reports whether the whole engine is silent, and not one of its servers.
+// silent reports whether the whole engine is silent, and not a single server.
 func (g *Gate) silent(timeout time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -178,8 +176,7 @@ func (g *Gate) silent(timeout time.Duration) bool {
 	return silence >= silenceTimeouts*timeout || len(g.failing) >= Trips && silence >= timeout
 }
 
-// blocks reports whether the key's server counts as down. Once in each Pause it lets one call
-// through.
+// blocks reports whether the key's server counts as down. Once in each Pause it lets one call through.
 func (g *Gate) blocks(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -211,8 +208,7 @@ func (g *Gate) Answers() bool {
 var ErrSilent = errors.New("the engine answers no call")
 
 // WhileUp returns a context that ends, with cause ErrSilent, when the gate opens. Without it, each
-// call under way would wait out the silence that the first calls have found. Call end after the
-// calls.
+// call under way would wait out the silence that the first calls have found. Call end after the calls.
 func (g *Gate) WhileUp(ctx context.Context) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	g.mu.Lock()
@@ -240,8 +236,7 @@ func (g *Gate) giveUp() {
 	clear(g.asking)
 }
 
-// note records the outcome of one call: its failure, or nil for an answer. The end of the caller's
-// own context is not recorded.
+// note records the outcome of a call, nil for an answer. The end of the caller's context is no outcome.
 func (g *Gate) note(key string, failure error) {
 	if failure == context.Canceled {
 		return
@@ -266,8 +261,7 @@ func (g *Gate) note(key string, failure error) {
 			clear(g.troubled) // the next failures find these keys again
 		}
 	}
-	// A key that failed already while the engine answered for other keys says nothing about the
-	// other keys.
+	// A key that failed while the engine answered for other keys proves nothing about the others.
 	if !t.since.Before(g.heard) && len(g.failing) < Trips && !slices.Contains(g.failing, key) {
 		g.failing = append(g.failing, key)
 	}
@@ -286,51 +280,47 @@ func (g *Gate) latest() string {
 	return g.why
 }
 
-// A Budget is the time that a call may still lose to engines that do not answer. All engines
-// share it: a call that has waited for a dead locker does not wait for the dead store as well.
-// A Budget is safe for concurrent use; calls at one time each take their time from it.
+// A Budget is the time that a call may still lose to engines that do not answer. All engines share
+// it: a call that has waited for a dead locker does not wait for the dead store as well. A Budget
+// is safe for concurrent use. Concurrent calls each take their time from it.
 type Budget struct {
 	left atomic.Int64 // in nanoseconds
-	of   *Budget      // it is a part of that one; nil if of none
+	of   *Budget      // the budget of which it is a part; nil if there is none
 }
 
-// NewBudget returns a budget of that time.
 func NewBudget(left time.Duration) *Budget {
 	b := &Budget{}
 	b.Begin(left)
 	return b
 }
 
-// Begin gives a budget that nobody uses yet its time.
+// Begin sets the time of an unused budget.
 func (b *Budget) Begin(left time.Duration) { b.left.Store(int64(left)) }
 
-// Half is a part of the budget for one call: half of what is left now.
+// Half is a part of the budget for a call: half of the remaining time.
 func (b *Budget) Half() *Budget {
 	half := NewBudget(b.Left() / 2)
 	half.of = b
 	return half
 }
 
-// Left is the time that is left; 0 or less is none.
+// Left is the remaining time. Zero or less: the budget is used up.
 func (b *Budget) Left() time.Duration { return time.Duration(b.left.Load()) }
 
-// Spend takes time from the budget.
 func (b *Budget) Spend(lost time.Duration) {
 	for ; b != nil; b = b.of {
 		b.left.Add(-int64(lost))
 	}
 }
 
-// ErrNotAsked is part of the error of a call that the gate did not make, because earlier calls had
-// no answer.
+// ErrNotAsked is part of the error of a call that the gate did not make, after calls without an answer.
 var ErrNotAsked = errors.New("no call is made")
 
-// Ask calls an engine about a key. It is for the calls that others wait for: of a flight with a
-// lease or an epoch, of a batch, of the log of sweeps. These calls go before those of AskInTurn.
+// Ask calls an engine about a key, for a call on which others wait: of a flight with a lease or an
+// epoch, of a batch, of the log of sweeps. These calls go before the calls of AskInTurn.
 //
-// An error that is an answer by the engine's contract comes back as it is. Every other error, a
-// panic and a Goexit of call come back wrapped in fault.ErrUnavailable; their time is taken from
-// budget.
+// An error that is an answer by the engine's contract is returned unchanged. Every other error, a
+// panic and a Goexit of call are wrapped in fault.ErrUnavailable, and their time is taken from budget.
 func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
 }
@@ -346,8 +336,8 @@ func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, 
 	return askFrom(ctx, g, &g.turns.others, key, budget, inTime, call)
 }
 
-// AskInPieces is AskInTurn for a call that the engine answers piece by piece. The limit is for the
-// silence before each piece: call reports each by calling heard.
+// AskInPieces is AskInTurn for a call that the engine answers piece by piece. The limit bounds the
+// silence before each piece: call calls heard for each piece.
 func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call func(ctx context.Context, heard func()) error) error {
 	_, err := askFrom(ctx, g, &g.turns.others, key, budget, withPatience, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, call(ctx, ctx.(*patience).heard)
@@ -391,7 +381,7 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
 	v, failure, err := askWithin(ctx, g, key, budget.Left(), limit, call, report)
-	// An adapter may return these two errors without a call of its engine.
+	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {
 		budget.Spend(time.Since(start))
@@ -399,11 +389,11 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	return v, err
 }
 
-// askWithin makes a call with a time limit. It reports the call's failure, nil for an answer, and
-// returns it beside the call's own results.
+// askWithin makes a call with a time limit. It reports and returns the call's failure, nil for an
+// answer.
 func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Duration, limit limiter, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
-	// A panic or Goexit of the adapter counts as no answer. Without the report a half-open gate
-	// would wait for this probe for ever.
+	// A panic or Goexit of the adapter is no answer. Without the report a half-open gate would wait
+	// for ever.
 	failure = errors.New("the call did not return")
 	defer func() {
 		if p := recover(); p != nil {
@@ -421,7 +411,7 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Dura
 		return v, failure, err
 	}
 	if failure = err; ctx.Err() != nil || errors.Is(err, context.Canceled) {
-		failure = context.Canceled // the caller's own end says nothing about the engine
+		failure = context.Canceled // the caller's own end proves nothing about the engine
 	}
 	var zero T
 	return zero, failure, fmt.Errorf("%w: %w", fault.ErrUnavailable, err)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// What an engine call costs beyond the call: its time-out, and beside that a turn,
-// which is a place in a queue and a channel, and the circuit's report.
+// Ask costs, beyond the call: its time limit, its turn (a place in a queue and a channel), and the
+// report.
 func TestAsk_Allocations(t *testing.T) {
 	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), NewBudget(time.Second)
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }
@@ -33,8 +33,7 @@ func TestAsk_Allocations(t *testing.T) {
 	}
 }
 
-// A call that ends when the breaker opens costs a context that can be cancelled,
-// its name among those, and the way to take it off. What has ended leaves nothing.
+// WhileUp costs a cancellable context, its entry in the gate, and the function that removes the entry.
 func TestWhileUp_Allocations(t *testing.T) {
 	ctx, b := t.Context(), New(time.Second, func(_, _ State) {})
 	floor := testing.AllocsPerRun(1000, func() {

@@ -13,34 +13,32 @@ import (
 // connections, and in the engine. Such a wait is no outage. Calls wait here, before their budget
 // counts, and go on as fast as the engine answers the calls before them.
 
-// turns bounds the running calls of one engine.
+// turns bounds the running calls of an engine.
 type turns struct {
 	timeout time.Duration // of a call
 
 	mu      sync.Mutex // guards the fields below
 	bound   float64
 	running int
-	base    time.Duration // the duration of a call that no other call slows down; 0: unknown
-	learned time.Time     // the time at which a call beside few others last gave the base
-	crowded time.Time     // the latest time at which more than fewTurns calls ran
-	probing time.Time     // until then fewTurns calls run, so that one of them gives the base
-	lowered time.Time     // the time at which bound was last lowered
+	base    time.Duration // the duration of an undisturbed call; 0: unknown
+	learned time.Time     // when a call beside few others last gave the base
+	crowded time.Time     // when more than fewTurns calls last ran
+	probing time.Time     // until then fewTurns calls run, so a call gives the base
+	lowered time.Time     // when bound was last lowered
 	holders list.List     // of chan struct{}: the calls of Ask; they go first, in order
 	others  list.List     // of chan struct{}: all other calls; the latest goes first
 }
 
-// The bound follows what our own calls do to the engine, as in TCP Vegas
-// (Brakmo, O'Malley, Peterson, SIGCOMM 1994): it falls while calls take longer
-// than they do beside few others, since more of them at a time would only take
-// longer still, and rises while they do not. An engine that is far away is as far
-// for one call as for many, and gets as many as it has need of.
+// The bound follows the effect of our own calls on the engine, as in TCP Vegas (Brakmo, O'Malley,
+// Peterson, SIGCOMM 1994). It falls while calls take longer than calls beside few others, because
+// more calls at a time would only take longer still. Otherwise it rises. A distant engine is
+// equally distant for a call and for many, and gets as many calls as it needs.
 const (
 	fewestTurns = 8
 	firstTurns  = 16
 	mostTurns   = 256
-	// fewTurns run beside each other without slowing each other down. It is below
-	// fewestTurns, so that under a load that never ends the base is not taken
-	// from calls that waited in the engine for each other.
+	// fewTurns calls run beside each other without slowing each other down. It is below fewestTurns:
+	// under endless load the base must not come from calls that waited in the engine for each other.
 	fewTurns = 2
 	// A call is slow if it takes longer than the base by 1/slowPart of the timeout, or if it
 	// takes all but 1/slowPart of the timeout. So the bound falls before calls time out.
@@ -78,7 +76,7 @@ func (t *turns) take(ctx context.Context, queue *list.List) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
-	case <-turn: // it came together with ctx's end: the next call may have it
+	case <-turn: // the turn came together with ctx's end: the next call may have it
 		t.running--
 		t.next()
 	default:
@@ -103,7 +101,7 @@ func (t *turns) done(began time.Time, answered bool) {
 	quick := (t.base + slow) / 2
 	switch {
 	case took >= slow:
-		// Once for all calls that ran together: they were slow for one reason.
+		// Once for all calls that ran together: they were slow for the same reason.
 		if began.After(t.lowered) {
 			t.bound, t.lowered = max(fewestTurns, t.bound*3/4), now
 		}
@@ -113,9 +111,8 @@ func (t *turns) done(began time.Time, answered bool) {
 		t.bound = min(mostTurns, t.bound+1/math.Sqrt(t.bound))
 	}
 	if answered && took >= quick && now.Sub(t.learned) > baseLife && now.Sub(t.probing) > baseLife {
-		// The engine itself may have become slower. Under endless load no call runs beside few
-		// others unless the others wait: for the time of two calls, and for no longer than the
-		// timeout if the calls before never end.
+		// The engine itself may have become slower. Under endless load calls run beside few others
+		// only if the rest waits: for the time of two calls, and at most for the timeout.
 		t.unfill(slow)
 		t.probing = now.Add(t.timeout)
 		time.AfterFunc(t.timeout, t.resume)
@@ -126,17 +123,16 @@ func (t *turns) done(began time.Time, answered bool) {
 	t.next()
 }
 
-// unfill lowers the bound for calls that come together while no call is under way. Of calls in a
-// steady stream a part is in the engine and the rest is on the way; these would all be in the
-// engine.
+// unfill lowers the bound for calls that come together while no call is under way. A part of a
+// steady stream is on the way. A new burst would be in the engine as a whole.
 func (t *turns) unfill(slow time.Duration) {
 	part := float64(max(0, slow-t.base)) / float64(slow)
 	t.bound = min(t.bound, max(firstTurns, t.bound*part))
 }
 
-// learn takes the base from a call that was answered now. A quicker call always gives the base. A
-// slower call gives it if no other call can have slowed it down and the base is old. t.mu is held,
-// and the call still counts as running.
+// learn takes the base from a call that was answered now. A quicker call always gives it. A slower
+// call gives it if few others ran beside it and the base is old. t.mu is held, and the call still
+// counts as running.
 func (t *turns) learn(began, now time.Time) {
 	took, alone := max(now.Sub(began), 1), !t.crowded.After(began)
 	if t.base == 0 || took < t.base || alone && now.Sub(t.learned) > baseLife {

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// A busyEngine answers after its distance, once it has had a call's work done.
+// A busyEngine answers after its distance, when it has done the work of the calls before.
 type busyEngine struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	distance time.Duration
-	work     time.Duration // of one call, one after another
-	free     time.Time     // when it has done what it was asked for
+	work     time.Duration // of one call; calls are served in sequence
+	free     time.Time     // when the work so far is done
 }
 
 func (b *busyEngine) call() {
@@ -36,8 +36,8 @@ func (b *busyEngine) move(distance time.Duration) {
 	b.distance = distance
 }
 
-// press has 500 callers call the engine in turns for so long. It returns the
-// calls a second in the latter half, and how long the slowest of these took.
+// press runs 500 callers on the engine in turns for so long. It returns the calls per second of the
+// latter half, and the time of its slowest call.
 func press(b *busyEngine, t *turns, long time.Duration) (rate float64, slowest time.Duration) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -65,7 +65,7 @@ func press(b *busyEngine, t *turns, long time.Duration) (rate float64, slowest t
 
 const boundTimeout = 500 * time.Millisecond
 
-// A distance is no reason to wait: as many calls as may run do.
+// Distance is no reason to wait: mostTurns calls run.
 func TestTurns_FarEngine(t *testing.T) {
 	for _, distance := range []time.Duration{time.Millisecond, 80 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -78,8 +78,7 @@ func TestTurns_FarEngine(t *testing.T) {
 	}
 }
 
-// Under a load that never ends no call takes so long that it would be given up, and
-// the engine is never idle for long.
+// Under endless load no call comes near its timeout, and the engine is never idle for long.
 func TestTurns_SaturatedEngine(t *testing.T) {
 	for _, b := range []*busyEngine{{work: 5 * time.Millisecond}, {distance: 150 * time.Millisecond, work: 5 * time.Millisecond}, {distance: 300 * time.Millisecond, work: 2 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -101,7 +100,7 @@ func TestTurns_SaturatedEngine(t *testing.T) {
 	}
 }
 
-// An engine that moves, under a load that never ends, is as far away as it is.
+// Under endless load the base follows the engine's distance.
 func TestTurns_EngineMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, turns := &busyEngine{}, newTurns(boundTimeout)
@@ -116,8 +115,7 @@ func TestTurns_EngineMoves(t *testing.T) {
 	})
 }
 
-// What is said without the engine says nothing of it, and calls that never end
-// hold a probe up no longer than they may take.
+// A call without an answer keeps the base, and a hanging call holds up a probe at most for the timeout.
 func TestTurns_ProbeBesideCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, turns := &busyEngine{distance: 10 * time.Millisecond}, newTurns(boundTimeout)
@@ -135,7 +133,7 @@ func TestTurns_ProbeBesideCallsThatHang(t *testing.T) {
 		}
 		b.move(200 * time.Millisecond)
 		press(b, turns, 20*time.Second)
-		// The last probe has found nothing, and nobody comes to begin the next one.
+		// The last probe gave no base, and no later call begins the next probe.
 		turns.mu.Lock()
 		turns.probing = time.Now().Add(boundTimeout)
 		turns.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package gather lets the keys of a batch load together. Each key goes its own way to its load, and
-// may wait for a lease or a slot meanwhile; the keys that are ready are loaded in one call.
+// Package gather joins the loads of a batch: the keys that have their leases and slots are loaded
+// in one call.
 package gather
 
 import (
@@ -12,38 +12,36 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// lull is how long the ready members wait, while no member moves, for the others: one slow answer
-// of an engine must not hold up a batch, and a dead process's leases do not end all at one moment.
+// lull is how long the ready members wait while no member moves: one slow answer must not hold up a
+// batch, and a dead process's leases do not all end together.
 const lull = 20 * time.Millisecond
 
 // Options configure a Group.
 type Options[K, R any] struct {
-	// Load loads the keys of some members: it sets the Result of each seat. It is called on a
-	// goroutine of its own, and must not panic. Nil: each member loads by itself, and none
-	// calls [Member.Load].
+	// Load loads the keys of some members: it sets the Result of each seat. It runs on its own
+	// goroutine, and must not panic. Nil: each member loads by itself, and does not call [Member.Load].
 	Load func(ctx context.Context, seats []*Seat[K, R])
-	// Slots has the slots for the loads. The first load's slot is shared by all members.
+	// Slots has the slots for the loads. All members share the first load's slot.
 	Slots *slots.Slots
 	// Running counts the goroutine that waits for a shared slot.
 	Running *sync.WaitGroup
 	// Longest bounds the time from the first ready member of a load to the load.
 	Longest time.Duration
-	// Closed reports whether the cache is closed. Then no load begins: the members leave.
+	// Closed reports whether the cache is closed. Then no load begins, and the members leave.
 	Closed func() bool
 }
 
-// A Group is the members of one batch: keys, however the caller tells them apart, and the results of
-// their loads. It is safe for concurrent use.
+// A Group is the members of a batch. All methods are safe for concurrent use.
 type Group[K, R any] struct {
 	Options[K, R]
 	Demand slots.Demand // whether a load waits for a member
 	shared *slots.Shared
 
-	mu            sync.Mutex   // guards what follows, and all fields of members
+	mu            sync.Mutex   // guards the fields below, and all fields of members
 	looking, away int          // members in these states
 	loaded        bool         // the first load has begun
-	queued        int          // of the members, those that wait for a slot
-	admitted      bool         // these may
+	queued        int          // members that wait for a slot
+	admitted      bool         // the queued members may wait
 	open          *round[K, R] // the members that are ready to load; nil if there are none
 }
 
@@ -52,29 +50,29 @@ func New[K, R any](o Options[K, R]) *Group[K, R] {
 	return &Group[K, R]{Options: o, shared: o.Slots.Share(o.Running)}
 }
 
-// A Member is one key of a group. It implements [slots.Source].
+// A Member is a key of a group. It implements [slots.Source].
 type Member[K, R any] struct {
 	group *Group[K, R]
 	key   K
-	order int // among the keys of the batch
+	order int // of the key in the batch
 
 	state state
-	seat  *Seat[K, R] // of the state loading
+	seat  *Seat[K, R] // in the state loading
 	hand  *slots.Hand // the member's slot
-	free  func()      // gives that back, the first time
+	free  func()      // gives the slot back, the first time
 }
 
-// A state is what a group knows of a member.
+// A state is a group's knowledge of a member.
 type state uint8
 
 const (
-	looking state = iota // on its way to its load or its end
-	away                 // from it: it waits for another process
+	looking state = iota // on the way to a load or the end
+	away                 // it waits for another process
 	loading              // in a round
 	ended
 )
 
-// Join adds a member. All members join before the first one looks for a slot.
+// Join adds a member. All members join before the first member looks for a slot.
 func (g *Group[K, R]) Join(key K, order int) *Member[K, R] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -82,10 +80,10 @@ func (g *Group[K, R]) Join(key K, order int) *Member[K, R] {
 	return &Member[K, R]{group: g, key: key, order: order}
 }
 
-// Held says that the member waits for another process: no other member waits for it.
+// Held reports the member's wait for another process: the other members go on.
 func (m *Member[K, R]) Held() { m.turnTo(away) }
 
-// End says that the member has its answer, or none.
+// End reports the member's end, with or without an answer.
 func (m *Member[K, R]) End() { m.turnTo(ended) }
 
 func (m *Member[K, R]) turnTo(s state) {
@@ -118,8 +116,7 @@ func (m *Member[K, R]) Wait(ctx context.Context, d *slots.Demand) (free func()) 
 	}
 }
 
-// shares reports whether the slot that the member is to take is the first load's, and not one of
-// its own.
+// shares reports whether the member's next slot is the first load's.
 func (m *Member[K, R]) shares() bool {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
@@ -136,8 +133,8 @@ func (m *Member[K, R]) take(h *slots.Hand) (free func()) {
 	return m.free
 }
 
-// Queue implements [slots.Source]. The members count as one among MaxQueued: a call for more keys
-// than MaxQueued would otherwise stand in its own way.
+// Queue implements [slots.Source]. The members count once in MaxQueued: many keys must not refuse
+// themselves.
 func (m *Member[K, R]) Queue() bool {
 	g := m.group
 	g.mu.Lock()
@@ -158,20 +155,20 @@ func (m *Member[K, R]) Unqueue() {
 	}
 }
 
-// A round is one call of the group's load.
+// A round is a call of the group's load.
 type round[K, R any] struct {
 	seats  []*Seat[K, R]
 	opened time.Time
-	timer  *time.Timer // begins it after a lull; nil until there is one
+	timer  *time.Timer // begins the round after a lull; nil at first
 	load   func(*slots.Hand)
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when the seats have their results
 
-	present int  // guarded by Group.mu: the seats whose members wait
+	present int  // guarded by Group.mu: seats whose members wait
 	begun   bool // guarded by Group.mu
 }
 
-// A Seat is one key in a load.
+// A Seat is a key in a load.
 type Seat[K, R any] struct {
 	Key    K
 	Result R // set by Options.Load
@@ -180,14 +177,13 @@ type Seat[K, R any] struct {
 	hand   *slots.Hand
 }
 
-// Load has the member's key loaded with those that are ready too. The error is ctx's cause, if that
-// ends before the load does: the load goes on for the other members, and is cancelled when all of
-// them have left it.
+// Load loads the member's key together with the other ready keys. If ctx ends first, the error is
+// ctx's cause, and the load goes on for the other members. It is cancelled when all members have left.
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
-		// The load that its slot was for has gone without it.
+		// The slot's load has begun without the member.
 		if s.hand = slots.Own(m.group.Slots.Wait(ctx, &m.group.Demand)); s.hand != nil {
 			defer s.hand.Release()
 			r = m.arrive(ctx, s)
@@ -205,9 +201,9 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	}
 }
 
-// arrive takes a seat in the open round, or opens one, with the seat's slot or else the member's. It
-// returns nil if a load has that slot already, or the member's rebuild has given this load up: by
-// now that may have a successor.
+// arrive takes a seat in the open round, or opens a round, with the seat's slot or else the
+// member's. It returns nil if a load has already taken that slot, or if the member's rebuild has
+// given this load up: by now that rebuild may have another load.
 func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	g := m.group
 	g.mu.Lock()
@@ -220,17 +216,15 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 		return nil
 	}
 	if s.hand.Spent {
-		// It waits for a slot of its own now. With its share of this one it would
-		// wait for itself: the last share to be given back frees the slot. As its
-		// rebuild has not given this load up, there is no successor whose share
-		// it could be.
+		// From now on it waits for a slot of its own, and not with its share of this one: the last share
+		// frees the slot. Its rebuild has not given this load up, so the share is not a later load's.
 		m.free()
 		s.hand = nil
 		return nil
 	}
 	r := g.open
 	if r == nil {
-		// The values of the context stay; its end is one member's only.
+		// The values of the context stay; the end is one member's only.
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 		r = &round[K, R]{opened: time.Now(), cancel: cancel, done: make(chan struct{})}
 		r.load = func(h *slots.Hand) {
@@ -248,7 +242,7 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	return r
 }
 
-// leave gives up the seat of a member that does not wait for the load any more.
+// leave gives up the seat of a member that no longer waits for the load.
 func (r *round[K, R]) leave(s *Seat[K, R], cause error) {
 	m := s.member
 	g := m.group
@@ -276,14 +270,16 @@ func (r *round[K, R]) stop() {
 	}
 }
 
-// turn notes where the member is, and begins the open round if it is time:
+// turn sets the member's state, and begins the open round if it is time:
 //
-//   - when no member is on its way, those apart that are away;
-//   - when these have ended too, for a round that is not the first: its members have been away
-//     themselves, and what has come to one of them may come to the rest;
-//   - when no member has moved for a while, or after Longest.
+//   - the first round, when no member is looking: it does not wait for members that are away;
+//   - a later round, when no member is looking or away: its own members have been away, and the
+//     others
 //
-// So there is an end to it whatever the others do. Group.mu is held.
+// may follow;
+//   - any round, when no member has moved for a lull, or after Longest.
+//
+// So each round begins, whatever the other members do. Group.mu is held.
 func (m *Member[K, R]) turn(s state) {
 	g := m.group
 	g.count(m.state, -1)
@@ -324,12 +320,11 @@ func (g *Group[K, R]) count(s state, n int) {
 func (g *Group[K, R]) start(r *round[K, R]) {
 	r.stop()
 	if g.Closed() {
-		return // its members are leaving it
+		return // the members are leaving it
 	}
 	g.open, g.loaded, r.begun = nil, true, true
 	slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
-	// Each seat had a slot that no load had. The load takes one, and keeps it
-	// when its members have given up on it and it has not returned.
+	// Each seat had an unspent slot. The load takes one, and keeps it if its members leave.
 	hand := r.seats[slices.IndexFunc(r.seats, func(s *Seat[K, R]) bool { return !s.hand.Spent })].hand
 	hand.Spent = true
 	hand.Hold()

@@ -12,7 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// A call is what a load was given.
+// A call is the input of a load.
 type call struct {
 	keys []string
 	at   time.Duration // since the group was made
@@ -24,9 +24,9 @@ type fixture struct {
 	running sync.WaitGroup
 	closed  bool
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	calls []call
-	ended int // loads that were cancelled
+	ended int // cancelled loads
 }
 
 func newFixture(size int) *fixture {
@@ -56,7 +56,7 @@ func newFixture(size int) *fixture {
 	return f
 }
 
-// load takes a slot for the member, loads, and gives the slot back as a rebuild does.
+// load takes a slot for the member, loads, and gives the slot back, like a rebuild.
 func load(t *testing.T, ctx context.Context, m *Member[string, string]) error {
 	free := m.Wait(ctx, &m.group.Demand)
 	if free == nil {
@@ -88,7 +88,7 @@ func TestLoad_ReadyMembersLoadTogether(t *testing.T) {
 			members = append(members, f.Join(key, i))
 		}
 		for i := range members {
-			go func() { // the last one first
+			go func() { // the last member first
 				time.Sleep(time.Duration(3-i) * time.Millisecond)
 				load(t, t.Context(), members[i])
 			}()
@@ -109,7 +109,7 @@ func TestLoad_MemberIsAway(t *testing.T) {
 		go load(t, t.Context(), here)
 		synctest.Wait()
 		f.wants(t, call{[]string{"here"}, 0})
-		// Its own load waits for no other, and has a slot of its own.
+		// The member's own load waits for no other, and has its own slot.
 		go load(t, t.Context(), away)
 		synctest.Wait()
 		f.wants(t, call{[]string{"here"}, 0}, call{[]string{"away"}, 0})
@@ -124,7 +124,7 @@ func TestLoad_MemberIsSlow(t *testing.T) {
 		go load(t, t.Context(), quick)
 		time.Sleep(500 * time.Millisecond)
 		f.wants(t, call{[]string{"quick"}, lull})
-		// The first load has its slot already: the member waits for one of its own.
+		// The first load has its slot already: the member waits for a slot of its own.
 		go load(t, t.Context(), slow)
 		time.Sleep(3 * time.Second)
 		f.wants(t, call{[]string{"quick"}, lull}, call{[]string{"slow"}, 500 * time.Millisecond})
@@ -138,7 +138,7 @@ func TestLoad_MembersMoveOnAndOn(t *testing.T) {
 		for i := range 200 {
 			members = append(members, f.Join(string(rune('A'+i)), i))
 		}
-		for i := range members[:199] { // one never comes
+		for i := range members[:199] { // one member never comes
 			go func() {
 				time.Sleep(time.Duration(i) * 9 * time.Millisecond)
 				load(t, t.Context(), members[i])
@@ -230,7 +230,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 	for _, m := range members {
 		m.Unqueue()
 	}
-	f.Slots.Unqueue() // the last of the others, which was refused
+	f.Slots.Unqueue() // the last of the other waiters, which was refused
 	if !f.Slots.Queue() {
 		t.Error("the group still counts")
 	}

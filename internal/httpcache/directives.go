@@ -11,37 +11,31 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// This file reads Cache-Control, of responses and of requests, and the
-// targeted fields that take its place. What is malformed, doubled or
-// contradictory is read in the way that keeps the least.
+// This file parses the Cache-Control of responses and requests, and the targeted fields in its
+// place. Malformed, doubled or contradictory directives are read in the way that stores the least.
 
-// Forever is the argument of a max-stale without one (RFC 9111 section
-// 5.2.1.2), and longer than any other argument.
+// Forever is the value of a max-stale without an argument (RFC 9111 section 5.2.1.2), beyond all others.
 const Forever = time.Duration(math.MaxInt64)
 
-// maxDelta is what a delta-seconds too large for 31 bits becomes (RFC 9111
-// section 1.2.2).
+// maxDelta is the value of a delta-seconds beyond 31 bits (RFC 9111 section 1.2.2).
 const maxDelta = (1 << 31) * time.Second
 
 // A Delta is the argument of a directive that takes seconds.
 type Delta struct {
-	// Set tells whether the directive is present.
+	// Set reports whether the directive is present.
 	Set bool
-	// Duration is its argument. It is 0 if the argument is malformed: a
-	// lifetime that cannot be read is over (RFC 9111 section 4.2.1).
+	// Duration is the argument, 0 if it is malformed: a lifetime then is over (RFC 9111 section 4.2.1).
 	Duration time.Duration
 }
 
-// lower sets d, or lowers it if it is set already: of two values that
-// contradict each other the smaller holds (RFC 9111 section 4.2.1).
+// lower sets d, or lowers it: of two contradictory values the smaller counts (RFC 9111 section 4.2.1).
 func (d *Delta) lower(v time.Duration) {
 	if !d.Set || v < d.Duration {
 		*d = Delta{Set: true, Duration: v}
 	}
 }
 
-// Directives are the cache directives of a response. The zero value says
-// nothing.
+// Directives are the cache directives of a response. The zero value has none.
 type Directives struct {
 	MaxAge               Delta // RFC 9111 section 5.2.2.1
 	SMaxAge              Delta // RFC 9111 section 5.2.2.10
@@ -56,13 +50,11 @@ type Directives struct {
 	ProxyRevalidate bool // RFC 9111 section 5.2.2.8
 	MustUnderstand  bool // RFC 9111 section 5.2.2.3
 
-	// NoCacheFields and PrivateFields are the fields that a qualified no-cache
-	// or private names, in canonical form, sorted. They are nil where the
-	// directive is also present unqualified.
+	// NoCacheFields and PrivateFields are the fields of a qualified no-cache or private, in
+	// canonical form, sorted. Nil if the directive is also present unqualified.
 	NoCacheFields, PrivateFields []string
 
-	// Targeted says that the directives come from a targeted field, beside
-	// which Expires does not count (RFC 9213 section 2.2).
+	// Targeted: the directives are a targeted field's, so Expires does not count (RFC 9213 section 2.2).
 	Targeted bool
 }
 
@@ -71,22 +63,19 @@ func (d *Directives) QualifiedFields() []string {
 	return slices.Concat(d.NoCacheFields, d.PrivateFields)
 }
 
-// openToAll tells whether a response to a request with Authorization is for all:
-// only if it says so (RFC 9111 section 3.5).
+// openToAll reports whether the directives share a response to Authorization (RFC 9111 section 3.5).
 func (d *Directives) openToAll() bool { return d.Public || d.SMaxAge.Set || d.MustRevalidate }
 
-// OwnTrailer tells whether a trailer of a response for all is its first client's
-// alone: what is among its QualifiedFields (RFC 9111 sections 5.2.2.4 and 5.2.2.7), and
-// cookies, which are no trailers (RFC 9110 section 6.5.1), so that nobody has said that
-// they are for sharing.
+// OwnTrailer reports whether a trailer of a shared response is for its first client alone: a field
+// of QualifiedFields (RFC 9111 sections 5.2.2.4 and 5.2.2.7), or a cookie. A cookie is no trailer
+// (RFC 9110 section 6.5.1), so no directive has shared it.
 func OwnTrailer(name string, qualified []string) bool {
 	name = http.CanonicalHeaderKey(strings.TrimPrefix(name, http.TrailerPrefix))
 	return name == "Set-Cookie" || name == "Set-Cookie2" || slices.Contains(qualified, name)
 }
 
-// ResponseDirectives returns the directives that hold for a response: those of
-// the first field in targets that is present, well-formed and not empty (RFC
-// 9213 section 2.2), else those of Cache-Control.
+// ResponseDirectives returns the directives that apply to a response. They come from the first field of
+// targets that is present, well-formed and not empty (RFC 9213 section 2.2), else from Cache-Control.
 func ResponseDirectives(h http.Header, targets ...string) Directives {
 	for _, name := range targets {
 		if d, ok := parseTargeted(h.Values(name)); ok {
@@ -101,7 +90,6 @@ func ResponseDirectives(h http.Header, targets ...string) Directives {
 	return d
 }
 
-// apply adds one directive.
 func (d *Directives) apply(dir directive) {
 	switch dir.name {
 	case "max-age":
@@ -113,7 +101,7 @@ func (d *Directives) apply(dir directive) {
 	case "stale-if-error":
 		d.StaleIfError.lower(dir.seconds())
 
-	// What forbids is obeyed however it is spelt.
+	// A prohibition counts in any spelling.
 	case "no-store":
 		d.NoStore = true
 	case "no-cache":
@@ -125,7 +113,7 @@ func (d *Directives) apply(dir directive) {
 	case "proxy-revalidate":
 		d.ProxyRevalidate = true
 
-	// What permits is obeyed as the grammar has it only.
+	// A permission counts only if it is well-formed.
 	case "public":
 		d.Public = d.Public || dir.bare()
 	case "must-understand":
@@ -133,7 +121,7 @@ func (d *Directives) apply(dir directive) {
 	}
 }
 
-// settle brings the fields' names into their one form.
+// settle sorts the field names, and removes them beside an unqualified directive.
 func (d *Directives) settle() {
 	settle := func(names *[]string, unqualified bool) {
 		if unqualified {
@@ -146,11 +134,10 @@ func (d *Directives) settle() {
 	settle(&d.PrivateFields, d.Private)
 }
 
-// RequestDirectives are the cache directives of a request. The zero value says
-// nothing.
+// RequestDirectives are the cache directives of a request. The zero value has none.
 type RequestDirectives struct {
 	MaxAge       Delta // RFC 9111 section 5.2.1.1
-	MaxStale     Delta // RFC 9111 section 5.2.1.2; Forever if without an argument
+	MaxStale     Delta // RFC 9111 section 5.2.1.2; Forever without an argument
 	MinFresh     Delta // RFC 9111 section 5.2.1.3
 	StaleIfError Delta // RFC 5861 section 4
 
@@ -159,10 +146,9 @@ type RequestDirectives struct {
 	OnlyIfCached bool // RFC 9111 section 5.2.1.7
 }
 
-// ParseRequest reads the Cache-Control of a request. A directive whose
-// argument is malformed is ignored: what a client wishes is advice (RFC 9111
-// section 5.2.1), and junk must not switch the cache off. Pragma is not looked
-// at (RFC 9111 section 5.4).
+// ParseRequest parses the Cache-Control of a request. It ignores a directive with a malformed
+// argument: a client's directives are advice (RFC 9111 section 5.2.1), and junk must not switch the
+// cache off. It ignores Pragma (RFC 9111 section 5.4).
 func ParseRequest(h http.Header) RequestDirectives {
 	var d RequestDirectives
 	for dir := range directives(h["Cache-Control"]) {
@@ -197,25 +183,25 @@ func ParseRequest(h http.Header) RequestDirectives {
 	return d
 }
 
-// A directive is one name with its argument.
+// A directive is a name with its argument.
 type directive struct {
 	name   string // lower case
 	arg    string // without quotes
 	hasArg bool
-	broken bool // something stands beside it that the grammar does not know
+	broken bool // the list member has characters outside the grammar
 }
 
-// bare tells whether the directive is well-formed and without an argument.
+// bare reports whether the directive is well-formed and has no argument.
 func (dir directive) bare() bool { return !dir.hasArg && !dir.broken }
 
-// seconds returns the argument, and 0 for one that is no delta-seconds.
+// seconds returns the argument, 0 if it is no delta-seconds.
 func (dir directive) seconds() time.Duration {
 	v, _ := dir.delta()
 	return v
 }
 
-// delta returns the argument if it is a delta-seconds (RFC 9111 section
-// 1.2.2), quoted or not (section 5.2).
+// delta returns the argument if it is a delta-seconds (RFC 9111 section 1.2.2), also in quotes
+// (section 5.2).
 func (dir directive) delta() (time.Duration, bool) {
 	if dir.broken {
 		return 0, false
@@ -223,8 +209,7 @@ func (dir directive) delta() (time.Duration, bool) {
 	return parseDelta(dir.arg)
 }
 
-// parseDelta reads a delta-seconds: digits and nothing else (RFC 9111 section
-// 1.2.2).
+// parseDelta parses a delta-seconds: digits alone (RFC 9111 section 1.2.2).
 func parseDelta(s string) (time.Duration, bool) {
 	if s == "" {
 		return 0, false
@@ -239,10 +224,9 @@ func parseDelta(s string) (time.Duration, bool) {
 	return time.Duration(n) * time.Second, true
 }
 
-// appendFields adds the names in the argument to names. It returns false if
-// the directive is to be read as unqualified: because it is, or because it
-// names nothing, or something that is no field's usual name, such as a list in
-// single quotes, half of which is in another directive by now.
+// appendFields adds the names in the argument to names. The result is false if the directive counts
+// as unqualified: it has no argument, no name, or a name that is no usual field name. Such a name
+// is a list in single quotes, half of which is already in another directive.
 func (dir directive) appendFields(names *[]string) bool {
 	if !dir.hasArg || dir.broken {
 		return false
@@ -260,11 +244,9 @@ func (dir directive) appendFields(names *[]string) bool {
 
 // directives yields the directives in a field's lines.
 //
-// The grammar is #( token [ "=" ( token / quoted-string ) ] ). Where a line
-// leaves it, what was read so far of that list member and all that follows in
-// it is broken, up to the next comma: "no-store; private" is two directives
-// that forbid, "public; max-age=60" none that permits, "max-age =60" a
-// lifetime that cannot be read.
+// The grammar is #( token [ "=" ( token / quoted-string ) ] ). Characters outside the grammar break
+// the rest of their list member, and the directive before them. "no-store; private" is two directives
+// that forbid, "public; max-age=60" has no permission, and "max-age =60" is an unreadable lifetime.
 func directives(lines []string) func(yield func(directive) bool) {
 	return func(yield func(directive) bool) {
 		for _, s := range lines {
@@ -279,8 +261,7 @@ func directives(lines []string) func(yield func(directive) bool) {
 					s = s[1:]
 					continue
 				case s[0] == '"' && quotes:
-					// A string in the place of a name: step over it, so that
-					// nothing in it is taken for a directive.
+					// Skip a string in the place of a name: no part of it is a directive.
 					_, s, quotes = cutString(s)
 					broken = true
 					continue
@@ -311,7 +292,7 @@ func directives(lines []string) func(yield func(directive) bool) {
 	}
 }
 
-// cutToken splits s behind the token that it begins with.
+// cutToken splits s after the token at its start.
 func cutToken(s string) (token, rest string) {
 	i := 0
 	for i < len(s) && isToken(s[i]) {
@@ -320,11 +301,9 @@ func cutToken(s string) (token, rest string) {
 	return s[:i], s[i:]
 }
 
-// cutString splits s, which begins with a double quote, behind the
-// quoted-string (RFC 9110 section 5.6.4), and returns what is quoted. If the
-// string does not end, it returns false and only the quote is cut off: what
-// would be inside it may forbid something. Quotes then mean nothing in the rest
-// of s, so that no line is searched for their end twice.
+// cutString splits s after the quoted-string at its start (RFC 9110 section 5.6.4), and returns the text
+// in the quotes. If the string does not end, it returns false and cuts off the quote alone: the text may
+// forbid something. Quotes then have no meaning in s, so no line is searched for their end twice.
 func cutString(s string) (quoted, rest string, ok bool) {
 	var b strings.Builder
 	for i := 1; i < len(s); i++ {
@@ -341,13 +320,13 @@ func cutString(s string) (quoted, rest string, ok bool) {
 	return "", s[1:], false
 }
 
-// FieldName tells whether a field can have that name (RFC 9110 section 5.1).
+// FieldName reports whether name is valid as the name of a field (RFC 9110 section 5.1).
 func FieldName(name string) bool {
 	token, rest := cutToken(name)
 	return token != "" && rest == ""
 }
 
-// isToken tells whether c is a tchar (RFC 9110 section 5.6.2).
+// isToken reports whether c is a tchar (RFC 9110 section 5.6.2).
 func isToken(c byte) bool {
 	switch {
 	case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
@@ -356,9 +335,8 @@ func isToken(c byte) bool {
 	return strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }
 
-// parseTargeted reads a targeted field: a dictionary of RFC 9651 (RFC 9213
-// section 2.1). It returns false for one that is absent, empty or malformed,
-// which is ignored.
+// parseTargeted parses a targeted field: a dictionary of RFC 9651 (RFC 9213 section 2.1). The
+// result is false for an absent, empty or malformed field, which is ignored.
 func parseTargeted(lines []string) (Directives, bool) {
 	if len(lines) == 0 {
 		return Directives{}, false
@@ -395,9 +373,8 @@ func parseTargeted(lines []string) (Directives, bool) {
 	return d, true
 }
 
-// takesSeconds tells whether a directive's argument is an Integer in a
-// targeted field; unlike in Cache-Control, a quoted number is none (RFC 9213
-// section 2.1).
+// takesSeconds reports whether a directive's argument is an Integer in a targeted field. Unlike in
+// Cache-Control, a quoted number is no argument (RFC 9213 section 2.1).
 func takesSeconds(name string) bool {
 	switch name {
 	case "max-age", "s-maxage", "stale-while-revalidate", "stale-if-error":

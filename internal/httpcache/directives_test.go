@@ -164,8 +164,7 @@ func FuzzCacheControl(f *testing.F) {
 		if again := ParseRequest(header("Cache-Control", r.String())); r != again {
 			t.Fatalf("%q, %q: %+v became %+v through %q", a, b, r, again, r.String())
 		}
-		// Whatever stands before or behind it in other members, a prohibition
-		// of its own on a line of its own is seen.
+		// A no-store on a line of its own counts, whatever the other lines.
 		h.Add("Cache-Control", "no-store")
 		if !ResponseDirectives(h).NoStore {
 			t.Fatalf("%q, %q hide no-store", a, b)
@@ -176,8 +175,8 @@ func FuzzCacheControl(f *testing.F) {
 	})
 }
 
-// A line of unterminated strings is not searched for their ends again and
-// again: 1 MiB of them, the most that a server accepts, takes no time.
+// A line of unterminated strings, 1 MiB at most in a server, must not be searched for their ends
+// repeatedly.
 func BenchmarkParseCacheControl(b *testing.B) {
 	for name, line := range map[string]string{
 		"usual":  "public, max-age=60, stale-while-revalidate=600",
@@ -193,9 +192,8 @@ func BenchmarkParseCacheControl(b *testing.B) {
 	}
 }
 
-// String returns the directives in the syntax of Cache-Control, which
-// ResponseDirectives reads back, except for Targeted. A malformed argument has
-// become 0.
+// String returns the directives in the syntax of Cache-Control, which ResponseDirectives reads
+// back, except Targeted. A malformed argument has become 0.
 func (d Directives) String() string {
 	var l listing
 	l.flag("no-store", d.NoStore)
@@ -227,7 +225,7 @@ func (d RequestDirectives) String() string {
 	return strings.Join(l, ", ")
 }
 
-// A listing collects directives to be joined by commas.
+// A listing joins directives by commas.
 type listing []string
 
 func (l *listing) flag(name string, set bool) {

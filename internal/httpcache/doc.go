@@ -1,19 +1,16 @@
-// Package httpcache is RFC 9111 for a shared cache, as functions without I/O
-// and without a clock: what a header says, what may be stored, how long it is
-// fresh, which request it answers, what a validation changes, what an unsafe
-// request invalidates. The middleware asks in this order:
+// Package httpcache is RFC 9111 for a shared cache, as functions without I/O and without a clock.
+// The middleware calls them in this order:
 //
-//	Key, ParseRequest                    what is asked for
-//	ResponseDirectives                   what the origin says of its answer
-//	storable, freshnessOf, InitialAge    may others have it, and for how long
-//	Judge                                all of that at once
-//	VaryNames, VariantKey, Normalise     who else exactly
-//	StoredHeader                         what of the header is for everybody
-//	Freshness.Reuse, NotModified         does a stored answer serve a request
-//	SetConditions, Selects, Freshen      is it still true
-//	ChangedBy, KeysOf                    what an unsafe request has changed
-//	Status                               what was done, told to the client
+//	Key, ParseRequest                    the request's target and directives
+//	ResponseDirectives                   the response's directives
+//	storable, freshnessOf, InitialAge    whether to share the response, and for how long
+//	Judge                                the three together
+//	VaryNames, VariantKey, Normalise     which requests share the response
+//	StoredHeader                         which fields are shared
+//	Freshness.Reuse, NotModified         whether a stored response answers a request
+//	SetConditions, Selects, Freshen      validation
+//	ChangedBy, KeysOf                    invalidation by an unsafe request
+//	Status                               the report to the client
 //
-// All functions leave their arguments as they are unless their comment says
-// otherwise, and are safe for concurrent use.
+// No function changes its arguments unless its comment says so. All are safe for concurrent use.
 package httpcache

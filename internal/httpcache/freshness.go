@@ -7,49 +7,43 @@ import (
 	"time"
 )
 
-// This file says how old a response is, how long it is fresh, and whether, at
-// an age, it may answer a request. All of it is on one axis, the response's
-// age; the clock comes in only where a date is read.
+// This file has a response's age, freshness, and reuse at an age. The clock appears only at parsed
+// dates.
 
-// A Source is where a lifetime comes from.
+// A Source is the origin of a lifetime.
 type Source uint8
 
 // The sources, the weakest first.
 const (
-	SourceNone      Source = iota // nowhere: the response was never fresh
+	SourceNone      Source = iota // no lifetime: the response was never fresh
 	SourceHeuristic               // a fraction of the time since Last-Modified
 	SourceDefault                 // Options.DefaultLifetime
-	SourceRule                    // Options.Freshness, for a response that says nothing
+	SourceRule                    // Options.Freshness, for a response without a lifetime of its own
 	SourceExpires
 	SourceMaxAge
 	SourceSMaxAge
 )
 
-// Freshness is how long a response may be used, counted by its age. The zero
-// value is a response that was never fresh.
+// Freshness is how long a response may be used, by its age. The zero value was never fresh.
 type Freshness struct {
-	// Lifetime is the age at which the response stops being fresh; at that
-	// age it is stale (RFC 9111 section 4.2).
+	// Lifetime is the age from which the response is stale (RFC 9111 section 4.2).
 	Lifetime time.Duration
-	// StaleWhileRevalidate is how long after Lifetime the response may be used
-	// while a rebuild runs behind it (RFC 5861 section 3).
+	// StaleWhileRevalidate is the stale window in which a rebuild runs in the background (RFC 5861
+	// section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after Lifetime the response may be used because
-	// rebuilds fail (RFC 5861 section 4).
+	// StaleIfError is the stale window after failed rebuilds (RFC 5861 section 4). Both windows
+	// begin at Lifetime.
 	StaleIfError time.Duration
-	// Source is where Lifetime comes from. From SourceExpires upwards the
-	// response has said it itself.
+	// Source is the source of Lifetime. From SourceExpires upwards the response states its own lifetime.
 	Source Source
-	// NoStale says that the response must not be used stale, for whatever
-	// reason (RFC 9111 section 4.2.4): both windows are 0 then.
+	// NoStale forbids stale use (RFC 9111 section 4.2.4). Then both windows are 0.
 	NoStale bool
-	// NoCache says that the response must not be used at all without
-	// validation (RFC 9111 section 5.2.2.4): Lifetime is 0 and NoStale set.
+	// NoCache forbids use without validation (RFC 9111 section 5.2.2.4). Then Lifetime is 0 and
+	// NoStale set.
 	NoCache bool
 }
 
-// freshnessOf works out how long a response is fresh that was received at the
-// given time (RFC 9111 section 4.2.1) and how long it may be used after that.
+// freshnessOf returns the freshness of a response (RFC 9111 section 4.2.1) and its stale windows.
 func freshnessOf(status int, resp http.Header, d Directives, received time.Time, opt Options) Freshness {
 	var f Freshness
 	switch {
@@ -60,7 +54,7 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 	case !d.Targeted && len(resp["Expires"]) > 0:
 		f.Lifetime, f.Source = expires(resp, received), SourceExpires
 	case d.Public || heuristicallyCacheable(status):
-		// Section 4.2.2: only where nothing explicit is said.
+		// Section 4.2.2: only without an explicit lifetime.
 		if opt.DefaultLifetime > 0 {
 			f.Lifetime, f.Source = opt.DefaultLifetime, SourceDefault
 		} else if l := heuristic(resp, received, opt); l > 0 {
@@ -68,8 +62,7 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 		}
 	}
 
-	// Section 4.2.4: no stale answers against these, also where the response
-	// states a window beside s-maxage (section 5.2.2.10).
+	// Section 4.2.4: these forbid stale answers, also beside a window and s-maxage (section 5.2.2.10).
 	f.NoCache = d.NoCache
 	f.NoStale = d.NoCache || d.MustRevalidate || d.ProxyRevalidate || d.SMaxAge.Set
 	if f.NoCache {
@@ -89,8 +82,8 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 	return f
 }
 
-// ruled is f as Options.Freshness has it. The directives no-cache, must-revalidate,
-// proxy-revalidate and s-maxage forbid stale answers after that too.
+// ruled is f with Options.Freshness. The directives no-cache, must-revalidate, proxy-revalidate and
+// s-maxage still forbid stale answers.
 func (f Freshness) ruled(req Request, status int, resp http.Header, age time.Duration, opt Options) Freshness {
 	if opt.Freshness == nil || f.NoCache || IsServerError(status) {
 		return f
@@ -105,20 +98,19 @@ func (f Freshness) ruled(req Request, status int, resp http.Header, age time.Dur
 	return f
 }
 
-// expires is Expires minus Date (RFC 9111 section 4.2.1), not below 0. An
-// Expires that is no date, "0" above all, is in the past (section 5.3), and so
-// are two that differ.
+// expires is Expires minus Date (RFC 9111 section 4.2.1), at least 0. An invalid Expires, such as
+// "0", is in the past (section 5.3), and so are two lines that differ.
 func expires(h http.Header, received time.Time) time.Duration {
 	at, ok := onlyDate(h["Expires"], received)
 	if !ok {
 		return 0
 	}
-	// Sub saturates, so that no pair of dates wraps round.
+	// Sub saturates, so no pair of dates wraps round.
 	return min(max(0, at.Sub(generated(h, received))), maxDelta)
 }
 
-// heuristic is a fraction of the time from Last-Modified to Date (RFC 9111
-// section 4.2.2), and not more than a day.
+// heuristic is a fraction of the time from Last-Modified to Date (RFC 9111 section 4.2.2), at most
+// a day.
 func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 	modified, ok := onlyDate(h["Last-Modified"], received)
 	if !ok {
@@ -140,8 +132,7 @@ func generated(h http.Header, received time.Time) time.Time {
 	return received
 }
 
-// onlyDate reads the date in the lines of a field that has one. Several lines
-// that differ are none.
+// onlyDate parses the date in a field's lines. Lines that differ are no date.
 func onlyDate(lines []string, now time.Time) (time.Time, bool) {
 	if len(lines) == 0 {
 		return time.Time{}, false
@@ -154,21 +145,18 @@ func onlyDate(lines []string, now time.Time) (time.Time, bool) {
 	return parseDate(lines[0], now)
 }
 
-// InitialAge returns the age that a response has on arrival (RFC 9111 section
-// 4.2.3): sent is when it was asked for, received when its header came.
+// InitialAge returns a response's age on arrival (RFC 9111 section 4.2.3). sent is the time of the
+// request, received the time of the response's header.
 func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
 	at, dated := onlyDate(resp["Date"], received)
 	if !dated && resp["Age"] == nil {
-		// Whoever wrote it is its origin, in this process, and has generated it
-		// now: the time that it took to make is not age. (A response that came over
-		// a network has a Date; RFC 9110 section 6.6.1.)
+		// The handler in this process has generated the response now: the time of its making is no
+		// age. A response from a network has a Date (RFC 9110 section 6.6.1).
 		return 0
 	}
 	var apparent time.Duration
 	if dated {
-		// Date names a second, not an instant: the part of a second behind it
-		// is not age, or a response with max-age=1 would be stale at once every
-		// other time.
+		// Date has whole seconds. With the fraction as age, max-age=1 would often be stale at once.
 		apparent = max(0, received.Sub(at).Truncate(time.Second))
 	}
 	delay := max(0, received.Sub(sent))
@@ -176,8 +164,7 @@ func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
 	return max(apparent, corrected)
 }
 
-// ageValue reads Age: its first member, and nothing from one that is no
-// delta-seconds (RFC 9111 section 5.1).
+// ageValue returns the first member of Age, 0 if it is no delta-seconds (RFC 9111 section 5.1).
 func ageValue(h http.Header) time.Duration {
 	lines := h["Age"]
 	if len(lines) == 0 {
@@ -188,25 +175,21 @@ func ageValue(h http.Header) time.Duration {
 	return age
 }
 
-// FormatAge returns age as the value of an Age field: whole seconds, rounded
-// down (RFC 9111 section 5.1).
+// FormatAge returns age for an Age field: whole seconds, rounded down (RFC 9111 section 5.1).
 func FormatAge(age time.Duration) string {
 	return strconv.FormatInt(int64(min(max(0, age), maxDelta)/time.Second), 10)
 }
 
-// shareable tells whether a storable response that has this age when it
-// arrives may answer the others that were waiting before it was asked for.
-// RFC 9111 section 4 lets one response satisfy several requests where its
-// reuse is allowed for each. One that arrives stale was at least made after
-// they asked; but not one that demands a validation for every request, by
-// no-cache or by being stale and forbidding stale answers.
+// shareable reports whether a storable response of this age on arrival may answer the requests that
+// waited before it was asked for. RFC 9111 section 4 lets a response satisfy several requests if each
+// may reuse it. A response that arrives stale was still made after they asked. It is not shareable if it
+// demands a validation for every request: by no-cache, or because it is stale and forbids stale answers.
 func (f Freshness) shareable(age time.Duration) bool {
 	return age < f.Lifetime || !f.NoStale
 }
 
-// Reuse decides whether a stored response of this age may answer a request with
-// these directives before the origin is asked (RFC 9111 sections 4.2, 4.2.4 and
-// 5.2.1). only-if-cached is the caller's: it says what to do if it may not.
+// Reuse reports whether a stored response of this age may answer a request with these directives
+// without the origin (RFC 9111 sections 4.2, 4.2.4 and 5.2.1). The caller handles only-if-cached.
 func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	switch {
 	case f.NoCache || req.NoCache: // sections 5.2.2.4 and 5.2.1.4
@@ -223,19 +206,18 @@ func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	stale := age - f.Lifetime
 	switch {
 	case req.MaxStale.Set:
-		// Section 5.2.1.2. The client's word counts both ways: it takes older
-		// than the window, or less old.
+		// Section 5.2.1.2. The client may accept an older response than the window, or only a
+		// younger one.
 		return stale <= req.MaxStale.Duration
 	case req.MaxAge.Set:
-		return false // section 5.2.1.1: no stale response unless max-stale is there too
+		return false // section 5.2.1.1: no stale response without max-stale
 	}
 	return stale < f.StaleWhileRevalidate // RFC 5861 section 3
 }
 
-// ReuseOnError decides whether a stored response of this age may answer the
-// request after a rebuild for it has failed (RFC 5861 section 4). The client's
-// own stale-if-error counts beside the response's; its other directives ask
-// for an attempt at something newer, which was made.
+// ReuseOnError reports whether a stored response of this age may answer the request after its
+// rebuild has failed (RFC 5861 section 4). The client's own stale-if-error counts beside the
+// response's. Its other directives ask for a newer response, which the rebuild has tried.
 func (f Freshness) ReuseOnError(age time.Duration, req RequestDirectives) bool {
 	if f.NoCache {
 		return false
@@ -246,8 +228,7 @@ func (f Freshness) ReuseOnError(age time.Duration, req RequestDirectives) bool {
 	return !f.NoStale && age-f.Lifetime < max(f.StaleIfError, req.StaleIfError.Duration)
 }
 
-// IsServerError tells whether a status is an error in the sense of
-// stale-if-error (RFC 5861 section 4).
+// IsServerError reports whether a status is an error for stale-if-error (RFC 5861 section 4).
 func IsServerError(status int) bool {
 	switch status {
 	case 500, 502, 503, 504:
@@ -256,12 +237,11 @@ func IsServerError(status int) bool {
 	return false
 }
 
-// The forms of an HTTP-date (RFC 9110 section 5.6.7), one character for one
-// character of the date: a digit is 0, a month J, a weekday D. The asctime
-// form's day may begin with a space.
+// The forms of an HTTP-date (RFC 9110 section 5.6.7): 0 is a digit, J a month, D a weekday, _ a
+// digit or a space.
 const (
 	imfFixdate = "DDD, 00 JJJ 0000 00:00:00 GMT"
-	rfc850Date = ", 00-JJJ-00 00:00:00 GMT" // behind the long weekday
+	rfc850Date = ", 00-JJJ-00 00:00:00 GMT" // after the long weekday
 	asctime    = "DDD JJJ _0 00:00:00 0000"
 )
 
@@ -270,11 +250,10 @@ const (
 	months   = "janfebmaraprmayjunjulaugsepoctnovdec"
 )
 
-// parseDate reads an HTTP-date (RFC 9110 section 5.6.7) in any of its three
-// forms, and takes nothing else: [http.ParseTime] forgives spaces, one-digit
-// hours and other zones, where a cache has to see an invalid date. Letter case
-// is forgiven (RFC 9111 section 4.2), a weekday that is not the day's too. now
-// places a year of two digits: at most 50 years ahead.
+// parseDate parses an HTTP-date (RFC 9110 section 5.6.7) in one of its three forms.
+// [http.ParseTime] accepts spaces, one-digit hours and other zones, which a cache must treat as
+// invalid. parseDate ignores letter case (RFC 9111 section 4.2), and a wrong weekday. now places a
+// year of two digits: at most 50 years ahead.
 func parseDate(s string, now time.Time) (time.Time, bool) {
 	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {
 		return time.Time{}, false
@@ -316,7 +295,7 @@ func parseDate(s string, now time.Time) (time.Time, bool) {
 	return midnight.Add(time.Duration(hour*3600+minute*60+second) * time.Second), true
 }
 
-// matches tells whether s, in lower case, has the form of a date.
+// matches reports whether s, in lower case, has the form of a date.
 func matches(s, form string) bool {
 	if len(s) != len(form) {
 		return false
@@ -357,7 +336,7 @@ func longWeekday(s string) bool {
 	return false
 }
 
-// number reads digits, of which the first may be a space.
+// number parses digits. The first may be a space.
 func number(s string) int {
 	n := 0
 	for i := range len(s) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Hidden is a set of response fields that the cache reads and clients do not get.
+// Hidden is a set of response fields for the cache alone. Clients do not get them.
 type Hidden []string
 
 // NewHidden returns the set of the fields with these names.
@@ -18,9 +18,8 @@ func NewHidden(names []string) Hidden {
 	return f
 }
 
-// Remove removes the fields from h, a response's header: in any spelling, as trailers, and
-// from the announcement of trailers. It returns the previous values of the entries of h
-// that it has changed, nil if it has changed none.
+// Remove removes the fields from the response header h: in any spelling, as trailers, and from the
+// announcement of trailers. It returns the previous values of the changed entries, nil without changes.
 func (f Hidden) Remove(h http.Header) (removed http.Header) {
 	if len(f) == 0 {
 		return nil

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// This file says what a request that may change things has made invalid.
+// This file finds the responses that an unsafe request has made invalid.
 
-// Safe tells whether a method is defined as safe (RFC 9110 section 9.2.1), so
-// that it invalidates nothing. An unknown method is not (RFC 9111 section 4.4).
+// Safe reports whether a method is safe (RFC 9110 section 9.2.1). An unknown method is not (RFC 9111
+// section 4.4).
 func Safe(method string) bool {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
@@ -20,24 +20,22 @@ func Safe(method string) bool {
 	return false
 }
 
-// KeysOf returns the keys of the URL that a request for it has, plain and over
-// TLS. Who changes or drops what is at a URL means both: which of the two a
-// request has come by is known to the listener, and behind a proxy to nobody.
+// KeysOf returns both keys of the URL of r, plain and over TLS. A change concerns both: the
+// listener knows which of the two a request has used, and behind a proxy no component knows.
 func KeysOf(r *http.Request) (keys [2]string, ok bool) {
 	key, ok := keyBehind("", r)
 	return [2]string{key, Secure + key}, ok
 }
 
-// Changed is the URLs that an unsafe request has changed.
+// Changed is the set of URLs that an unsafe request has changed.
 type Changed struct {
 	URLs    []string // their plain keys, each once
 	OverTLS bool     // the request came over TLS
 }
 
-// ChangedBy returns the URLs that a request has changed, once it was answered with that
-// status and header (RFC 9111 section 4.4): none if the method is safe or the status is
-// an error; else the request's own URL and, if locations is true, the URLs of Location
-// and Content-Location on the same host.
+// ChangedBy returns the URLs that a request with this answer has changed (RFC 9111 section 4.4).
+// There are none if the method is safe or the status is an error. Otherwise they are the request's
+// own URL and, if locations is true, the URLs of Location and Content-Location on the same host.
 func ChangedBy(r *http.Request, status int, resp http.Header, locations bool) Changed {
 	c := Changed{OverTLS: secure(r)}
 	if Safe(r.Method) || status < 200 || status > 399 {
@@ -51,8 +49,7 @@ func ChangedBy(r *http.Request, status int, resp http.Header, locations bool) Ch
 	add(keyBehind("", r))
 	if locations {
 		for _, name := range [...]string{"Location", "Content-Location"} {
-			// Several lines are no single reference, and what they mean is
-			// anybody's guess.
+			// Several lines are no single reference, and have no defined meaning.
 			if lines := resp.Values(name); len(lines) == 1 {
 				add(referenced(r, lines[0]))
 			}
@@ -61,9 +58,8 @@ func ChangedBy(r *http.Request, status int, resp http.Header, locations bool) Ch
 	return c
 }
 
-// Keys returns the keys of the URLs. A request over TLS has changed what is kept for plain
-// requests too. A plain request has changed nothing over TLS, since anybody on the way
-// can send it.
+// Keys returns the keys of the URLs. A request over TLS has also changed the plain responses. A
+// plain request has changed nothing over TLS, because any node on the way can send it.
 func (c Changed) Keys() []string {
 	keys := slices.Clone(c.URLs)
 	if c.OverTLS {
@@ -74,11 +70,10 @@ func (c Changed) Keys() []string {
 	return keys
 }
 
-// referenced returns the plain key of what a reference in the answer to r names.
-// It returns false unless that is on the same host as r (RFC 9111 section 4.4):
-// never another's, or anybody could invalidate anything. The http and the https
-// of one host are taken for one origin: a handler behind a proxy that ends TLS
-// says https to requests that have reached it plain.
+// referenced returns the plain key of a reference in the answer to r. The result is false for
+// another host (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and
+// https of one host are one origin: a handler behind a proxy that ends TLS writes https in the
+// answers to plain requests.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
 	hostport := hostOf(r)
 	host, ok := CanonicalHost(hostport)
@@ -98,7 +93,7 @@ func referenced(r *http.Request, reference string) (key string, ok bool) {
 	if other, ok := CanonicalHost(u.Host); !ok || other != host {
 		return "", false
 	}
-	u.Fragment, u.RawFragment = "", "" // part of no request
+	u.Fragment, u.RawFragment = "", "" // not part of a request
 	target, ok := targetOf(u, "")
 	if !ok {
 		return "", false
@@ -106,10 +101,9 @@ func referenced(r *http.Request, reference string) (key string, ok bool) {
 	return join("", host, target)
 }
 
-// KeyPrefix returns what the plain keys of all URLs begin with that begin with u,
-// which has a host and may end anywhere after it. A u that ends within an encoded byte
-// counts without that byte, since the rest of the byte is not known. Over TLS the keys have [Secure]
-// before that.
+// KeyPrefix returns the common prefix of the plain keys of all URLs that begin with u. u has a
+// host, and may end anywhere after it. If u ends within an encoded byte, the prefix ends before
+// that byte. The keys over TLS have [Secure] before the prefix.
 func KeyPrefix(u string) (prefix string, ok bool) {
 	scheme, rest, ok := strings.Cut(u, "://")
 	if !ok || !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
@@ -132,12 +126,11 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 	return join("", hostport, canonicalPath(path)+query)
 }
 
-// TagFields are the fields with tags by the conventions of content delivery networks: words in
-// the one, and members of a list with commas in the other.
+// TagFields are the tag fields of delivery networks: Surrogate-Key has words, Cache-Tag list members.
 var TagFields = []string{"Surrogate-Key", "Cache-Tag"}
 
-// Tags returns the tags of a response, by which it may be invalidated. Of the fields, other
-// ones than TagFields have both words and lists. values returns the values of a field of the response.
+// Tags returns a response's tags in the fields, for invalidation. Fields other than TagFields may
+// have words and lists. values returns the values of a field of the response.
 func Tags(fields []string, values func(field string) []string) (tags []string) {
 	for _, field := range fields {
 		lines := values(field)
@@ -156,8 +149,8 @@ func Tags(fields []string, values func(field string) []string) (tags []string) {
 	return tags
 }
 
-// separatesTags tells whether no tag can contain r.
+// separatesTags reports whether no tag can contain r.
 func separatesTags(r rune) bool { return r <= ' ' || r == ',' || r == 0x7f }
 
-// ValidTag tells whether a field can contain the tag.
+// ValidTag reports whether a field can contain the tag.
 func ValidTag(tag string) bool { return tag != "" && !strings.ContainsFunc(tag, separatesTags) }

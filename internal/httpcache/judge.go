@@ -6,22 +6,19 @@ import (
 	"time"
 )
 
-// This file puts the rules together into the one question that is asked of
-// every response: who may have it, and for how long.
+// This file joins the rules into one answer about a response: whether it is shared, and for how long.
 
-// A Judgement is what a response's header says about its use.
+// A Judgement is the meaning of a response's header for its use.
 type Judgement struct {
 	Directives Directives
 	Freshness  Freshness
 	// Age is the response's age when it was received.
 	Age time.Duration
-	// Shared tells whether others than its own client may have the response. If
-	// not, Reason says why in a word or two.
+	// Shared reports whether other clients may have the response. If not, Reason is a word or two.
 	Shared bool
 	Reason string
-	// Checked tells of a response that is not Shared whether it may be stored for
-	// validation: it answers each request for which the origin says that it still
-	// holds, and no other (RFC 9111 section 5.2.2.4).
+	// Checked: a response that is not Shared may be stored for validation: it answers only a
+	// request for which the origin confirms it (RFC 9111 section 5.2.2.4).
 	Checked bool
 }
 
@@ -36,14 +33,13 @@ func Judge(req Request, status int, resp http.Header, sent, received time.Time, 
 	return JudgeAged(req, status, resp, InitialAge(resp, sent, received), received, opt)
 }
 
-// JudgeAged is Judge for a response whose age its own header does not tell: what a
-// 304 has freshened is as old as that (see [Freshen]).
+// JudgeAged is Judge with the age of a 304 that has freshened the response (see [Freshen]).
 func JudgeAged(req Request, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...), Age: age}
 	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
 	j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt)
-	// A redirect needs a lifetime, which the rule may give. Other statuses that need one are
-	// about the client more often than not: 401 and 403.
+	// A redirect needs a lifetime, which the rule may give. Other statuses that need a lifetime,
+	// such as 401 and 403, are usually about the client.
 	unsaid := j.Reason == ReasonStatusNoLifetime && status < 400
 	if !j.Shared && !unsaid {
 		return j
@@ -57,7 +53,7 @@ func JudgeAged(req Request, status int, resp http.Header, age time.Duration, rec
 	}
 	switch {
 	case j.Freshness.Source == SourceNone && !j.Directives.Public && !j.Directives.NoCache:
-		// Nobody has said that it is for everybody, nor for how long.
+		// The response states neither its audience nor a lifetime.
 		j.Shared, j.Reason = false, ReasonNoLifetime
 	case !j.Freshness.shareable(j.Age):
 		j.Shared, j.Reason = false, ReasonNotFresh
@@ -66,21 +62,18 @@ func JudgeAged(req Request, status int, resp http.Header, age time.Duration, rec
 	return j
 }
 
-// OpenToAll tells whether a stored response may answer a request with
-// Authorization, too. RFC 9111 section 3.5 restricts only the storing of
-// responses to such requests; but an origin that answers them differently and
-// does not say so with Vary is met more often than one that means it, so they
-// get only what says by itself that it is for all.
+// OpenToAll reports whether a stored response may also answer a request with Authorization. RFC 9111
+// section 3.5 restricts only the storing of responses to such requests. But an origin often answers them
+// differently without a Vary, so they get only a response that itself states that it is for everyone.
 func OpenToAll(resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	return d.openToAll()
 }
 
-// ValidatedFor tells whether a 304 to the request proves that a stored response holds for
-// the request's client. A page that depends on the Cookie often has the Last-Modified of
-// its template, and a 304 about the template says nothing about the client. So for a
-// request with a Cookie the response must say public or s-maxage, and for one with
-// credentials that it is for all. RFC 9111 section 4.3.3 asks for neither.
+// ValidatedFor reports whether a 304 to the request proves a stored response valid for the request's
+// client. A page that depends on the Cookie often has the Last-Modified of its template, and the 304
+// is about the template. So a request with a Cookie needs a response with public or s-maxage, and a
+// request with credentials a response for everyone. RFC 9111 section 4.3.3 does not require this.
 func ValidatedFor(req Request, resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	if req.Credentials {
@@ -89,25 +82,22 @@ func ValidatedFor(req Request, resp http.Header, opt Options) bool {
 	return req.Header["Cookie"] == nil || d.Public || d.SMaxAge.Set
 }
 
-// Validatable tells whether a stored response can be validated (RFC 9111 section
-// 4.3.1). Conditions count only where the answer would be a success (RFC 9110 section
-// 13.2.1): a 304 to one about an error is about the page that has come back.
+// Validatable reports whether a stored response can be validated (RFC 9111 section 4.3.1). Conditions
+// count only for successes (RFC 9110 section 13.2.1): a 304 about an error is about the recovered page.
 func Validatable(status int, resp http.Header) bool {
 	return status < 300 && (resp.Get("ETag") != "" || resp.Get("Last-Modified") != "")
 }
 
-// PostStorable tells whether the response to a POST may be stored as that of a
-// GET for the same target (RFC 9110 section 9.3.3): it says explicitly how long
-// it is fresh, and names the target in Content-Location. j is Judge's word on it
-// as the response to a GET.
+// PostStorable reports whether the response to a POST may be stored as the response to a GET for
+// the same target (RFC 9110 section 9.3.3): it has an explicit lifetime, and names the target in
+// Content-Location. j is the judgement of the response as one to a GET.
 func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bool {
 	if r.Method != http.MethodPost || status != http.StatusOK || !j.Shared || j.Freshness.Source < SourceExpires {
 		return false
 	}
 	if len(resp["Vary"]) > 0 || len(resp["Set-Cookie"]) > 0 {
-		// A cookie in the answer to a POST is that client's; and the variant would
-		// be that of the POST's fields, which are about its body as much as about
-		// the answer.
+		// A cookie in the answer to a POST belongs to its client. And the variant would be one of
+		// the POST's fields, which describe its body as well as the wanted answer.
 		return false
 	}
 	own, ok := keyBehind("", r)

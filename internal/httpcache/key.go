@@ -9,33 +9,27 @@ import (
 	"strings"
 )
 
-// This file names what a request asks for.
+// This file builds the key of a request.
 
-// MaxKey is the length in bytes above which a request has no key. RFC 9110
-// section 4.1 recommends to support URIs of 8000 bytes.
+// MaxKey is the longest key, in bytes. RFC 9110 section 4.1 recommends to support URIs of 8000 bytes.
 const MaxKey = 8 << 10
 
-// Secure is what the key of a request over TLS begins with. No other key does: in
-// a host, a digit follows a colon. Without it a handler that sends plain requests
-// on to https would send the secure ones in circles. What comes in plain has no
-// scheme in its key, because behind a proxy nobody knows it.
+// Secure is the prefix of the keys of requests over TLS. No other key has it: in a host, a digit follows
+// a colon. Without the prefix a handler that redirects plain requests to https would redirect the secure
+// requests in circles. The key of a plain request has no scheme: behind a proxy the scheme is unknown.
 const Secure = "https://"
 
-// Key returns the primary cache key of a request (RFC 9111 section 2): its
-// host and its target, behind [Secure] if it came over TLS, and of the header
-// nothing else. It
-// returns false for a request that cannot be cached: one without a usable
-// host, with user information or a fragment, with a space or a control
-// character, or with a target other than a path, or too long.
+// Key returns the primary cache key of a request (RFC 9111 section 2): its host and its target,
+// behind [Secure] if it came over TLS. No header field is part of it. Key returns false if the
+// request cannot be cached: the host is unusable, the URL has user information, a fragment, a space
+// or a control character, the target is no path, or the key is too long.
 //
-//   - The host is as [CanonicalHost] has it.
-//   - The path is in its canonical form, see canonicalPath: "/%7Ea" is "/~a", but
-//     "/a%2Fb" is not "/a/b".
-//   - The query is as it was sent, in its order. "/a?" is not "/a": they are
-//     two URIs (RFC 3986 section 6.2.3), and at worst a response is kept twice.
-//   - If the URL was rewritten on its way to the cache, as
-//     [http.StripPrefix] does, what was sent is in the key too: below two
-//     prefixes live two handlers.
+//   - The host has the form of [CanonicalHost].
+//   - The path has the form of canonicalPath: "/%7Ea" is "/~a", and "/a%2Fb" is not "/a/b".
+//   - The query is unchanged. "/a?" is not "/a": they are two URIs (RFC 3986 section 6.2.3), and at
+//     worst a response is stored twice.
+//   - A URL that was rewritten before the cache, as by [http.StripPrefix], adds the original
+//     target: two prefixes may lead to two handlers.
 func Key(r *http.Request) (key string, ok bool) {
 	scheme := ""
 	if secure(r) {
@@ -44,13 +38,12 @@ func Key(r *http.Request) (key string, ok bool) {
 	return keyBehind(scheme, r)
 }
 
-// secure tells whether a request came over TLS, or, of one that no server has
-// read, whether its URL says so.
+// secure reports whether a request came over TLS. Without a server, the URL's scheme decides.
 func secure(r *http.Request) bool {
 	return r.TLS != nil || r.RequestURI == "" && r.URL.Scheme == "https"
 }
 
-// keyBehind returns the key of a request with that scheme, whatever its own is.
+// keyBehind returns the key of a request with the given scheme in place of its own.
 func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 	target, sent, ok := targets(r)
 	if !ok {
@@ -62,11 +55,11 @@ func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 	return join(scheme, hostOf(r), target)
 }
 
-// hostOf returns the host of a request as its client has written it.
+// hostOf returns the request's host in the client's spelling.
 func hostOf(r *http.Request) string { return cmp.Or(r.Host, r.URL.Host) }
 
-// targets returns the target of a request, and the target that its client has sent, both in
-// the form that a key has. sent is "" if it is the same, or not known.
+// targets returns the target of a request and the target that its client has sent, in the form of a
+// key. sent is empty if it is the same, or unknown.
 func targets(r *http.Request) (target, sent string, ok bool) {
 	if r.Method == http.MethodConnect {
 		return "", "", false
@@ -91,21 +84,19 @@ func targets(r *http.Request) (target, sent string, ok bool) {
 	return target, sent, true
 }
 
-// A Location is the parts of a request's URL, as far as a key has them.
+// A Location is the parts of a request's URL that its key contains.
 type Location struct {
 	Scheme string // "http://" or [Secure]
 	Host   string // in canonical form
-	Path   string // as the client has sent it, in canonical form
+	Path   string // as sent by the client, in canonical form
 	Query  string // without the question mark
-	// Rewritten is the path that the handler sees, in canonical form, if another one was
-	// sent; "" if it is the same.
+	// Rewritten is the path for the handler, in canonical form. Empty: it is Path.
 	Rewritten string
-	// Own tells that the request's own key is that of the URL of these parts: nothing of
-	// its URL was rewritten on its way to the cache.
+	// Own: the request's key is the key of this URL, which was not rewritten before the cache.
 	Own bool
 }
 
-// Locate returns the parts of a request's URL. It returns false if [Key] does.
+// Locate returns the parts of a request's URL. The result is false if [Key] does.
 func Locate(r *http.Request) (l Location, ok bool) {
 	target, sent, ok := targets(r)
 	if !ok {
@@ -128,19 +119,17 @@ func Locate(r *http.Request) (l Location, ok bool) {
 	return l, true
 }
 
-// join makes a key of a scheme, which is [Secure] or empty, a host and a target.
+// join builds a key. scheme is [Secure] or empty.
 func join(scheme, hostport, target string) (string, bool) {
 	host, ok := CanonicalHost(hostport)
-	// A canonical host has no slash and a target begins with one, so that no
-	// two pairs make one key.
+	// A canonical host has no slash, and a target begins with one, so no two pairs make one key.
 	if !ok || len(host)+len(target) > MaxKey {
 		return "", false
 	}
 	return scheme + host + target, true
 }
 
-// targetOf returns the path and the query of a URL: sent itself, which spares every
-// hit a copy, if they are what was sent.
+// targetOf returns the path and query of a URL. If they equal sent, it is sent itself, to save a copy.
 func targetOf(u *url.URL, sent string) (string, bool) {
 	if u.Opaque != "" || u.User != nil || u.Fragment != "" || u.RawFragment != "" {
 		return "", false
@@ -164,13 +153,12 @@ func pathOf(u *url.URL) string {
 	if u.Path == "" {
 		return "/" // RFC 9110 section 4.2.3
 	}
-	if u.RawPath == "" && isBare(u.Path) { // as most are
+	if u.RawPath == "" && isBare(u.Path) { // the usual case
 		return u.Path
 	}
 	path := u.EscapedPath()
-	// EscapedPath gives up RawPath for an encoding of its own where a client
-	// left a character bare that should not be, such as "|"; but what was sent
-	// is what counts as long as it means Path.
+	// EscapedPath replaces RawPath by its own encoding if a client has left a byte such as "|"
+	// unencoded. The key uses RawPath as long as it decodes to Path.
 	if u.RawPath != "" && u.RawPath != path {
 		if p, err := url.PathUnescape(u.RawPath); err == nil && p == u.Path {
 			path = u.RawPath
@@ -187,7 +175,7 @@ var bare = func() (set [256]bool) {
 	return set
 }()
 
-// isBare tells whether a path, decoded or not, has no other bytes than these.
+// isBare reports whether a path, decoded or not, has only bare bytes.
 func isBare(path string) bool {
 	for i := range len(path) {
 		if !bare[path[i]] {
@@ -197,11 +185,10 @@ func isBare(path string) bool {
 	return true
 }
 
-// canonicalPath returns the one form that all encodings of a path have in a key: a byte that
-// can stand for itself does, and any other is encoded, in upper case (RFC 3986 section
-// 6.2.2). Browsers send paths in that form. Three bytes are told apart from their encoding,
-// because many handlers do so: "/" separates segments, ";" begins the parameters of a
-// segment, and "+" is a space for some handlers.
+// canonicalPath returns the same form for all encodings of a path: a byte that can stand for itself
+// does, and any other byte is encoded in upper case (RFC 3986 section 6.2.2). Browsers send this
+// form. Three encoded bytes stay apart from the bare byte, because many handlers distinguish them:
+// "/" separates segments, ";" begins a segment's parameters, and "+" is a space for some handlers.
 func canonicalPath(path string) string {
 	i := 0
 	for ; i < len(path); i++ {
@@ -235,11 +222,11 @@ func canonicalPath(path string) string {
 	return string(b)
 }
 
-// staysEncoded tells whether an encoded byte stays encoded in a path: it cannot be bare, or
-// the bare byte means something else.
+// staysEncoded reports whether an encoded byte stays encoded: it cannot be bare, or means something
+// else.
 func staysEncoded(c byte) bool { return !bare[c] || c == '/' || c == ';' || c == '+' }
 
-// escapedByte returns the byte that s begins with, if it begins with an encoded one.
+// escapedByte returns the encoded byte at the start of s.
 func escapedByte(s string) (c byte, ok bool) {
 	if len(s) < 3 || s[0] != '%' {
 		return 0, false
@@ -261,7 +248,7 @@ func unhex(c byte) byte {
 	return 16
 }
 
-// canonicalTarget is a target in origin-form whose path is in its canonical form.
+// canonicalTarget returns a target in origin-form with its path in canonical form.
 func canonicalTarget(target string) string {
 	path, _, _ := strings.Cut(target, "?")
 	canonical := canonicalPath(path)
@@ -271,9 +258,8 @@ func canonicalTarget(target string) string {
 	return canonical + target[len(path):]
 }
 
-// Canonicalise gives the host and the path of r, which is the caller's own, the spelling
-// that [Key] has, so that the response does not have the spelling of its first client. Path
-// stays, because it is decoded.
+// Canonicalise gives the host and the path of r the spelling of [Key], so the response does not
+// have the spelling of its first client. It changes r. Path stays, because it is decoded.
 func Canonicalise(r *http.Request) {
 	if host, ok := CanonicalHost(r.Host); ok {
 		r.Host = host
@@ -284,7 +270,7 @@ func Canonicalise(r *http.Request) {
 	if u.Path == "" {
 		u.Path = "/"
 	}
-	// As net/url has it: RawPath is there where it is not what Path would be encoded as.
+	// As in net/url: RawPath is set only if it is not the default encoding of Path.
 	if u.RawPath = ""; u.EscapedPath() != path {
 		u.RawPath = path
 	}
@@ -293,8 +279,7 @@ func Canonicalise(r *http.Request) {
 	}
 }
 
-// Canonical tells whether host and path of r have the spelling that Canonicalise gives them.
-// A target in absolute-form may have it too.
+// Canonical reports whether host and path of r have Canonicalise's spelling, also in absolute-form.
 func Canonical(r *http.Request) bool {
 	c := *r
 	c.URL = new(*r.URL)
@@ -303,8 +288,7 @@ func Canonical(r *http.Request) bool {
 	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && (sent == "" || c.RequestURI == sent)
 }
 
-// Respelled tells whether the URL's path differs from its canonical form for a router that
-// matches encoded paths, as chi's does.
+// Respelled reports whether the path is not canonical for a router of encoded paths, such as chi's.
 func Respelled(u *url.URL) bool {
 	if u.RawPath == "" && isBare(u.Path) {
 		return false
@@ -314,8 +298,7 @@ func Respelled(u *url.URL) bool {
 	return cmp.Or(u.RawPath, u.Path) != cmp.Or(c.URL.RawPath, c.URL.Path)
 }
 
-// Ordinary tells whether a request's target is a path, with or without a query, and
-// nothing else: no user information, no fragment, no opaque part.
+// Ordinary reports whether a request's target is a path with or without a query, and nothing else.
 func Ordinary(r *http.Request) bool {
 	ok := r.RequestURI == "" // in a request that no server has read
 	if !ok {
@@ -325,8 +308,8 @@ func Ordinary(r *http.Request) bool {
 	return ok && is
 }
 
-// OriginForm returns the path and the query of a request-target in origin-form
-// or absolute-form (RFC 9112 section 3.2), and false for any other.
+// OriginForm returns the path and the query of a request-target in origin-form or absolute-form
+// (RFC 9112 section 3.2), and false for any other target.
 func OriginForm(uri string) (target string, ok bool) {
 	if strings.HasPrefix(uri, "/") {
 		return uri, true
@@ -345,8 +328,7 @@ func OriginForm(uri string) (target string, ok bool) {
 	return rest[i:], true
 }
 
-// clean tells whether a target is short enough and has nothing in it that ends
-// a line, a field or the target.
+// clean reports whether a target is short, and has no byte that ends a line, a field or the target.
 func clean(target string) bool {
 	for i := range len(target) {
 		if c := target[i]; c <= ' ' || c == 0x7f || c == '#' {
@@ -356,20 +338,18 @@ func clean(target string) bool {
 	return len(target) <= MaxKey
 }
 
-// CanonicalHost returns a host in the one form it has in a key: in lower case,
-// without a trailing dot, without the default port of either scheme, an IPv6
-// address in brackets in its shortest form. It returns false for anything that
-// is not a name or an address with or without a port.
+// CanonicalHost returns a host in the form of a key: in lower case, without a trailing dot, without
+// the default port of either scheme, an IPv6 address in brackets in its shortest form. It returns
+// false unless hostport is a name or an address, with or without a port.
 //
-// A rebuild's request carries this host, too. Else a client could have a
-// response built for "example.com:443" or "example.com." that quotes this
-// host, and have it handed to those who asked for "example.com".
+// A rebuild's request also carries this host. Otherwise a client could have a response built for
+// "example.com:443" or "example.com." that quotes this host, and clients of "example.com" would get it.
 func CanonicalHost(hostport string) (host string, ok bool) {
-	if len(hostport) > 255+len(":65535") { // a DNS name, a port
+	if len(hostport) > 255+len(":65535") { // a DNS name and a port
 		return "", false
 	}
 	host = strings.ToLower(hostport)
-	if isName(host) { // as most are
+	if isName(host) { // the usual case
 		return host, true
 	}
 	port := ""
@@ -387,7 +367,7 @@ func CanonicalHost(hostport string) (host string, ok bool) {
 			return "", false
 		}
 	}
-	if port == "" { // RFC 3986 section 3.2.3: as if there were no colon
+	if port == "" { // RFC 3986 section 3.2.3: as without the colon
 		return host, true
 	}
 	for i := range len(port) {
@@ -405,8 +385,7 @@ func CanonicalHost(hostport string) (host string, ok bool) {
 	return host + ":" + strconv.FormatUint(n, 10), true
 }
 
-// isName tells whether s, in lower case, may be a host's name or an IPv4
-// address.
+// isName reports whether s, in lower case, may be a host name or an IPv4 address.
 func isName(s string) bool {
 	before := byte('.')
 	for i := range len(s) {

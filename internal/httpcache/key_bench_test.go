@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// BenchmarkKey is the key of requests as a server reads them.
+// BenchmarkKey builds the keys of requests that a server has read.
 func BenchmarkKey(b *testing.B) {
 	for name, target := range map[string]string{
 		"path":  "/some/page",

@@ -15,7 +15,7 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// read parses a request as the server does.
+// read parses a request as a server does.
 func read(t testing.TB, method, target, host string) (*http.Request, bool) {
 	t.Helper()
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n")))
@@ -115,8 +115,7 @@ func TestKey_RewrittenURL(t *testing.T) {
 	}
 }
 
-// A request that no server has read has the scheme of its URL, and one URL has
-// the keys of both.
+// A request that no server has read has the scheme of its URL, and KeysOf has both keys of a URL.
 func TestKey_OfAURL(t *testing.T) {
 	for _, u := range []string{"http://H:80/a?b", "https://h/a?b", "HTTPS://h:443/a?b"} {
 		r, err := http.NewRequest("GET", u, nil)
@@ -197,8 +196,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// decodedTarget is a target with its path decoded, byte for byte, each with a word
-// before it where it is another when it is encoded.
+// decodedTarget is a target with its path decoded, and a mark before bytes that differ when encoded.
 func decodedTarget(target string) string {
 	path, query, found := strings.Cut(target, "?")
 	var b strings.Builder
@@ -305,8 +303,7 @@ func TestChangedBy(t *testing.T) {
 	}
 }
 
-// FuzzChangedBy: whatever a response names, only keys of the request's own
-// host are dropped, and only such as a request could have.
+// FuzzChangedBy: a response invalidates only keys of requests to its own host.
 func FuzzChangedBy(f *testing.F) {
 	f.Add("h", "/a", "/b?c", "http://h/d")
 	f.Add("H:80", "/a/", "../x#y", "//h.:443/..")
@@ -330,7 +327,7 @@ func FuzzChangedBy(f *testing.F) {
 	})
 }
 
-// A reader of structured fields gets back what was said, whatever it is.
+// A parser of structured fields reads back each value.
 func TestStatus_Parses(t *testing.T) {
 	for c := range rune(256) {
 		key, detail := "a"+string(c)+"b", string(c)

@@ -5,22 +5,20 @@ import (
 	"net/http"
 )
 
-// A Request is the part of a request that the rules go by.
+// A Request is the part of a request that the rules need.
 type Request struct {
-	// Header is the header that the client has sent, with the entry of [WithVariant].
+	// Header is the client's header, with the entry of [WithVariant].
 	Header http.Header
-	// Credentials tells that the request says who its client is, by Authorization or
-	// by other fields that count as that. A response to it is for all only if the
-	// response says so (RFC 9111 section 3.5).
+	// Credentials: the request identifies its client, by Authorization or fields with the same
+	// role. Its response is for everyone only if the response states so (RFC 9111 section 3.5).
 	Credentials bool
-	// Asked is the request as the handler gets it, for Options.Freshness.
+	// Asked is the handler's request, for Options.Freshness.
 	Asked *http.Request
-	// NoStore tells that the response must not be stored (RFC 9111 section 5.2.1.5).
+	// NoStore: the response must not be stored (RFC 9111 section 5.2.1.5).
 	NoStore bool
 }
 
-// KeyVariant stands, among the names that a response varies by, for the part of a request's
-// key beside its URL. It is no field's name, so no Vary has it.
+// KeyVariant is the name, among Vary names, of the part of a key beside its URL. No field has the name.
 const KeyVariant = "(key)"
 
 // WithVariant returns h with the variant under KeyVariant, h itself if variant is empty.

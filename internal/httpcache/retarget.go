@@ -7,20 +7,17 @@ import (
 	"strings"
 )
 
-// This file knows the request fields by which frameworks and proxies take a
-// request for another than it is. They are in no key and in few Varys, so that
-// whoever sends one could have a response built for the target in it, and
-// handed to those who asked for the target in the request.
+// This file has the request fields by which frameworks and proxies replace a request's target. No
+// URL key and few Varys contain them. Without this file a client could have a response built for
+// another target, and clients of the request's own target would get it.
 
-// RetargetingFields stands for all such fields among the names that a response
-// varies by. A response to a request that has one is a variant for requests
-// that have the same. It is no field's name, so no Vary has it.
+// RetargetingFields is the name, among Vary names, of all retargeting fields. A response to a request
+// with such a field is a variant for requests with the same field values. No field has the name.
 const RetargetingFields = "(retargeting)"
 
-// retargetingFields choose another scheme, host, port or path: those that proxies,
-// gateways and frameworks document, and their usual spellings. What names the
-// client, as X-Forwarded-For does, is not among them: responses that depend on
-// it are not for sharing, and their origin has to say so.
+// retargetingFields choose another scheme, host, port or path: the fields that proxies, gateways and
+// frameworks document, and their usual spellings. Fields about the client, such as X-Forwarded-For,
+// are left out: a response that depends on them is not shareable, and its origin must state so.
 var retargetingFields = []string{
 	"$wsis", "$wssc", "$wssn", "$wssp", "Cf-Visitor", "Cloudfront-Forwarded-Proto", "Fastly-Ssl", "Forwarded",
 	"Front-End-Https", "Host-Override", "Ssl-Offloaded", "Wl-Proxy-Ssl", "X-App-Base-Path", "X-Appengine-Https",
@@ -52,12 +49,10 @@ var retargetingFields = []string{
 // Retargeting is a set of fields that choose another target. It is immutable.
 type Retargeting struct {
 	names map[string]bool
-	// begins has an entry for the beginning of each name. It saves looking most fields of
-	// a request up in names.
+	// begins has the beginnings of the names. It saves most fields of a request the lookup in names.
 	begins [256]bool
 }
 
-// beginning is the index of a name in begins.
 func beginning(name string) byte {
 	if len(name) < 2 {
 		return 0
@@ -65,7 +60,7 @@ func beginning(name string) byte {
 	return name[0]*31 + name[1]
 }
 
-// NewRetargeting returns the set of the fields that are known here, and of more.
+// NewRetargeting returns the set of the known fields and of more.
 func NewRetargeting(more ...string) *Retargeting {
 	t := &Retargeting{names: make(map[string]bool)}
 	for _, name := range slices.Concat(retargetingFields, more) {
@@ -78,7 +73,6 @@ func NewRetargeting(more ...string) *Retargeting {
 
 var knownRetargeting = NewRetargeting()
 
-// retargeting is opt's set.
 func (opt *Options) retargeting() *Retargeting {
 	if opt.Retargeting != nil {
 		return opt.Retargeting
@@ -89,14 +83,13 @@ func (opt *Options) retargeting() *Retargeting {
 // methodFields choose another method.
 var methodFields = []string{"X-Forwarded-Method", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override", "X-Original-Method"}
 
-// OverridesMethod tells whether a request asks to be taken for one of another
-// method than its own. It may change things then, so that it has to reach the handler,
-// and what answers it is no response to GET.
+// OverridesMethod reports whether a request asks for another method than its own. Such a request
+// may change state, so it must reach the handler, and its answer is no response to GET.
 func OverridesMethod(method string, req http.Header) bool {
 	for _, name := range methodFields {
 		for _, value := range req[name] {
 			if value = strings.ToUpper(value); value == http.MethodHead {
-				value = http.MethodGet // which the cache answers alike
+				value = http.MethodGet // the cache answers HEAD and GET alike
 			}
 			if value != "" && value != method && !(value == http.MethodGet && method == http.MethodHead) {
 				return true
@@ -106,8 +99,8 @@ func OverridesMethod(method string, req http.Header) bool {
 	return false
 }
 
-// isAlias tells whether a field's name, with "-" for each "_", is that of a field
-// above or of a condition. A gateway such as net/http/cgi makes one of the two.
+// isAlias reports whether a field's name, with "-" for each "_", is a retargeting field, a method
+// field or a condition. A gateway such as net/http/cgi maps both names to the same one.
 func (t *Retargeting) isAlias(name string) bool {
 	if !strings.Contains(name, "_") {
 		return false
@@ -116,15 +109,15 @@ func (t *Retargeting) isAlias(name string) bool {
 	return t.names[name] || slices.Contains(methodFields, name) || slices.Contains(conditions, name)
 }
 
-// RemoveAliases removes from req what the handler may take for a field that is
-// looked for here by its own name only. No honest client writes one so.
+// RemoveAliases removes the fields from req that a handler may mistake for a field that this
+// package looks up by its own name only. No honest client sends such a field.
 func (opt *Options) RemoveAliases(req http.Header) {
 	t := opt.retargeting()
-	remove(req, methodFields) // which say what the method is, or OverridesMethod
+	remove(req, methodFields) // their method is the request's own, see OverridesMethod
 	maps.DeleteFunc(req, func(name string, _ []string) bool { return t.isAlias(name) })
 }
 
-// Aliased tells whether RemoveAliases would remove something.
+// Aliased reports whether RemoveAliases would remove a field.
 func (opt *Options) Aliased(req http.Header) bool {
 	t := opt.retargeting()
 	for name := range req {
@@ -135,8 +128,7 @@ func (opt *Options) Aliased(req http.Header) bool {
 	return false
 }
 
-// Retargeted tells whether a request has a field that may choose another
-// target. Each hit asks.
+// Retargeted reports whether a request has a field that may choose another target. Each hit calls it.
 func (opt *Options) Retargeted(req http.Header) bool {
 	t := opt.retargeting()
 	for name := range req {
@@ -147,8 +139,7 @@ func (opt *Options) Retargeted(req http.Header) bool {
 	return false
 }
 
-// values returns the fields that may choose another target, in the order of their
-// names, each with its name before each of its values.
+// values returns the fields that may choose another target, sorted by name, each value with its name.
 func (t *Retargeting) values(req http.Header) []string {
 	var names []string
 	for name := range req {
@@ -172,11 +163,10 @@ func (t *Retargeting) values(req http.Header) []string {
 	return values
 }
 
-// forwardedTarget returns of a Forwarded (RFC 7239 section 4) what is about the
-// target. The rest is about the client and the proxies on its way, unless it has
-// another "=", which no node's name has: some look for "host=" wherever it is.
-// Quotes are not looked into: at worst a line that has separators in quotes is
-// another variant.
+// forwardedTarget returns the parts of a Forwarded field (RFC 7239 section 4) that are about the
+// target. The other parts are about the client and the proxies. A part with a second "=", which no
+// node name has, counts: some readers look for "host=" anywhere. Quotes are ignored: at worst a
+// line with separators in quotes is another variant.
 func forwardedTarget(line string) string {
 	var parts []string
 	for part := range strings.FieldsFuncSeq(line, func(r rune) bool { return r == ',' || r == ';' }) {

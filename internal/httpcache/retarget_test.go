@@ -48,8 +48,7 @@ func TestRetargeting(t *testing.T) {
 	}
 }
 
-// FuzzRetargeting: who asks for another target than somebody else never shares
-// a variant with that one, however the fields are written.
+// FuzzRetargeting: requests for different targets never share a variant, in any spelling of the fields.
 func FuzzRetargeting(f *testing.F) {
 	f.Add("X-Forwarded-Host", "a", "X-Forwarded-Host", "b")
 	f.Add("Forwarded", "for=x;host=a", "Forwarded", `for="y;host=a"`)
@@ -72,8 +71,7 @@ func FuzzRetargeting(f *testing.F) {
 				t.Fatalf("%v is taken for %v", a, b)
 			}
 		}
-		// A host that Forwarded names in its usual form is seen whatever else is
-		// on other lines.
+		// A host in the usual form of Forwarded counts, whatever the other lines.
 		c, d := header("Forwarded", value1, "Forwarded", "for=_x;host=mine"), header("Forwarded", value1)
 		if VariantKey(names, c, Options{}) == VariantKey(names, d, Options{}) {
 			t.Fatalf("Forwarded %q hides a host", value1)

@@ -6,51 +6,48 @@ import (
 	"time"
 )
 
-// This file tells the client what the cache did (RFC 9211).
+// This file reports the work of the cache to the client (RFC 9211).
 
 // A Forward is why a request went to the origin (RFC 9211 section 2.2).
 type Forward string
 
 // The reasons.
 const (
-	FwdBypass   Forward = "bypass"    // the cache was told not to handle it
-	FwdMethod   Forward = "method"    // its method is not answered from the cache
-	FwdURIMiss  Forward = "uri-miss"  // nothing is stored for its URI
-	FwdVaryMiss Forward = "vary-miss" // no variant that it selects is stored
+	FwdBypass   Forward = "bypass"    // the cache was configured not to handle it
+	FwdMethod   Forward = "method"    // the cache does not answer its method
+	FwdURIMiss  Forward = "uri-miss"  // no response is stored for its URI
+	FwdVaryMiss Forward = "vary-miss" // no variant for it is stored
 	FwdMiss     Forward = "miss"      // one of both
 	FwdRequest  Forward = "request"   // its own directives demanded it
-	FwdStale    Forward = "stale"     // what is stored is stale
+	FwdStale    Forward = "stale"     // the stored response is stale
 )
 
-// A Status is what one cache did with one request: a member of the list in
-// Cache-Status (RFC 9211 section 2).
+// A Status is a cache's handling of a request: a member of Cache-Status (RFC 9211 section 2).
 type Status struct {
-	// Hit says that the request was answered without the origin. Fwd,
-	// FwdStatus, Stored and Collapsed do not count then.
+	// Hit: the request was answered without the origin. Fwd, FwdStatus, Stored and Collapsed do not
+	// count.
 	Hit bool
-	// Fwd is why the request went to the origin; empty if nobody knows.
+	// Fwd is why the request went to the origin. Empty: unknown.
 	Fwd Forward
-	// FwdStatus is the origin's status if it differs from the response's, such
-	// as 304; 0: not told.
+	// FwdStatus is the origin's status if it differs from the response's, such as 304. 0: left out.
 	FwdStatus int
-	// TTL is how much longer the response is fresh, negative if it is stale.
+	// TTL is the rest of the response's freshness, negative if it is stale.
 	TTL Delta
-	// Stored says that the response was stored.
+	// Stored: the response was stored.
 	Stored bool
-	// Collapsed says that the request shared another's way to the origin.
+	// Collapsed: the request shared another request's way to the origin.
 	Collapsed bool
-	// Key is the response's cache key; empty: not told.
+	// Key is the response's cache key. Empty: left out.
 	Key string
-	// Detail is a word for those who debug; empty: none.
+	// Detail is a word for debugging. Empty: none.
 	Detail string
 }
 
-// maxStatusKey is the longest key that is told: proxies bound a response's header, as
-// nginx does by 4 or 8 KiB, and answer 502 to more.
+// maxStatusKey is the longest key in a Status: proxies bound a response's header, nginx by 4 or 8 KiB,
+// and answer 502 to a longer header.
 const maxStatusKey = 1 << 10
 
-// String returns the member, without a Key or a Detail that is not printable
-// ASCII.
+// String returns the member, without a Key or a Detail that is not printable ASCII.
 func (s Status) String() string {
 	b := append(make([]byte, 0, 128), "Bellwether"...)
 	if s.Hit {
@@ -64,7 +61,7 @@ func (s Status) String() string {
 		}
 	}
 	if s.TTL.Set {
-		// Section 2.4, rounded down: what is stale by half a second is stale.
+		// Section 2.4, rounded down: half a second stale is stale.
 		ttl := int64(s.TTL.Duration / time.Second)
 		if s.TTL.Duration < 0 && s.TTL.Duration%time.Second != 0 {
 			ttl--
@@ -77,7 +74,7 @@ func (s Status) String() string {
 	if s.Collapsed && !s.Hit {
 		b = append(b, ";collapsed"...) // section 2.6
 	}
-	if s.Key != "" && len(s.Key) <= maxStatusKey && printable(s.Key) { // it is optional
+	if s.Key != "" && len(s.Key) <= maxStatusKey && printable(s.Key) { // optional
 		b = appendString(append(b, ";key="...), s.Key) // section 2.7
 	}
 	if s.Detail != "" && printable(s.Detail) {
@@ -86,14 +83,13 @@ func (s Status) String() string {
 	return string(b)
 }
 
-// AppendTo adds the member to Cache-Status in h, behind those of the caches
-// nearer to the origin (RFC 9211 section 2).
+// AppendTo adds the member to Cache-Status in h, after caches nearer to the origin (RFC 9211 section 2).
 func (s Status) AppendTo(h http.Header) {
 	h.Add("Cache-Status", s.String())
 }
 
-// appendTokenOrString appends s, which is printable and not empty, as a Token where
-// it is one (RFC 9651 section 3.3.4), else as a String.
+// appendTokenOrString appends s, printable and not empty, as a Token (RFC 9651 section 3.3.4) or a
+// String.
 func appendTokenOrString(b []byte, s string) []byte {
 	for i := range len(s) {
 		c := s[i]
@@ -117,7 +113,7 @@ func appendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// printable tells whether s can be a String (RFC 9651 section 3.3.3).
+// printable reports whether s can be a String (RFC 9651 section 3.3.3).
 func printable(s string) bool {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {

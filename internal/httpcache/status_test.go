@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// A proxy in front bounds a response's header, nginx by 4 or 8 KiB, and answers 502
-// to more. The key in it is for people.
+// Proxies bound a response's header, nginx by 4 or 8 KiB, and answer 502 to a longer one.
 func TestStatus_LongKey(t *testing.T) {
 	for length, told := range map[int]bool{1 << 10: true, 1<<10 + 1: false} {
 		key := strings.Repeat("k", length)

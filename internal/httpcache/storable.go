@@ -8,43 +8,37 @@ import (
 	"time"
 )
 
-// This file decides whether others may have a response, and which of its
-// fields they get.
+// This file decides whether a response is shared, and which of its fields are.
 
-// ReasonStatusNoLifetime is storable's reason for a response that says nothing
-// about how long it is fresh and has a status that must say it (RFC 9111 section 3,
-// last item): nothing is wrong with it but that.
+// ReasonStatusNoLifetime is storable's reason for a response without a lifetime whose status needs
+// a lifetime (RFC 9111 section 3, last item). The response is otherwise storable.
 const ReasonStatusNoLifetime = "status-without-lifetime"
 
-// storable decides whether a shared cache may store the response, and so
-// whether others may have it (RFC 9111 section 3). If not, reason says why in
-// a word or two, fit for the detail of a Cache-Status.
+// storable reports whether a shared cache may store the response, and so whether other clients may have
+// it (RFC 9111 section 3). If not, reason is the cause in a word or two, for the detail of Cache-Status.
 //
-// A response that is never fresh is storable too: it may answer those who wait
-// for it already, see [Freshness.shareable].
+// A response that is never fresh is also storable: it may answer the waiting requests, see
+// [Freshness.shareable].
 func storable(req Request, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
 	switch {
 	case status < 200 || status > 599:
 		// Section 3: the status is final; RFC 9110 section 15: and valid.
 		return false, "status"
 	case status == http.StatusPartialContent:
-		// Section 3: 206 only if understood; section 3.3: a part is not stored
-		// as the whole.
+		// Section 3: 206 only if understood; section 3.3: a part is not stored as the whole.
 		return false, "partial"
 	case status == http.StatusNotModified:
-		// Section 3: 304 updates a stored response and is none itself.
+		// Section 3: a 304 updates a stored response, and is no response itself.
 		return false, "not-modified"
 	case status == http.StatusPreconditionRequired, status == http.StatusTooManyRequests,
 		status == http.StatusRequestHeaderFieldsTooLarge, status == http.StatusNetworkAuthenticationRequired:
-		// RFC 6585 sections 3 to 6: no cache stores them, whatever they say.
+		// RFC 6585 sections 3 to 6: no cache stores them, whatever their directives.
 		return false, "status"
 	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
-		// Stricter than section 3: they answer one request's If-* or Range,
-		// which is not in the key.
+		// Stricter than section 3: they answer one request's If-* or Range, which is not in the key.
 		return false, "status"
 	}
-	// Section 5.2.2.3: must-understand limits storing to statuses whose rules
-	// are known, and then overrides no-store.
+	// Section 5.2.2.3: must-understand limits storing to known statuses, and then overrides no-store.
 	if d.MustUnderstand && !understood(status) {
 		return false, "must-understand"
 	}
@@ -60,14 +54,13 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 	if req.Credentials && !d.openToAll() {
 		return false, "authorization"
 	}
-	// Section 4.1: matches no request, so neither that of a waiting caller.
+	// Section 4.1: "*" matches no request, also no waiting caller's.
 	if _, ok := VaryNames(resp); !ok {
 		return false, "vary"
 	}
 	explicit := d.SMaxAge.Set || d.MaxAge.Set || !d.Targeted && len(resp["Expires"]) > 0
 	for _, name := range [...]string{"Set-Cookie", "Set-Cookie2"} {
-		// Section 7.3. A qualified private or no-cache takes the cookie out
-		// before anybody else sees it, and what is left is for everybody.
+		// Section 7.3. A qualified private or no-cache removes the cookie, and the rest is shared.
 		if len(resp[name]) > 0 && !slices.Contains(d.PrivateFields, name) &&
 			!slices.Contains(d.NoCacheFields, name) && !(opt.SetCookie && explicit) {
 			return false, "set-cookie"
@@ -80,9 +73,8 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 	return true, ""
 }
 
-// heuristicallyCacheable tells whether RFC 9110 section 15.1 lets a response
-// of this status be stored although it does not say for how long. 206 is in
-// the RFC's list, and left out here because storable refuses it.
+// heuristicallyCacheable reports whether RFC 9110 section 15.1 allows to store a response of this
+// status without a lifetime. 206 is in the RFC's list, but storable refuses it.
 func heuristicallyCacheable(status int) bool {
 	switch status {
 	case 200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501:
@@ -91,8 +83,8 @@ func heuristicallyCacheable(status int) bool {
 	return false
 }
 
-// understood tells whether a status is one of RFC 9110 section 15 whose
-// caching needs nothing that this package does not do (RFC 9111 section 3).
+// understood reports whether this package does all that a status of RFC 9110 section 15 needs (RFC
+// 9111 section 3).
 func understood(status int) bool {
 	switch {
 	case 200 <= status && status <= 205, 300 <= status && status <= 303:
@@ -107,19 +99,17 @@ func understood(status int) bool {
 	return false
 }
 
-// connectionFields are meant for the next hop only (RFC 9110 section 7.6.1) or
-// specific to a client's proxy (RFC 9111 section 3.1).
+// connectionFields are for the next hop (RFC 9110 section 7.6.1) or a client's proxy (RFC 9111
+// section 3.1).
 var connectionFields = []string{
 	"Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 	"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
 	"Http2-Settings", // RFC 7540 section 3.2.1
 }
 
-// CanonicalHeader returns h with all names in canonical form: h itself if they
-// are, else a copy. Everything in this package looks names up in that form,
-// but a handler may write into the map under any spelling, which net/http then
-// sends: a response has to go through here before it is judged, or its
-// "set-cookie" goes unseen.
+// CanonicalHeader returns h with all names in canonical form, h itself if they already are. This package
+// looks names up in that form, but a handler may write any spelling into the map, and net/http sends it.
+// So each response passes through here before it is judged: otherwise its "set-cookie" goes unseen.
 func CanonicalHeader(h http.Header) http.Header {
 	canonical := true
 	for name := range h {
@@ -136,17 +126,15 @@ func CanonicalHeader(h http.Header) http.Header {
 	return c
 }
 
-// remove removes from h the fields of these names, which are in canonical form: to
-// bring them there anew, as Del does, was a twentieth of a rebuild's time.
+// remove removes fields in canonical form: Del's canonicalisation was a twentieth of a rebuild's time.
 func remove(h http.Header, names []string) {
 	for _, name := range names {
 		delete(h, name)
 	}
 }
 
-// RemoveConnectionFields removes from h the fields that are meant for one
-// connection only, those that Connection names included (RFC 9110 section
-// 7.6.1, RFC 9111 section 3.1).
+// RemoveConnectionFields removes the fields for one connection from h, with the fields that
+// Connection names (RFC 9110 section 7.6.1, RFC 9111 section 3.1).
 func RemoveConnectionFields(h http.Header) {
 	for name := range Members(h["Connection"]) {
 		h.Del(name)
@@ -154,9 +142,8 @@ func RemoveConnectionFields(h http.Header) {
 	remove(h, connectionFields)
 }
 
-// EndToEnd returns a request's header as whoever forwards the request has to have it:
-// without the fields that Connection makes one connection's, which are not by themselves
-// (RFC 9110 section 7.6.1). It is h itself where there are none.
+// EndToEnd returns a request's header for a forwarder: without the fields that only Connection
+// makes fields of one connection (RFC 9110 section 7.6.1). Without such fields it is h itself.
 func EndToEnd(h http.Header) http.Header {
 	rest := h
 	for name := range Members(h["Connection"]) {
@@ -172,19 +159,18 @@ func EndToEnd(h http.Header) http.Header {
 	return rest
 }
 
-// StoredHeader returns a copy of h with what is for everybody: without the
-// fields of one connection (RFC 9111 section 3.1), without those that a
-// qualified no-cache or private names (sections 5.2.2.4 and 5.2.2.7), without
-// trailers (section 3.1), without Age, which the cache counts itself (section
-// 4.2.3), and with a Date, which is received if h has none that can be read
-// (RFC 9110 section 6.6.1).
+// StoredHeader returns a copy of h with the shared fields:
+//
+//   - without the fields of one connection (RFC 9111 section 3.1) and trailers (section 3.1);
+//   - without the fields of a qualified no-cache or private (sections 5.2.2.4 and 5.2.2.7);
+//   - without Age, which the cache counts itself (section 4.2.3);
+//   - with a Date, which is received if h has no readable one (RFC 9110 section 6.6.1).
 func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
 	c := h.Clone()
 	if c == nil {
 		c = http.Header{}
 	}
-	// net/http has two ways to give a trailer: its name in Trailer, or before
-	// its own a prefix that no field can have.
+	// net/http sends a trailer by its name in Trailer, or by a prefix that no field can have.
 	for name := range Members(c["Trailer"]) {
 		c.Del(name)
 	}

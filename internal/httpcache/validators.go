@@ -9,30 +9,26 @@ import (
 	"time"
 )
 
-// This file asks the origin whether a stored response still holds, takes in
-// its answer, and answers the clients that ask the same of us.
+// This file validates a stored response with the origin, and answers clients that validate with us.
 
-// conditions are the fields that make a request conditional or partial (RFC
-// 9110 sections 13.1 and 14.2).
+// conditions make a request conditional or partial (RFC 9110 sections 13.1 and 14.2).
 var conditions = []string{
 	"If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range", "Range",
 }
 
-// RemoveConditions removes from req what makes it conditional or partial: a
-// rebuild asks for the whole thing, whatever the client has of it already.
+// RemoveConditions removes the conditions and the range from req: a rebuild asks for the whole response.
 func RemoveConditions(req http.Header) {
 	remove(req, conditions)
 }
 
-// SetConditions replaces the conditions in req by those of a stored response
-// (RFC 9111 section 4.3.1): its ETag in If-None-Match, its Last-Modified in
-// If-Modified-Since. It returns false, and leaves no condition in req, if the
-// stored response has neither.
+// SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1):
+// its ETag in If-None-Match, its Last-Modified in If-Modified-Since. It returns false, and leaves
+// req without conditions, if the stored response has neither.
 func SetConditions(req, stored http.Header) bool {
 	RemoveConditions(req)
 	found := false
 	if tag := stored.Get("ETag"); tag != "" {
-		req.Set("If-None-Match", tag) // as it came: the origin knows its own spelling
+		req.Set("If-None-Match", tag) // unchanged: the origin knows its own spelling
 		found = true
 	}
 	if modified := stored.Get("Last-Modified"); modified != "" {
@@ -42,16 +38,13 @@ func SetConditions(req, stored http.Header) bool {
 	return found
 }
 
-// Selects tells whether a 304 that answers SetConditions is about the stored
-// response and may update it (RFC 9111 section 4.3.4). If not, the caller asks
-// again without conditions.
+// Selects reports whether a 304 that answers SetConditions is about the stored response and may
+// update it (RFC 9111 section 4.3.4). If not, the caller asks again without conditions.
 //
-// A 304 with a strong tag selects a response with the same tag, one with a
-// weak tag a response whose tag matches weakly. One without a tag selects by
-// Last-Modified if both have it. One that has no validator in common with the
-// stored response selects it all the same: section 4.3.4 knows several stored
-// responses, but SetConditions asked about one, and origins that leave out the
-// ETag from a 304 are many.
+// A 304 with a strong tag selects a response with the same tag. A 304 with a weak tag selects a
+// response with a weakly matching tag. A 304 without a tag selects by Last-Modified if both have
+// it. A 304 without a common validator also selects: section 4.3.4 is about several stored
+// responses, but SetConditions asked about one, and many origins leave the ETag out of a 304.
 func Selects(stored, notModified http.Header) bool {
 	tag, own := notModified.Get("ETag"), stored.Get("ETag")
 	switch {
@@ -64,14 +57,11 @@ func Selects(stored, notModified http.Header) bool {
 	return modified == "" || ownModified == "" || modified == ownModified
 }
 
-// notUpdated are the fields that a 304 does not change (RFC 9111 section 3.2):
-// they describe the stored bytes, which stay as they are.
+// notUpdated describe the stored bytes, so a 304 does not change them (RFC 9111 section 3.2).
 var notUpdated = []string{"Content-Length", "Content-Encoding", "Content-Range"}
 
-// Freshen returns a copy of stored with each field replaced that notModified
-// has (RFC 9111 section 3.2). notModified has been through [StoredHeader].
-// Directives and freshness are to be worked out anew from the result, the age
-// with [InitialAge] from the 304.
+// Freshen returns a copy of stored with the fields of notModified, which has been through
+// [StoredHeader] (RFC 9111 section 3.2). Judge the result anew, with the [InitialAge] of the 304.
 func Freshen(stored, notModified http.Header) http.Header {
 	h := stored.Clone()
 	if h == nil {
@@ -85,10 +75,9 @@ func Freshen(stored, notModified http.Header) http.Header {
 	return h
 }
 
-// HeadAgrees tells whether the 200 that answered a HEAD is about the same
-// bytes as the stored response to GET, which it may then update through
-// [Freshen]; else the stored response counts as stale (RFC 9111 section
-// 4.3.5).
+// HeadAgrees reports whether the 200 to a HEAD has the bytes of the stored response to GET. Then it
+// may update the response through [Freshen]. Otherwise the stored response is stale (RFC 9111
+// section 4.3.5).
 func HeadAgrees(stored, head http.Header) bool {
 	for _, name := range [...]string{"ETag", "Last-Modified", "Content-Length"} {
 		if v := head.Get(name); v != "" && v != stored.Get(name) {
@@ -98,12 +87,11 @@ func HeadAgrees(stored, head http.Header) bool {
 	return true
 }
 
-// maxRanges is how many ranges of one response a request may ask for. Each costs a part
-// of its own: RFC 9110 section 14.2 lets a server ignore a request for many.
+// maxRanges bounds a request's ranges, which cost a part each. RFC 9110 section 14.2 allows the bound.
 const maxRanges = 16
 
-// AsksForRanges tells whether a request asks for ranges that are to be answered: of bytes,
-// and not of another unit (RFC 9110 section 14.2), and not more than 16.
+// AsksForRanges reports whether a request asks for ranges that we serve: of bytes, and of no other
+// unit (RFC 9110 section 14.2), at most maxRanges.
 func AsksForRanges(r *http.Request) bool {
 	ranges, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
 	if !ok || strings.Count(ranges, ",") >= maxRanges {
@@ -111,16 +99,16 @@ func AsksForRanges(r *http.Request) bool {
 	}
 	for part := range strings.SplitSeq(ranges, ",") {
 		if n, ok := strings.CutPrefix(strings.TrimSpace(part), "-"); ok && strings.Trim(n, "0") == "" {
-			return false // the last no bytes, which net/http takes for a range (RFC 9110 section 14.1.2)
+			return false // the last zero bytes, which net/http accepts as a range (RFC 9110 section 14.1.2)
 		}
 	}
 	return true
 }
 
-// SingleRange returns the part that a GET asks for, of a response of that size with the header
-// h. It returns false if the request asks for several parts or none, if there is no such part,
-// and if the request's If-Range does not have the response's strong entity tag: the
-// response is whole then (RFC 9110 sections 13.1.5 and 14.2).
+// SingleRange returns the range that a GET asks for, of a response of that size with the header h.
+// The result is false for several ranges or none, for a range outside, and if If-Range does not
+// have the response's strong entity tag. Then the client gets the whole response (RFC 9110 sections
+// 13.1.5 and 14.2).
 func SingleRange(r *http.Request, h http.Header, size int64) (first, length int64, ok bool) {
 	from, to, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
 	if !ok || r.Method != http.MethodGet || len(r.Header["Range"]) != 1 || !AsksForRanges(r) {
@@ -129,7 +117,7 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 	if tags := r.Header["If-Range"]; tags != nil && !(len(tags) == 1 && strongMatch(tags[0], h.Get("ETag"))) {
 		return 0, 0, false
 	}
-	if from == "" { // so many at the end
+	if from == "" { // the last bytes
 		n, err := strconv.ParseUint(to, 10, 63)
 		length = min(int64(n), size)
 		return size - length, length, err == nil && length > 0
@@ -148,11 +136,10 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 	return first, last - first + 1, true
 }
 
-// ForRange returns r as a request of its Range alone, for [http.ServeContent]:
-// without If-Match and If-Unmodified-Since, which are the origin's (RFC 9111 section
-// 4.3.2), and without the Range if its If-Range is a date that is no strong
-// validator of what is stored (RFC 9110 sections 13.1.5 and 8.8.2.2). received is
-// when that came.
+// ForRange returns r as a request of its Range alone, for [http.ServeContent]: without If-Match and
+// If-Unmodified-Since, which are for the origin (RFC 9111 section 4.3.2), and without Range if
+// If-Range is a date that is no strong validator (RFC 9110 sections 13.1.5 and 8.8.2.2). stored was
+// received at received.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
 	weak := false
 	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
@@ -169,13 +156,12 @@ func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Req
 	return own
 }
 
-// TrimToRange removes from h, the header of a stored response, what does not hold for
-// an answer to a Range that has that status. The digests of content are the whole's
-// (RFC 9530 section 2, RFC 2616 section 14.15). That there is no such range is about one
-// request: what net/http has left of how long the whole is fresh goes, too.
+// TrimToRange removes the fields from h, the header of a stored response, that do not apply to the
+// answer to a Range with that status. The digests of content are the whole's (RFC 9530 section 2, RFC
+// 2616 section 14.15). A 416 is about one request, so the fields of the whole's freshness go too.
 func TrimToRange(h http.Header, status int) {
 	if status == http.StatusOK {
-		return // it is the whole
+		return // the answer is the whole
 	}
 	remove(h, []string{"Content-Digest", "Content-Md5"})
 	if status == http.StatusRequestedRangeNotSatisfiable {
@@ -185,12 +171,11 @@ func TrimToRange(h http.Header, status int) {
 	}
 }
 
-// NotModified tells whether a request's own condition is to be answered with
-// 304 from a stored response of that status (RFC 9111 section 4.3.2, RFC 9110
-// section 13.2.2). stored are the values of that one's fields, by their canonical names, and
-// received is when it came.
+// NotModified reports whether a request's own condition gets a 304 from a stored response of that
+// status (RFC 9111 section 4.3.2, RFC 9110 section 13.2.2). stored returns the values of the
+// response's field by its canonical name. received is when the response came.
 func NotModified(method string, req http.Header, status int, stored func(field string) []string, received time.Time) bool {
-	// RFC 9110 section 13.2.1: a condition holds for what would be a success.
+	// RFC 9110 section 13.2.1: a condition applies only to a success.
 	if method != http.MethodGet && method != http.MethodHead || status < 200 || status > 299 {
 		return false
 	}
@@ -206,8 +191,7 @@ func NotModified(method string, req http.Header, status int, stored func(field s
 	if !ok {
 		return false
 	}
-	// RFC 9111 section 4.3.2: Last-Modified, else Date, else the time of
-	// receipt.
+	// RFC 9111 section 4.3.2: Last-Modified, else Date, else the time of receipt.
 	modified, ok := onlyDate(stored("Last-Modified"), received)
 	if !ok {
 		if modified, ok = onlyDate(stored("Date"), received); !ok {
@@ -217,7 +201,7 @@ func NotModified(method string, req http.Header, status int, stored func(field s
 	return !modified.After(since)
 }
 
-// anyTag tells whether If-None-Match names the tag (RFC 9110 section 13.1.2).
+// anyTag reports whether If-None-Match contains the tag (RFC 9110 section 13.1.2).
 func anyTag(lines []string, tag string) bool {
 	for _, line := range lines {
 		start, quoted := 0, false
@@ -236,34 +220,29 @@ func anyTag(lines []string, tag string) bool {
 	return false
 }
 
-// contentFields describe the content of the response that they are in.
+// contentFields describe a response's content.
 var contentFields = []string{
 	"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Range",
 	"Content-Md5", "Content-Digest", "Repr-Digest", "Digest",
 }
 
-// InNotModified tells whether a 304 has a stored response's field of that name (RFC
-// 9110 section 15.4.5): not what describes a content that is not sent, nor
-// Last-Modified where the response is tagged by an ETag. Caching fields, and all that
-// is not about the content, stay.
+// InNotModified reports whether a 304 has the stored response's field of that name (RFC 9110
+// section 15.4.5). It has no fields of the content, and no Last-Modified beside an ETag.
 func InNotModified(name string, tagged bool) bool {
 	return !slices.Contains(contentFields, name) && (!tagged || name != "Last-Modified")
 }
 
-// strongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2):
-// both are strong and the same. An empty one matches nothing.
+// strongMatch compares entity tags strongly (RFC 9110 section 8.8.3.2). An empty tag matches no tag.
 func strongMatch(a, b string) bool {
 	return a != "" && a == b && !weak(a)
 }
 
-// weakMatch compares two entity tags weakly (RFC 9110 section 8.8.3.2): the
-// same but for the mark of weakness. An empty one matches nothing. A tag
-// without quotes is not what the RFC calls a tag, and matches its like.
+// weakMatch compares entity tags weakly (RFC 9110 section 8.8.3.2). An empty tag matches no tag. A
+// tag without quotes, which the RFC does not allow, matches an equal tag.
 func weakMatch(a, b string) bool {
 	a, b = strings.TrimPrefix(a, "W/"), strings.TrimPrefix(b, "W/")
 	return a != "" && a == b
 }
 
-// weak tells whether a tag is marked as weak; the mark's case counts (RFC 9110
-// section 8.8.3).
+// weak reports whether a tag is marked as weak; the mark's case counts (RFC 9110 section 8.8.3).
 func weak(tag string) bool { return strings.HasPrefix(tag, "W/") }

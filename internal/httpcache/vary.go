@@ -10,17 +10,14 @@ import (
 	"strings"
 )
 
-// This file tells the variants of a response apart: which request fields they
-// depend on, and which requests get the same one.
+// This file distinguishes the variants of a response by request fields.
 
 // maxVary is about how many bytes of names a response may vary by.
 const maxVary = 2 << 10
 
-// VaryNames returns the names in Vary (RFC 9110 section 12.5.5) in lower case,
-// sorted, each once. It returns false if no other request can match: for a "*"
-// anywhere in it (RFC 9111 section 4.1), for what is no field name, of which
-// nobody knows what it asks for, and for more than maxVary bytes, which are too
-// much to be looked up for each request.
+// VaryNames returns the names in Vary (RFC 9110 section 12.5.5) in lower case, sorted, each once.
+// The result is false if no other request can match: for a "*" (RFC 9111 section 4.1), for a member
+// that is no field name, and for more than maxVary bytes, too many to look up for each request.
 func VaryNames(h http.Header) (names []string, ok bool) {
 	n := 0
 	for name := range Members(h["Vary"]) {
@@ -36,8 +33,7 @@ func VaryNames(h http.Header) (names []string, ok bool) {
 	return slices.Compact(names), true
 }
 
-// JoinNames returns the names of all lists, sorted, each once. It returns false if they are
-// longer, in sum, than the names that a response may vary by.
+// JoinNames returns the names of all lists, sorted, each once, and false for more than maxVary bytes.
 func JoinNames(lists ...[]string) (names []string, ok bool) {
 	names = slices.Concat(lists...)
 	slices.Sort(names)
@@ -49,15 +45,13 @@ func JoinNames(lists ...[]string) (names []string, ok bool) {
 	return names, n <= maxVary
 }
 
-// VariantKey returns a key for the variant that req selects among those that
-// depend on the named fields. Two requests have the same key if, and but for
-// collisions of SHA-256 only if, each of these fields matches (RFC 9111
-// section 4.1): has the same normal form. Without names the key is empty. The key is a
-// hash of fixed length: a name may be Cookie, whose value is long and secret.
+// VariantKey returns the key of the variant that req selects among the variants of the named fields.
+// Two requests have the same key if each of these fields matches (RFC 9111 section 4.1): has the same
+// normal form. Otherwise only a collision of SHA-256 gives them the same key. Without names the key
+// is empty. The key is a hash of fixed length: a name may be Cookie, whose value is long and secret.
 //
-// The names are as VaryNames returns them. Host is not in a server's request
-// header, but in [Key]; a Vary on it matches always, which is for callers to know
-// who give several hosts one key.
+// The names have the form of VaryNames. Host is in [Key], not in a server's request header, so a
+// Vary on it always matches. A caller that gives several hosts one key must take care of this.
 func VariantKey(names []string, req http.Header, opt Options) string {
 	if len(names) == 0 {
 		return ""
@@ -66,8 +60,7 @@ func VariantKey(names []string, req http.Header, opt Options) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// selection is the names and the normal form of their values, each with its length, so
-// that no two selections have the same bytes.
+// selection is the names and their values' normal form, each with its length, so no two are equal.
 func selection(names []string, req http.Header, opt Options) (b []byte) {
 	appendString := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
@@ -82,8 +75,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 			name = http.CanonicalHeaderKey(name)
 			values = normal(name, req[name], opt)
 		}
-		// No value is an absent field, which matches only an absent one; an
-		// empty field has one value.
+		// No values: an absent field, which matches only an absent one. An empty field has one value.
 		b = binary.AppendUvarint(b, uint64(len(values)))
 		for _, v := range values {
 			appendString(v)
@@ -92,27 +84,25 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 	return b
 }
 
-// Normalise gives each field of req its normal form. A handler that gets req sees the same
-// values in two requests with the same [VariantKey], in the fields that the key is made of.
+// Normalise gives each field of req its normal form, so one [VariantKey] means the same values.
 func Normalise(req http.Header, opt Options) {
 	for name, lines := range req {
 		req[name] = normal(name, lines, opt)
 	}
 }
 
-// normal returns the normal form of the lines of a field, lines itself if they have it. The
-// field's name is in canonical form. Variants are told apart by the normal form, and the
-// handler gets it. RFC 9111 section 4.1 allows any change that keeps the meaning:
+// normal returns the normal form of the lines of a field, lines itself if they have it. name is in
+// canonical form. The normal form distinguishes variants, and the handler gets it. RFC 9111 section
+// 4.1 allows any change that keeps the meaning:
 //
-//   - space around a value means nothing (RFC 9110 section 5.5), for any field;
-//   - the lines of a list are one list, and space around its commas means nothing (RFC
-//     9110 sections 5.3 and 5.6.1), for fields not known to be anything but a list;
-//   - Accept-Encoding ignores case, order and empty members (RFC 9110 section
-//     12.5.3); the empty members of others are kept: a handler may take the first
-//     for all there is;
-//   - Accept-Language ignores case, and gets the usual one (RFC 5646 section 2.1.1),
-//     which handlers compare with. Its order is kept unless opt says otherwise: RFC 9110
-//     section 12.5.4 says that some take it for a preference, and Go's own matcher does.
+//   - Space around a value has no meaning (RFC 9110 section 5.5), for any field.
+//   - The lines of a list are one list, and space around its commas has no meaning (RFC 9110
+//     sections 5.3 and 5.6.1), for all fields except known exceptions.
+//   - Accept-Encoding ignores case, order and empty members (RFC 9110 section 12.5.3). Other fields
+//     keep empty members: a handler may read only the first member.
+//   - Accept-Language ignores case, and gets the usual case (RFC 5646 section 2.1.1), with which
+//     handlers compare. Its order counts unless opt ignores it: RFC 9110 section 12.5.4 says that
+//     some take it for a preference, and Go's own matcher does.
 //
 // Space within a member stays: "d e-DE" is no language, and not "de-DE".
 func normal(name string, lines []string, opt Options) []string {
@@ -130,8 +120,7 @@ func normal(name string, lines []string, opt Options) []string {
 		}
 		return trimmed
 	}
-	// The lines are joined first: a quoted string may begin in one line and end in the
-	// next, and the handler sees the whole.
+	// The lines are joined first, because a quoted string may begin in one and end in the next.
 	line := strings.Join(lines, ", ")
 	var members []string
 	switch name {
@@ -148,16 +137,16 @@ func normal(name string, lines []string, opt Options) []string {
 	default:
 		members = appendMembers(nil, line)
 	}
-	// Without members it is an empty value: a field that is empty is not absent.
+	// Without members it is an empty value: an empty field is not absent.
 	if line = strings.Join(members, ", "); len(lines) > 1 || line != lines[0] {
 		return []string{line}
 	}
 	return lines
 }
 
-// acceptMembers returns the members, in normal form, of an Accept field that has no quoted
-// strings. value makes the normal form of the part before the weight. The weight is in lower
-// case, and its ";" has no space around it (RFC 9110 section 12.4.2).
+// acceptMembers returns the normal form of the members of an Accept field without quoted strings.
+// value returns the normal form of the part before the weight. The weight is in lower case, without
+// space around its ";" (RFC 9110 section 12.4.2).
 func acceptMembers(line string, value func(string) string) []string {
 	members := strings.Split(line, ",")
 	for i, member := range members {
@@ -174,13 +163,13 @@ func acceptMembers(line string, value func(string) string) []string {
 	return members
 }
 
-// languageRange is a language range in its usual case (RFC 5646 section 2.1.1): regions in
-// upper case, such as DE, scripts as in Latn, and all else in lower case.
+// languageRange returns a range in its usual case (RFC 5646 section 2.1.1): regions like DE,
+// scripts like Latn.
 func languageRange(s string) string {
 	subtags := strings.Split(lowerASCII(s), "-")
 	for i, subtag := range subtags[1:] {
 		switch {
-		case len(subtags[i]) == 1: // a singleton: what follows is an extension
+		case len(subtags[i]) == 1: // a singleton: the rest is an extension
 			return strings.Join(subtags, "-")
 		case len(subtag) == 2:
 			subtags[i+1] = upperASCII(subtag)
@@ -191,9 +180,8 @@ func languageRange(s string) string {
 	return strings.Join(subtags, "-")
 }
 
-// isList tells whether a field may be a list: the fields here are known not to
-// be, so that a comma in them is an ordinary character. What looks alike in
-// them is not the same: a cookie is compared byte by byte.
+// isList reports whether a field may be a list. The fields below are no lists: a comma in them is
+// an ordinary character, and a cookie is compared byte by byte.
 func isList(name string) bool {
 	switch name {
 	case "Authorization", "Proxy-Authorization", "Cookie", "User-Agent", "Referer", "Origin",
@@ -204,8 +192,7 @@ func isList(name string) bool {
 	return true
 }
 
-// Members yields the members, but for empty ones, of a list whose members have no
-// quoted strings, such as one of names (RFC 9110 section 5.6.1).
+// Members yields the non-empty members of a list without quoted strings (RFC 9110 section 5.6.1).
 func Members(lines []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, line := range lines {
@@ -218,8 +205,8 @@ func Members(lines []string) iter.Seq[string] {
 	}
 }
 
-// appendMembers appends the members of the list in line, the empty ones too. A
-// comma in a quoted-string separates nothing (RFC 9110 section 5.6.1).
+// appendMembers appends all members of the list in line. A quoted comma is no separator (RFC 9110
+// section 5.6.1).
 func appendMembers(members []string, line string) []string {
 	start, quoted := 0, false
 	for i := 0; i <= len(line); i++ {
@@ -236,14 +223,12 @@ func appendMembers(members []string, line string) []string {
 	return members
 }
 
-// lowerASCII is strings.ToLower for the letters that codings are made of. Other
-// bytes stay as they are: strings.ToLower makes all that are not UTF-8 one.
+// lowerASCII is strings.ToLower for ASCII alone: strings.ToLower makes all bytes outside UTF-8 equal.
 func lowerASCII(s string) string { return mapASCII(s, 'A', 'Z') }
 
-// upperASCII is strings.ToUpper for the same letters.
+// upperASCII is strings.ToUpper for ASCII letters.
 func upperASCII(s string) string { return mapASCII(s, 'a', 'z') }
 
-// mapASCII changes the case of the letters from first to last.
 func mapASCII(s string, first, last byte) string {
 	b := []byte(s)
 	for i, c := range b {

@@ -127,8 +127,7 @@ func TestNormalise(t *testing.T) {
 	}
 }
 
-// FuzzNormalise: of two requests with one variant's key the handler sees the same
-// values, in the fields that the key is made of.
+// FuzzNormalise: requests with one variant key have the same values of the key's fields.
 func FuzzNormalise(f *testing.F) {
 	f.Add("Accept-Language", "d e-DE", "", "de-DE", "", true)
 	f.Add("Accept-Encoding", "g zip", "br", "gzip,BR", ",", false)
@@ -194,15 +193,14 @@ func FuzzVary(f *testing.F) {
 		if c := selection(names, header(), Options{}); bytes.Equal(a, c) || bytes.Equal(b, c) {
 			t.Fatalf("%q: present is the same as absent", names)
 		}
-		// Where the variants are the same, the characters are, but for those
-		// that separate, for case, order and repetition.
+		// Equal variants have equal characters, except separators, case, order and repetition.
 		if used(v1+v2) != used(v3) && bytes.Equal(a, b) {
 			t.Fatalf("%q: %q and %q are one variant with %q", names, v1, v2, v3)
 		}
 	})
 }
 
-// used returns the set of characters in s that separate nothing.
+// used returns the set of characters in s that are no separators.
 func used(s string) (set [256]bool) {
 	for _, c := range []byte(lowerASCII(s)) {
 		set[c] = c != ' ' && c != '\t' && c != ','

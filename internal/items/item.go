@@ -1,5 +1,4 @@
-// Package items has the answers of a cache as its process knows them, and the rules by which
-// their windows pass. What to do for a caller by these rules is the cache's.
+// Package items has the answers of a cache as its process knows them, and the rules of their windows.
 package items
 
 import (
@@ -12,39 +11,38 @@ import (
 	"github.com/bellwether-go/bellwether/internal/near"
 )
 
-// An Item is one answer for a key as this process knows it. Items are
-// immutable once they have been handed to the near tier or to a flight.
+// An Item is an answer for a key in this process, immutable in the near tier and in a flight.
 type Item[V any] struct {
 	Lifetime
 	Kind    driver.EntryKind
-	weight  uint32            // what it takes in the near tier; 0 if not weighed yet
-	Value   V                 // if kind is driver.KindValue
-	Epoch   uint64            // of the rebuild that made it, or of the entry beside which it stands; 0: of none
-	Build   time.Duration     // how long that rebuild took
+	weight  uint32            // its memory in the near tier; 0 if not weighed yet
+	Value   V                 // if Kind is driver.KindValue
+	Epoch   uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
+	Build   time.Duration     // the duration of that rebuild
 	Err     error             // the last failure, if Failures > 0
-	Trusted durations.Instant // until when the store need not be asked whether it still holds
-	Beside  bool              // the store has not taken it: it stands beside the store's entry of that epoch
+	Trusted durations.Instant // until then it is valid without asking the store
+	Beside  bool              // the store has refused the item, which stands beside the entry of that epoch
 	Early   EarlyTry
-	Marks   *Marks // what its load has said of the value beside it; nil: nothing
-	// Position is up to where the log of sweeps was known when its load began.
+	Marks   *Marks // what its load has returned beside the value; nil: nothing
+	// Position is the position of the log of sweeps that the load saw at its beginning.
 	Position uint64
-	Made     durations.Instant // the instant after the load that made it began in this process; 0 if none did
+	Made     durations.Instant // just after the load began in this process; 0: no load here
 }
 
-// Marks are what a load says of its value beside the value. They do not change.
+// Marks are the results of a load beside its value. They are immutable.
 type Marks struct {
-	Validator string   // tells the value from others of its key, for the next load
-	Tags      []string // what sweeps may call the value
+	Validator string   // distinguishes the value from others of its key, for the next load
+	Tags      []string // names for sweeps
 }
 
-// Found is a copy for a flight that finds the item, and has not made it.
+// Found is a copy for a flight that has found, and not made, the item.
 func (it *Item[V]) Found(trusted durations.Instant) *Item[V] {
 	c := *it
 	c.Trusted, c.Made = trusted, 0
 	return &c
 }
 
-// Answer is what a caller gets for the item.
+// Answer is a caller's answer from the item.
 func (it *Item[V]) Answer() (V, error) {
 	switch it.Kind {
 	case driver.KindValue:
@@ -57,17 +55,15 @@ func (it *Item[V]) Answer() (V, error) {
 	return zero, it.Err
 }
 
-// A Clock gives a cache's instants. Reading the monotonic clock alone is half
-// the price of time.Now.
+// A Clock gives a cache's instants. The monotonic clock alone costs half of time.Now.
 type Clock struct{ Base time.Time }
 
-// Now is the present moment.
 func (c Clock) Now() durations.Instant { return time.Since(c.Base) }
 
-// Instant is the moment t.
+// Instant is the instant of t.
 func (c Clock) Instant(t time.Time) durations.Instant { return t.Sub(c.Base) }
 
-// errorWeight is the part of an item's weight that is its failure's.
+// errorWeight is the memory of a failure.
 func errorWeight(err error) (w int) {
 	if err != nil {
 		w = len(err.Error())
@@ -90,7 +86,7 @@ func (m *Marks) weight() uint64 {
 	return uint64(w)
 }
 
-// Weigh sets an item's weight, unless it has one: size is the memory of its value.
+// Weigh sets an unweighed item's weight. size is the memory of its value.
 func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 	if it.weight != 0 {
 		return
@@ -102,10 +98,10 @@ func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 	it.weight = uint32(min(w+uint64(errorWeight(it.Err)), 1<<32-1))
 }
 
-// errForgotten stands in the near tier for a failure that answers nobody any more.
+// errForgotten replaces a failure in the near tier that answers no caller any more.
 var errForgotten = errors.New("bellwether: rebuild failed")
 
-// Forgetting is the item without a failure that answers nobody at the time now.
+// Forgetting is the item at now, without a failure that answers no caller any more.
 func (it *Item[V]) Forgetting(now durations.Instant) *Item[V] {
 	if it.Failures == 0 || it.BackingOff(now) || it.Err == errForgotten {
 		return it
@@ -115,9 +111,8 @@ func (it *Item[V]) Forgetting(now durations.Instant) *Item[V] {
 	return &c
 }
 
-// Adopt gives the item, which is as the store has it, the decoded value and the failure of
-// known, which is the same item as this process has it. A failure that known has forgotten stays
-// as the store has it.
+// Adopt copies the decoded value and the failure of known, which is the same item in this process,
+// into an item from the store. A failure that known has forgotten stays the store's.
 func (it *Item[V]) Adopt(known *Item[V]) {
 	remote := it.Err
 	it.Value, it.Err, it.weight = known.Value, known.Err, known.weight
@@ -127,14 +122,14 @@ func (it *Item[V]) Adopt(known *Item[V]) {
 	it.Early, it.RetryAt = known.Early, min(it.RetryAt, known.RetryAt)
 }
 
-// Unweighed is a copy that may be changed before it is weighed.
+// Unweighed is a copy without a weight, for changes.
 func (it *Item[V]) Unweighed() *Item[V] {
 	c := *it
 	c.weight = 0
 	return &c
 }
 
-// setFailure gives the item, which is weighed and not shared yet, another failure.
+// setFailure replaces the failure of a weighed item that is not shared yet.
 func (it *Item[V]) setFailure(err error) {
 	it.weight += uint32(errorWeight(err)) - uint32(errorWeight(it.Err))
 	it.Err = err
@@ -146,13 +141,12 @@ func (it *Item[V]) Weight() uint32 { return it.weight }
 // Over implements [near.Item].
 func (it *Item[V]) Over(now durations.Instant) bool { return now >= it.FreshUntil && now >= it.End() }
 
-// An EarlyTry says whether a failed key is to be tried again when its origin
-// recovers. It is for what failed in this process: another process's failure may have
-// said itself when to try again, and its text alone has come here.
+// An EarlyTry reports whether a failed key is tried again when its origin recovers. It is for failures
+// in this process: another process's failure, a text in the store, may have named its own retry.
 type EarlyTry uint8
 
 const (
 	NoEarlyTry EarlyTry = iota
 	EarlyTryDue
-	EarlyTryHad // since the key's last success: what fails all the same keeps its pauses
+	EarlyTryHad // since the key's last success: if the early try fails too, the pauses stay
 )

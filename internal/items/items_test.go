@@ -24,8 +24,7 @@ func TestNewLifetime_Age(t *testing.T) {
 		{Windows{TTL: durations.Forever, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, durations.Forever, durations.Forever, durations.Forever},
 		{Windows{TTL: s, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, 101 * s, durations.Forever, durations.Forever},
 		{Windows{Age: durations.Forever, TTL: s}, 101*s - durations.Forever, 101*s - durations.Forever, 101*s - durations.Forever},
-		// An age is at least nothing: a value cannot be served longer for
-		// being made in the future.
+		// A negative age is zero: a value from the future must not be served longer.
 		{Windows{Age: -s, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
 		{Windows{Age: math.MinInt64, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
 	} {
@@ -37,7 +36,7 @@ func TestNewLifetime_Age(t *testing.T) {
 	}
 }
 
-// What a failure says takes memory, too.
+// A failure's text takes memory.
 func TestWeigh_Failures(t *testing.T) {
 	nothing := func(string, string) int { return 0 }
 	for _, err := range []error{errors.New(string(make([]byte, 5000))), &fault.PanicError{Stack: make([]byte, 5000)}} {
@@ -48,8 +47,7 @@ func TestWeigh_Failures(t *testing.T) {
 	}
 }
 
-// What the store says of an item that this process has decoded before takes its value and
-// failure from there, but for a failure that was forgotten.
+// An item that this process has decoded keeps its value and failure, except a forgotten failure.
 func TestAdopt(t *testing.T) {
 	now := time.Second
 	known := &Item[string]{Kind: driver.KindValue, Value: "v", Err: errors.New("down"), Early: EarlyTryHad}

@@ -8,31 +8,29 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// Windows say how old a value is and how long it may be served, and kept. Windows that are not
-// positive are closed.
+// Windows are a value's age, and how long it may be served and kept. Zero or less: closed.
 type Windows struct {
 	Age                  time.Duration // when the value's load returned
-	TTL                  time.Duration // the age at which the value stops being fresh
-	StaleWhileRevalidate time.Duration // how long after TTL it is served at once, with a rebuild behind it
+	TTL                  time.Duration // the age from which the value is stale
+	StaleWhileRevalidate time.Duration // how long after TTL it is served at once, with a rebuild in the background
 	StaleIfError         time.Duration // how long after TTL it is served if rebuilds fail
-	// Keep is how long after TTL the value is kept at least, beyond the other windows too, for
-	// its next load to start from. It is not served for that.
+	// Keep is the least time after TTL for which the value is kept for its next load, unserved.
 	Keep time.Duration
 }
 
-// A Lifetime is what the time rules know of an item.
+// A Lifetime is an item's state for the rules of time.
 type Lifetime struct {
-	Held       bool              // there is something to serve: a value, or the knowledge that there is none
+	Held       bool              // there is an answer to serve: a value, or not found
 	Failures   uint32            // rebuilds that failed in a row since
 	Born       durations.Instant // when its age was zero
 	FreshUntil durations.Instant // end of the TTL
 	StaleUntil durations.Instant // end of the stale-while-revalidate window
 	ErrorUntil durations.Instant // end of the stale-if-error window
-	KeepUntil  durations.Instant // until when it is kept for a load to start from
+	KeepUntil  durations.Instant // until then it is kept for a load to start from
 	RetryAt    durations.Instant // when the next try is due, if Failures > 0
 }
 
-// NewLifetime is the lifetime of a value that is w.Age old at the time now.
+// NewLifetime is the lifetime of a value that is w.Age old at now.
 func NewLifetime(now durations.Instant, w Windows) Lifetime {
 	born := now - max(0, w.Age)
 	ttl, swr, sie, keep := max(0, w.TTL), max(0, w.StaleWhileRevalidate), max(0, w.StaleIfError), max(0, w.Keep)
@@ -47,7 +45,7 @@ func NewLifetime(now durations.Instant, w Windows) Lifetime {
 	}
 }
 
-// Windows are those of the lifetime at the time now, without its failures.
+// Windows are the windows of the lifetime at now, without its failures.
 func (l *Lifetime) Windows(now durations.Instant) Windows {
 	return Windows{
 		Age: durations.Between(l.Born, now), TTL: durations.Between(l.Born, l.FreshUntil),
@@ -56,29 +54,27 @@ func (l *Lifetime) Windows(now durations.Instant) Windows {
 	}
 }
 
-// Fresh reports whether there is something to serve that is within its TTL.
+// Fresh reports whether there is an answer within its TTL.
 func (l *Lifetime) Fresh(now durations.Instant) bool { return l.Held && now < l.FreshUntil }
 
-// Stale reports whether the item may be served past its TTL: in the
-// stale-while-revalidate window always, in the stale-if-error window only
-// after a failure.
+// Stale reports whether the item may be served past its TTL: always in the stale-while-revalidate
+// window, and after a failure in the stale-if-error window.
 func (l *Lifetime) Stale(now durations.Instant) bool {
 	return l.Held && (now < l.StaleUntil || l.Failures > 0 && now < l.ErrorUntil)
 }
 
-// BackingOff reports whether rebuilds have failed, and the next try is not due.
+// BackingOff reports whether rebuilds have failed and the next try is not due.
 func (l *Lifetime) BackingOff(now durations.Instant) bool {
 	return l.Failures > 0 && now < l.RetryAt
 }
 
-// RemembersFailures reports whether there was a pause after the failures: without one,
-// they answered their callers, and nobody else.
+// RemembersFailures reports whether the failures have a pause. Without one they answer only their
+// callers.
 func (l *Lifetime) RemembersFailures() bool { return l.Failures > 0 && l.RetryAt > l.Born }
 
-// StaleFrom returns the lifetime of something that stops being fresh at t, if
-// it has not before. Its windows begin then.
+// StaleFrom returns the lifetime with freshness until t at most. The windows begin then.
 func (l Lifetime) StaleFrom(t durations.Instant) Lifetime {
-	// Not by a difference alone: what is old may have been made long before the clock.
+	// A plain difference could overflow: an old value may precede the clock.
 	if t = max(t, l.Born); t < l.FreshUntil {
 		early := durations.Between(t, l.FreshUntil)
 		for _, end := range []*durations.Instant{&l.FreshUntil, &l.StaleUntil, &l.ErrorUntil, &l.KeepUntil} {
@@ -88,7 +84,7 @@ func (l Lifetime) StaleFrom(t durations.Instant) Lifetime {
 	return l
 }
 
-// End is when the item is of no more use to anybody.
+// End is when the item is of no more use.
 func (l *Lifetime) End() durations.Instant {
 	var end durations.Instant
 	if l.Held {
@@ -100,14 +96,14 @@ func (l *Lifetime) End() durations.Instant {
 	return end
 }
 
-// CountFailure counts one more failure that is remembered.
+// CountFailure counts one more remembered failure.
 func (l *Lifetime) CountFailure() {
 	if l.Failures == 0 || l.RemembersFailures() {
 		l.Failures++
 	}
 }
 
-// Way is how a call is served that the item answers at the time now.
+// Way is how the item serves a call at now.
 func (l *Lifetime) Way(now durations.Instant) observe.Way {
 	if now < l.FreshUntil {
 		return observe.WayHit

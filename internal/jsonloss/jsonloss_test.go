@@ -61,11 +61,11 @@ type (
 		Shadowed
 		Tagged
 	}
-	// ownWay has a marshaler of its own, for the pointer alone.
+	// ownWay has a marshaler of its own, on the pointer alone.
 	ownWay struct{ hidden string }
-	// textOnly is text and nothing else again.
+	// textOnly has MarshalText and no decoder.
 	textOnly struct{ N int }
-	// oneWay has what reads it, and not what writes it.
+	// oneWay has a decoder and no encoder.
 	oneWay struct{ Of io.Reader }
 	level  int
 )
@@ -76,15 +76,15 @@ func (textOnly) MarshalText() ([]byte, error)  { return []byte("text"), nil }
 func (w *oneWay) UnmarshalJSON([]byte) error   { w.Of = strings.NewReader(""); return nil }
 func (l level) MarshalText() ([]byte, error)   { return fmt.Append(nil, "level ", int(l)), nil }
 
-// A passage is what becomes of a value on its way through a store without a Codec.
+// A passage is the result of a value's way through a store without a Codec.
 type passage struct {
 	told    []string // the losses
 	refused string   // why no value comes back
 	back    bool     // it can be encoded and decoded
-	same    bool     // and is what it was
+	same    bool     // and is unchanged
 }
 
-// pass sends v through JSON, beside what is known of its type.
+// pass sends v through JSON, and asks Of about its type.
 func pass[V any](v V) func() passage {
 	return func() (p passage) {
 		b, err := json.Marshal(v)
@@ -104,13 +104,12 @@ func pass[V any](v V) func() passage {
 	}
 }
 
-// TestOf holds what is known of a type: what JSON does to its values.
-// Each case has a value that shows it.
+// TestOf holds Of to the effect of JSON. Each case has a value that shows it.
 func TestOf(t *testing.T) {
 	secret, done := withSecret{"a", "b"}, make(chan int)
 	for name, test := range map[string]struct {
 		pass func() passage
-		tell []string // in the one word of what is lost, nil if nothing is
+		tell []string // in the one message about the losses, nil if there are none
 	}{
 		"an unexported field":            {pass(secret), []string{"withSecret.secret (string) is not exported"}},
 		"behind a pointer":               {pass(&secret), []string{"withSecret.secret (string) is not exported"}},
@@ -137,7 +136,7 @@ func TestOf(t *testing.T) {
 			if len(p.told) != 1 || p.refused != "" {
 				t.Fatalf("it says %q, refused for %q; want one word", p.told, p.refused)
 			}
-			if said := strings.Split(p.told[0], "; "); len(said) != len(test.tell)+1 { // the last is how to mend it
+			if said := strings.Split(p.told[0], "; "); len(said) != len(test.tell)+1 { // the last part is the advice
 				t.Errorf("it says %q, which is more or less than %q", p.told[0], test.tell)
 			}
 			for _, want := range append(test.tell, "Codec", `json:"-"`) {
@@ -177,7 +176,7 @@ func TestOf(t *testing.T) {
 			}
 		})
 	}
-	// What comes back where it is not set is no reason to refuse the rest.
+	// A value that comes back without an optional part is no reason to refuse the type.
 	for name, test := range map[string]struct {
 		set, unset func() passage
 		tell       []string
@@ -263,13 +262,12 @@ func (o *ownStamped) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// TestOf_EmbeddedEncoders holds that Of knows of structs which are encoded by an
-// embedded field alone, and of those which are not.
+// TestOf_EmbeddedEncoders holds that Of finds exactly the structs that only an embedded field encodes.
 func TestOf_EmbeddedEncoders(t *testing.T) {
 	at := time.Unix(0, 0).UTC()
 	for name, test := range map[string]struct {
 		pass func() passage
-		tell string // "": nothing is lost
+		tell string // empty: no losses
 	}{
 		"MarshalJSON":       {pass(stamped{at, "a"}), "stamped is encoded by MarshalJSON of the embedded Time"},
 		"MarshalText":       {pass([]addressed{{"a", netip.IPv6Unspecified()}}), "addressed is encoded by MarshalText of the embedded Addr"},

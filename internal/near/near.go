@@ -1,6 +1,5 @@
 // Package near is the in-process tier of a cache: decoded items, bounded in bytes, each with the end
-// of its life. otter evicts and expires the items. This package decides which of two items of a key
-// stays.
+// of its life. otter evicts and expires them. This package decides which of a key's items stays.
 package near
 
 import (
@@ -12,14 +11,14 @@ import (
 	"github.com/maypok86/otter/v2"
 )
 
-// An Item is a pointer to something that does not change while a tier has it.
+// An Item is a pointer to a value, unchanged while in a tier.
 type Item interface {
 	comparable
 	// Weight is the memory that the item takes, in bytes.
 	Weight() uint32
 	// End is the end of the item's life.
 	End() durations.Instant
-	// Over reports whether now is not before End. Most items are fresh, and tell so sooner.
+	// Over reports whether now is at or after End. For fresh items, which are most, it is quicker.
 	Over(now durations.Instant) bool
 }
 
@@ -27,10 +26,10 @@ type Item interface {
 // its places in the table and in the policy's queues, as `bench near` measures them.
 const Overhead = 272
 
-// A Tier holds items by key. It is safe for concurrent use.
+// A Tier holds items by key. All methods are safe for concurrent use.
 type Tier[T Item] struct {
 	clock *clock
-	max   int64 // bytes
+	max   int64 // in bytes
 	table *otter.Cache[string, T]
 }
 
@@ -83,18 +82,18 @@ func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
 	return e.Value, now
 }
 
-// Put keeps it in the place of the key's item, whatever that is. An item whose life is over is not
-// kept, but ends the item before it all the same.
+// Put stores it in the place of the key's item. An item whose life is over only removes the item
+// before it.
 //
-// callers is the number of callers that have asked for it. A full table admits an item only if the
-// table has seen its key more often than the key of its victim (TinyLFU). A herd's first value would
-// count as seen once, and would be loaded again for the next herd, so the item is put once for each
-// caller. Nothing else may remove the key's item during a Put with several callers.
+// callers is the number of callers that have asked for the item. A full table admits an item only
+// if it has seen the item's key more often than its victim's (TinyLFU). A herd's first value would
+// count as seen once, and would be loaded again, so Put stores it once for each caller. Nothing
+// else may remove the key's item meanwhile.
 func (n *Tier[T]) Put(key string, it T, callers int) {
 	n.write(key, it, callers, func(T) bool { return true })
 }
 
-// Replace is Put for one caller, unless the key has an item that does not yield.
+// Replace is Put for one caller, unless the key's item does not yield.
 func (n *Tier[T]) Replace(key string, it T, yields func(old T) bool) {
 	n.write(key, it, 1, yields)
 }
@@ -104,7 +103,7 @@ const mostCounted = 15
 
 func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) {
 	var none T
-	n.clock.tell(n.clock.now(), 0) // an item that is over must not count as there
+	n.clock.tell(n.clock.now(), 0) // an expired item must not count as present
 	known := false
 	replace := func(old T, found bool) (T, otter.ComputeOp) {
 		known = found
@@ -124,8 +123,7 @@ func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) 
 	}
 }
 
-// Revise replaces every item by the result of f, and deletes it if the result is nil. The calls of f
-// are under the table's locks.
+// Revise replaces every item by the result of f, nil to delete it. f runs under the table's locks.
 func (n *Tier[T]) Revise(f func(key string, it T) T) {
 	var none T
 	for key := range n.table.Keys() {
@@ -148,7 +146,7 @@ func (n *Tier[T]) Delete(key string) { n.table.Invalidate(key) }
 // Bytes returns the weight of all items.
 func (n *Tier[T]) Bytes() uint64 { return n.table.WeightedSize() }
 
-// Fits reports whether the tier has room for an item of that weight at all.
+// Fits reports whether the tier is large enough for an item of that weight.
 func (n *Tier[T]) Fits(weight uint32) bool { return int64(weight) <= n.max }
 
 // Close empties the tier and ends its goroutines.
@@ -166,26 +164,23 @@ type clock struct {
 	stopped atomic.Bool
 }
 
-// lag is the time by which hits let the table's clock fall behind. If each hit told the time, all
-// cores would write to one word.
+// lag is how far hits let the table's clock fall behind: otherwise all cores would write to one word.
 const lag = time.Millisecond
 
 // now reads the monotonic clock alone, at half the price of time.Now.
 func (c *clock) now() durations.Instant { return time.Since(c.base) }
 
-// tell moves the table's time on to now, if it is behind by more than lag. The table's time never
-// goes back.
+// tell moves the table's time on to now if it is behind by more than lag, and never back.
 func (c *clock) tell(now durations.Instant, lag time.Duration) {
 	if told := c.told.Load(); int64(now)-told > int64(lag) {
-		c.told.CompareAndSwap(told, int64(now)) // a failure means that another goroutine told the time
+		c.told.CompareAndSwap(told, int64(now)) // on failure another goroutine has told the time
 	}
 }
 
 // NowNano is the table's time.
 func (c *clock) NowNano() int64 { return c.told.Load() }
 
-// Tick lets the table remove expired items while no caller comes. It ends with Close, and with the
-// collection of a tier that is never closed.
+// Tick lets the table remove expired items without a caller, until Close or the tier's collection.
 func (c *clock) Tick(d time.Duration) <-chan time.Time {
 	ticks := make(chan time.Time, 1)
 	var tick func()

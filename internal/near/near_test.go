@@ -27,13 +27,13 @@ func newTier(t *testing.T, maxBytes int64) *Tier[*value] {
 	return n
 }
 
-// living is a value whose life ends in a while.
+// living is a value with a life of that length.
 func (n *Tier[T]) living(text string, life time.Duration) *value {
 	return &value{text, n.clock.now() + life}
 }
 
-// A value that is past its windows when it is made is not kept. Neither is
-// what it came after: that would be served again, the older after the newer.
+// A value that is already expired is not kept. It removes the value before it, which would
+// otherwise be served again after the newer one.
 func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTier(t, 1<<20)
@@ -55,7 +55,7 @@ func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 	})
 }
 
-// A later item with a shorter life ends sooner, one with a longer life later.
+// A later item with a shorter life ends sooner, an item with a longer life later.
 func TestNear_ExpiryFollowsTheItem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTier(t, 1<<20)
@@ -81,7 +81,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		for i := range 5000 {
 			n.Put(fmt.Sprint(i), n.living(string(make([]byte, rng.IntN(8<<10))), time.Hour), 1)
 			if i%500 == 499 {
-				synctest.Wait() // otter evicts behind the writers
+				synctest.Wait() // otter evicts in the background
 				n.table.CleanUp()
 				if got := n.table.WeightedSize(); got > limit {
 					t.Fatalf("%d bytes after %d puts, want at most %d", got, i+1, limit)
@@ -91,7 +91,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		if got := n.table.WeightedSize(); got < limit/2 {
 			t.Errorf("%d bytes, want the memory used", got)
 		}
-		// Many small ones weigh more than their bytes.
+		// Many small values weigh more than their bytes.
 		for i := range 50_000 {
 			n.Put(fmt.Sprint("small", i), n.living("", time.Hour), 1)
 		}
@@ -100,7 +100,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		if got := n.table.EstimatedSize(); got > limit/Overhead {
 			t.Errorf("%d empty values in %d bytes: their overhead is not counted", got, limit)
 		}
-		// One that can never fit leaves the others alone.
+		// A value that can never fit leaves the others alone.
 		n.Put("huge", n.living(string(make([]byte, 2*limit)), time.Hour), 1)
 		synctest.Wait()
 		n.table.CleanUp()
@@ -110,8 +110,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 	})
 }
 
-// A value that the tier has no room for at all is let go of once, however many callers
-// have waited for it.
+// A value that is too large for the tier is evicted once, for any number of waiting callers.
 func TestNear_TooLargeForAHerd(t *testing.T) {
 	const values = 300
 	var evicted atomic.Int32
@@ -124,21 +123,20 @@ func TestNear_TooLargeForAHerd(t *testing.T) {
 	n.table.CleanUp()
 	for start := time.Now(); evicted.Load() < values && time.Since(start) < 5*time.Second; time.Sleep(time.Millisecond) {
 	}
-	time.Sleep(10 * time.Millisecond) // for those that would be too many
+	time.Sleep(10 * time.Millisecond) // for surplus evictions
 	if got := evicted.Load(); got != values {
 		t.Errorf("%d evictions of %d values", got, values)
 	}
 }
 
-// What a herd has asked for is kept, although the table is full of what has been
-// asked for a few times.
+// A herd's value is kept, although the table is full of values that were asked for a few times.
 func TestNear_FirstValueOfAHerd(t *testing.T) {
 	n := newTier(t, 64<<10)
 	ask := func(key string, callers int) (had bool) {
 		if it, _ := n.Get(key); it != nil {
 			return true
 		}
-		it := n.living(string(make([]byte, 700)), time.Hour) // more than the table takes in unseen, 1 %
+		it := n.living(string(make([]byte, 700)), time.Hour) // more than the table admits unseen, 1 %
 		n.Put(key, it, callers)
 		n.table.CleanUp()
 		return false
@@ -154,7 +152,7 @@ func TestNear_FirstValueOfAHerd(t *testing.T) {
 			kept++
 		}
 	}
-	// Some are taken for others: so small a table's counters are few.
+	// So small a table has few counters, and confuses some keys.
 	if kept < 50 {
 		t.Errorf("%d of 100 values are kept", kept)
 	}

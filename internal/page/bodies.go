@@ -7,41 +7,37 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file bounds the bodies that clients hold, in sum. One copy of a body
-// serves all who read it, and the near tier bounds those that it has; but a body
-// that is being written, or that the near tier has let go of, is there for as long
-// as its slowest client reads it, and slow clients of many URLs are cheap to
-// come by.
+// This file bounds the bodies that clients hold, in sum. A body outside the near tier stays in
+// memory as long as its slowest client reads, and slow clients of many URLs are cheap to create.
 
-// smallBody is what a client may hold without being counted: net/http and the
-// kernel hold as much for it, and a limit on connections bounds that.
+// smallBody is the largest uncounted body: net/http and the kernel buffer as much for each client.
 const smallBody = writePart
 
-// reasonMemory is why a body is not kept that would pass HTTPOptions.MaxHeldBytes.
+// reasonMemory is the detail for a body that would pass HTTPOptions.MaxHeldBytes.
 const reasonMemory = "memory"
 
-// bodies count what clients hold beside the near tier. Each body counts once, and while
-// it is written as much as is written. It is safe for concurrent use.
+// bodies count the bytes that clients hold beside the near tier. Each body counts once; a body in
+// progress counts with its present length. All methods are safe for concurrent use.
 type bodies struct {
 	limit int64
 	near  func(key string, body spool.Body) bool // reports whether the near tier has the body
 
-	mu      sync.Mutex // guards what follows
-	written int64      // of the bodies that are being written
-	sent    int64      // of the complete bodies that are being sent
-	sending list.List  // the *sentBody of each of these, the eldest first
+	mu      sync.Mutex // guards the fields below
+	written int64      // bytes of the bodies in progress
+	sent    int64      // bytes of the complete bodies that are being sent
+	sending list.List  // the *sentBody of each, the eldest first
 	at      map[*byte]*list.Element
 }
 
-// A sentBody is a complete body that is being sent. bodies.mu guards it.
+// A sentBody is a complete body on the way to clients. bodies.mu guards all fields.
 type sentBody struct {
 	key     string
 	body    spool.Body
 	clients map[*pacedWriter]struct{}
-	joined  bool // clients read it that have joined it while it was written
+	joined  bool // it has readers that joined while it was written
 }
 
-// hold returns the place of a complete body among those that are being sent. b.mu is held.
+// hold returns the element of a complete body in sending, and adds it if necessary. b.mu is held.
 func (b *bodies) hold(key string, body spool.Body) *list.Element {
 	id := &body[0][0]
 	if at := b.at[id]; at != nil {
@@ -56,7 +52,7 @@ func (b *bodies) hold(key string, body spool.Body) *list.Element {
 	return at
 }
 
-// release takes a body off that nobody reads any more. b.mu is held.
+// release removes a body without readers. b.mu is held.
 func (b *bodies) release(at *list.Element) {
 	if s := at.Value.(*sentBody); len(s.clients) == 0 && !s.joined {
 		b.sending.Remove(at)
@@ -65,8 +61,7 @@ func (b *bodies) release(at *list.Element) {
 	}
 }
 
-// besideNear is how much of the complete bodies the near tier does not have. It is looked
-// up only if all of them are more than fits. b.mu is held.
+// besideNear is the number of complete bytes outside the near tier, looked up above fits. b.mu is held.
 func (b *bodies) besideNear(fits int64) int64 {
 	n := b.sent
 	for e := b.sending.Front(); e != nil && b.sent > fits; e = e.Next() {
@@ -77,16 +72,15 @@ func (b *bodies) besideNear(fits int64) int64 {
 	return n
 }
 
-// An account is what one body counts for while it is written, and while those
-// read it who have joined it then.
+// An account is the share of a body in bodies, from the first byte until the first readers have left.
 type account struct {
 	of     *bodies
 	n      int64         // guarded by of.mu
 	closed bool          // guarded by of.mu
-	sent   *list.Element // guarded by of.mu: its place among the bodies that are being sent, once it is complete
+	sent   *list.Element // guarded by of.mu: the complete body's element in sending
 }
 
-// reach counts the body as n bytes, if it was less, unless that passes the limit.
+// reach raises the account to n bytes. The result is false if the sum would pass the limit.
 func (a *account) reach(n int64) bool {
 	b := a.of
 	b.mu.Lock()
@@ -103,8 +97,7 @@ func (a *account) reach(n int64) bool {
 	return true
 }
 
-// complete makes it a body that is being sent to those who have joined it: what the near
-// tier has of these costs nothing.
+// complete moves the account to the complete bodies: a body in the near tier costs nothing.
 func (a *account) complete(key string, body spool.Body) {
 	b := a.of
 	b.mu.Lock()
@@ -131,11 +124,10 @@ func (a *account) close() {
 	}
 }
 
-// send counts a complete body, of which p sends something, until end is called. Where
-// that passes the limit, the clients are broken off that have been at it for longest: to
-// ask the handler for a body that is stored would be a stampede. What is being written
-// takes half of the limit from what is sent at most, or slow clients of the one
-// would have all clients of the other broken off.
+// send counts a complete body, which p is sending, until end is called. If the sum passes the
+// limit, send breaks off the clients of the eldest bodies. The refused alternative is to ask the
+// handler for a stored body: a stampede. Bodies in progress take at most half of the limit from
+// complete ones: otherwise their slow clients would break off all clients of the others.
 func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) {
 	if body.Len() <= smallBody {
 		return func() {}
@@ -164,5 +156,5 @@ func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) 
 	}
 }
 
-// reasonTooLarge is why a body over MaxBody is not shared.
+// reasonTooLarge is the detail for a body over MaxBody.
 const reasonTooLarge = "too large"

@@ -8,33 +8,30 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file is the requests that are not to be answered from the cache, because of what
-// their fields say. Anybody can write such a field: so for a page that may be served few of
-// them run at a time, and the others get the page.
+// This file bounds the requests that bypass the cache because of their fields, which any client can
+// send. For a servable page only a few of them run at a time, and the others get the page.
 
 const (
-	// maxBypasses is how many requests for one page go past the cache at a time.
+	// maxBypasses is the number of requests for a page that bypass the cache at a time.
 	maxBypasses = 8
-	// bypassPatience is how long a request for an upgrade or an event stream waits for
-	// one of these places. One that is granted gives its place back then.
+	// bypassPatience is how long an upgrade or an event stream waits for a place. A granted request
+	// gives its place back at once.
 	bypassPatience = time.Second
 )
 
-// bypasses are the requests that go past the cache for a page that may be served. It is safe for
-// concurrent use.
+// bypasses are the bypasses of pages that may be served. All methods are safe for concurrent use.
 type bypasses struct {
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards of
 	of map[string]*keyBypasses
 }
 
-// keyBypasses are those for one key.
+// keyBypasses are the bypasses of a key.
 type keyBypasses struct {
 	places *semaphore.Weighted
-	users  int // that have a place or wait for one; guarded by bypasses.mu
+	users  int // requests with a place or waiting for one; guarded by bypasses.mu
 }
 
-// begin takes a place for the key until end is called, or returns false when ctx ends. end
-// may be called again.
+// begin takes a place for the key until the first call of end. The result is false when ctx ends.
 func (b *bypasses) begin(ctx context.Context, key string) (end func(), ok bool) {
 	b.mu.Lock()
 	if b.of == nil {

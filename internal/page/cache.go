@@ -1,12 +1,12 @@
-// Package page is the HTTP face of a cache: it answers requests with the responses of the
-// handlers that it wraps, as a shared cache by RFC 9111. What is below it, the tiers, the
-// flights and the log of invalidations, it knows as a [Cache].
+// Package page is the HTTP face of a cache: it answers requests with the responses of the handlers
+// that it wraps, as a shared cache by RFC 9111. The tiers, the flights and the log of invalidations
+// below are a [Cache] to it.
 //
-// The story of a request: serve.go sends it on its way, and request.go finds out what it asks for.
-// hot.go or serve.go brings it to an item, and reply.go or live.go writes that. exchange.go runs
-// the handler for a key: load.go has what it starts from, writer.go and stream.go the way of the
-// response, decision.go what it comes to, and verdict.go who may have it. past.go has the requests
-// that go to the handler for themselves. What is kept under a key is in response.go.
+// The story of a request: serve.go routes it, and request.go reads it. hot.go or serve.go finds its
+// item, and reply.go or live.go writes the reply. exchange.go runs the handler for a key: load.go
+// prepares the run, writer.go and stream.go carry the response, decision.go makes the result, and
+// verdict.go decides its audience. past.go has the requests that bypass the cache. response.go has
+// the values under the keys.
 package page
 
 import (
@@ -20,84 +20,78 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// A Cache is what the HTTP face asks of the cache below it.
+// A Cache is the part of the cache below that the HTTP face uses.
 type Cache interface {
 	// Now is the present moment on the cache's clock.
 	Now() durations.Instant
 
-	// Near returns what the near tier has for a key, nil if nothing, and the moment of that.
+	// Near returns the near tier's item for a key, nil if there is none, and the present moment.
 	Near(key string) (*Item, durations.Instant)
-	// Fits reports whether the near tier has room for an item. What is too heavy for the
-	// whole tier is on its way out.
+	// Fits reports whether the item is not heavier than the whole near tier.
 	Fits(it *Item) bool
-	// HoldsNear reports whether the near tier has the item, as far as its epoch tells.
+	// HoldsNear reports whether the near tier has the item, by its epoch.
 	HoldsNear(key string, it *Item) bool
-	// Remember keeps something in the near tier that no store has.
+	// Remember keeps a response in the near tier, and in no store.
 	Remember(key string, res *Response, w items.Windows)
 
-	// Hit answers from the near tier if that needs no flight. If it does not, the item is what
-	// may be served when a client's patience ends, or nil. early is for what is fresh, and to be
-	// rebuilt before it expires.
+	// Hit answers from the near tier if the answer needs no flight. If ok is false, it may be served
+	// when the client's patience ends, or is nil. early: the item is fresh, and its rebuild is due.
 	Hit(key string, w Want) (it *Item, early, ok bool)
-	// Wait answers the call by way of the key's flight, which it begins if there is none.
+	// Wait answers the call by way of the key's flight, and begins a flight if there is none.
 	Wait(w *Waiting, b Binder)
-	// Refresh begins a flight for a key of which the item is fresh, unless there is one, and
-	// does not wait for it.
+	// Refresh begins a flight for a key with a fresh item, unless there is one, and does not wait.
 	Refresh(ctx context.Context, key string, it *Item, client string, b Binder)
-	// Landing waits for the end of the flight that has published the item, and returns why
-	// there is nothing to be had of it, if there is not.
+	// Landing waits for the end of the item's flight, and returns the flight's error.
 	Landing(ctx context.Context, key string, it *Item) error
-	// Within is the context of a request, with the values of the rebuild that is made for it,
-	// but for the value of the key own, which is the request's.
+	// Within returns the request's context with its rebuild's values, except the value of own.
 	Within(request, rebuild context.Context, own any) context.Context
 
 	// Apart begins work on a key without a flight.
 	Apart(key string, budget *gate.Budget) Apart
-	// Spare is what the log of sweeps leaves of an item, nil if that is nothing.
+	// Spare is the item after the sweeps in the log, nil if they drop it.
 	Spare(key string, it *Item) *Item
-	// Put keeps a response that no flight of its key has made, where the log was known up to
-	// position when it was made. If over is not nil, it does so only in the place of that.
+	// Put keeps a response that no flight of its key has made. position is the position of the log
+	// that was known when the response was made. With over, Put only replaces that item.
 	Put(ctx context.Context, key string, res *Response, w items.Windows, position uint64, over *Item)
-	// Replace is Put over an item, behind the caller. It calls done when that is over.
+	// Replace is Put over an item, in the background. It calls done at the end.
 	Replace(key string, over *Item, res *Response, w items.Windows, done func())
 	// Witness begins to count the invalidations of a key in this process.
 	Witness(key string) Witness
 
-	// Invalidate drops keys, and returns an error, or nil, for each.
+	// Invalidate drops keys, and returns an error or nil for each.
 	Invalidate(ctx context.Context, keys []string) []error
 	// Sweep writes sweeps into the log.
 	Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error
-	// LogKeepsLines reports whether no process can write over another's line of the log.
+	// LogKeepsLines reports whether no process can overwrite another process's line of the log.
 	LogKeepsLines() bool
-	// SweptSince is how many sweeps this process has heard of since then.
+	// SweptSince is the number of sweeps that this process has heard of since then.
 	SweptSince(then durations.Instant) int
 
-	// CountHit counts a hit, and tells of it.
+	// CountHit counts a hit, and reports it to the observers.
 	CountHit(ctx context.Context, key string)
-	// CountStale counts something stale that was served.
 	CountStale()
 	// CountLoadFailure counts a handler's error that is an answer.
 	CountLoadFailure()
-	// Watched reports whether anybody wants to be told of requests.
+	// Watched reports whether there is an observer of requests.
 	Watched() bool
-	// Tell tells of a request's end.
+	// Tell reports a request's end to the observers.
 	Tell(ctx context.Context, s observe.Serve)
-	// OnError tells of a failure that no client hears of.
+	// OnError reports a failure that no client sees.
 	OnError(key string, err error)
 }
 
-// A Waiting is a request that waits for a key, and its answer when the wait is over.
+// A Waiting is a request's wait for a key, and then the answer.
 type Waiting struct {
 	Ctx   context.Context
 	Key   string
-	Stale *Item // what may be served when its patience ends, nil if there is nothing
+	Stale *Item // served when the request's patience ends; nil: nothing to serve
 	Want  Want
-	// Budget is the request's, nil if it has none yet; in the end, that of the flight that it has joined.
+	// Budget is the request's, nil before the first wait, and then the joined flight's.
 	Budget *gate.Budget
 
 	Answer Answer
 	Err    error // why there is no answer
-	Early  bool  // the answer is fresh, and to be rebuilt already
+	Early  bool  // the answer is fresh, and its rebuild is due
 	Served observe.Serve
 }
 
@@ -105,67 +99,60 @@ type Waiting struct {
 type Answer struct {
 	Item      *Item
 	Flown     bool // it came from a flight
-	Collapsed bool // the request hung on a flight that another had begun
-	// Live is the flight if the item is still being made. The request counts among its callers
-	// until it has its place among the readers, and says Left.
+	Collapsed bool // the request joined another request's flight
+	// Live is the flight of an item in progress. The request is one of its callers until it has its
+	// place among the readers, and calls Left.
 	Live interface{ Left() }
 }
 
-// A Binder gives the load of a flight that begins now. It is asked while the client is still there,
-// and only for the request that begins the flight.
+// A Binder gives the load of a flight. The flight calls Bind only for the request that begins it,
+// while that request's client is still there.
 type Binder interface{ Bind() Loader }
 
-// A Loader is a load: it may publish its response on the flight before it returns.
+// A Loader is a load: it may publish a response on the flight before the return.
 type Loader func(ctx context.Context, a Attempt) (*Response, error)
 
-// An Attempt is one load of a flight, with what it starts from. The flight goes on while a load
-// runs that it has given up on.
+// An Attempt is a load of a flight, with its initial state. The flight may give up the load and go on.
 type Attempt interface {
-	// Key is the flight's.
 	Key() string
-	// Present is the latest item that is known for the key, nil if there is none.
+	// Present is the latest known item of the key, nil if there is none.
 	Present() *Item
-	// Position is up to where the log of sweeps was known when the load began.
+	// Position is the position of the log of sweeps that was known when the load began.
 	Position() uint64
-	// Second tells that the first caller has waited for another load, whose audience it was
-	// not of.
+	// Second reports whether the first caller was outside the audience of an earlier load.
 	Second() bool
-	// Publish answers the flight's callers that are of the audience and come before until, with a
-	// response that the load is still making. It returns false if the flight has given up on
-	// the load.
+	// Publish answers the flight's callers with a response that the load is still making: the callers
+	// of the audience that come before until. The result is false if the flight has given up the load.
 	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool
-	// Tell ends the load with its result before it returns.
+	// Tell ends the load with its result before the load returns.
 	Tell(res *Response, err error)
-	// AwaitReaders waits until all callers have their places among the readers, or done.
+	// AwaitReaders waits until all callers have their places among the readers, or for done.
 	AwaitReaders(done <-chan struct{})
-	// SetWindows says how long what the load tells or returns is served and kept. It comes
-	// before that, on the same goroutine or ordered by the load.
+	// SetWindows sets how long the load's result is served and kept. It comes before the result, on
+	// the same goroutine or ordered by the load.
 	SetWindows(w items.Windows)
 }
 
-// An Apart is work on a key without a flight. An engine that has not answered is not asked again.
+// An Apart is work on a key without a flight. It asks a silent engine only once.
 type Apart interface {
-	// Find returns what the near tier or the store knows of the key, nil if that is nothing.
+	// Find returns the item of the key in the near tier or the store, nil if there is none.
 	Find(ctx context.Context) *Item
-	// Draft begins a response. Its epoch is claimed now, so that an invalidation meanwhile
-	// fences it off.
+	// Draft begins a response. The epoch is claimed now, so an invalidation fences the response off.
 	Draft(ctx context.Context) Draft
 }
 
 // A Draft is a response that is made without a flight.
 type Draft interface {
-	// Keep keeps it, unless something later is known of the key.
+	// Keep keeps the response, unless the key has something later.
 	Keep(res *Response, w items.Windows)
 	// End ends the draft, kept or not.
 	End()
 }
 
-// A Witness counts the invalidations of a key while somebody works on a response that no flight
-// makes, and that no store is to have.
+// A Witness counts the invalidations of a key while a response is made without flight and store.
 type Witness interface {
-	// Keep keeps the response unless the key was invalidated more often than times, or a flight
-	// makes something newer.
+	// Keep keeps the response, unless the key was invalidated more often than times, or a flight
+	// makes a newer response.
 	Keep(res *Response, w items.Windows, times int)
-	// End ends the count.
 	End()
 }

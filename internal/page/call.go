@@ -7,36 +7,34 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the client's side of an exchange: the request that waits for it, and what the
-// client's own goroutine has to do meanwhile.
+// This file is the waiting request's side of an exchange, and the work of its goroutine meanwhile.
 
-// A call is one request that waits for a key.
+// A call is a request that waits for a key.
 type call struct {
 	query *query
-	route *chi.Context // the request's, asked for before the locks under which Bind is called
-	// signpost is the item under the key of the request's URL whose names have led to the key that
-	// the call waits for; nil if that is the URL's own.
+	route *chi.Context // read before the locks under which Bind is called
+	// signpost is the item with the names of the call's key. Nil: the call waits for the URL's key.
 	signpost *Item
-	// excluded tells that a response under the URL's own key is not for the request, which
-	// needs a variant. There is no signpost to that yet.
+	// excluded: the request needs a variant, without a signpost yet. The URL's own response is not
+	// for it.
 	excluded bool
-	aside    chan func() // what the call's own goroutine is to do while it waits
+	aside    chan func() // work for the call's own goroutine while it waits
 	waiting  Waiting
-	place    // the client's, in the body
+	place    // the client's place in the body
 }
 
-// maxHints is how many interim responses wait for the first client at most. One
-// more is dropped, as any intermediary may (RFC 9110 section 15.2).
+// maxHints is the largest number of interim responses that wait for the first client. Further
+// interim responses are dropped, as RFC 9110 section 15.2 allows an intermediary.
 const maxHints = 8
 
-// personal reports whether a failure of the call's load may be about its request: others
+// personal reports whether a failure of the call's load may be about its request. Other requests
 // for the key do not have the Cookie, the credentials, or the fields that need a variant.
 func (c *call) personal() bool {
 	r := c.query.request
 	return r.Credentials || r.Header["Cookie"] != nil || c.excluded
 }
 
-// names are the request fields by which the call's key tells responses apart.
+// names are the request fields that the call's key contains.
 func (c *call) names() []string {
 	if c.signpost == nil {
 		return nil
@@ -44,18 +42,15 @@ func (c *call) names() []string {
 	return c.signpost.Value.vary.names
 }
 
-// hint has an interim response sent to the call's client. Only the client's own
-// goroutine may touch its ResponseWriter, so it is handed over, and the handler
-// does not wait for it.
+// hint hands an interim response to the call's goroutine, which alone may use its ResponseWriter.
 func (c *call) hint(status int, h http.Header) {
-	h = h.Clone() // the handler goes on with its own
+	h = h.Clone() // the handler goes on with its own map
 	select {
 	case c.aside <- func() { c.query.inform(status, h) }:
 	default:
 	}
 }
 
-// settleAside does what is left to do for the call's own goroutine.
 func (c *call) settleAside() {
 	for {
 		select {
@@ -67,11 +62,10 @@ func (c *call) settleAside() {
 	}
 }
 
-// inform sends an interim response to the client (RFC 9110 section 15.2). It is
-// called on the client's own goroutine.
+// inform sends an interim response (RFC 9110 section 15.2), on the client's own goroutine.
 func (q *query) inform(status int, interim http.Header) {
 	if status == http.StatusContinue || !q.r.ProtoAtLeast(1, 1) {
-		return // the server's own affair; not for HTTP/1.0
+		return // 100 is the server's task; HTTP/1.0 has no interim responses
 	}
 	h := q.w.Header()
 	final := maps.Clone(h)

@@ -15,19 +15,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is what a load comes to: when the handler has written its header, and when the
-// response is complete.
+// This file turns the handler's header, and then the complete response, into the result of a load.
 
-// An answer is a heading as the rules judge it.
+// An answer is a heading with the judgement of the rules.
 type answer struct {
 	heading
-	trailers  []string // the names of fields that come behind the body
-	fwdStatus int      // the handler's status, if the answer's is another
+	trailers  []string // names of the trailer fields
+	fwdStatus int      // the handler's status if the answer has another
 	judged    httpcache.Judgement
-	validated bool // the response is what was stored: the handler has answered 304
+	validated bool // the handler has answered 304: the answer is the stored response
 }
 
-// asked is the client's request, with the handler's own.
+// asked returns the client's request, with the handler's own request in Asked.
 func (x *exchange) asked() httpcache.Request {
 	req := x.request()
 	req.Asked = x.own
@@ -43,7 +42,7 @@ func (x *exchange) answered(h heading, now time.Time) answer {
 	}
 }
 
-// confirmed judges a 304 about what is stored: the whole of that, with the fields of the 304.
+// confirmed judges the stored response after a 304, with the fields of the 304.
 func (x *exchange) confirmed(h heading, now time.Time) answer {
 	said, about, rules := httpcache.CanonicalHeader(h.header), x.asks.about, x.m.options.Rules
 	age := httpcache.InitialAge(said, x.sent, now)
@@ -55,16 +54,15 @@ func (x *exchange) confirmed(h heading, now time.Time) answer {
 	}
 }
 
-// A decision is what a load has come to when the handler has written its header.
+// A decision is the state of a load when the handler has written its header.
 type decision struct {
-	audience  audience.Audience // who may read the response; only what everyone may is kept
-	checked   bool              // it is kept for validation
-	validated bool              // it is what was stored
-	response  *Response         // it, or a signpost to it
+	audience  audience.Audience // the readers of the response; the cache keeps a response for Everyone
+	checked   bool              // the cache keeps the response for validation
+	validated bool              // the response is the stored response
+	response  *Response         // the response, or a signpost to it
 	recording recording
 }
 
-// decide makes the response, and says who may have it.
 func (l *load) decide(a answer, now time.Time) *decision {
 	post, found := l.signpost(a.header)
 	v := facts{
@@ -92,8 +90,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	if v.audience == audience.Owner {
 		d.response.kind = uncacheable
 	}
-	// An unshareable response makes only its own variant uncacheable: one user's
-	// page must not keep the other variants out of the cache.
+	// An unshareable response makes only its own variant uncacheable, not all other users' variants.
 	if post != nil {
 		post.variant = d.response
 		d.response = &Response{kind: varying, vary: post}
@@ -101,16 +98,15 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	return d
 }
 
-// privateHeader is the header that the owner gets of an answer.
 func (l *load) privateHeader(s *stream, a answer) http.Header {
 	switch {
-	case s.audience == audience.Owner: // it is between the handler and its client
+	case s.audience == audience.Owner: // the handler's header, unchanged
 		h := a.header.Clone()
-		if a.validated { // the stored header has none, and nobody else sets it
+		if a.validated { // the stored header has no Age, and the handler has set none
 			h["Age"] = []string{httpcache.FormatAge(a.judged.Age)}
 		}
 		return h
-	case hasAll(s.header, a.header): // nothing is for the first client alone
+	case hasAll(s.header, a.header): // no field is for the owner alone
 		return s.header
 	}
 	h := a.header.Clone()
@@ -118,10 +114,10 @@ func (l *load) privateHeader(s *stream, a answer) http.Header {
 	return h
 }
 
-// content is the response itself, also where what it varies by was found first.
+// content is the response itself, without its signpost.
 func (d *decision) content() *Response { return d.response.content() }
 
-// variantKey is the key of the variant that the response has turned out to be, "" if it is none.
+// variantKey is the key of the response's variant. Empty: the response is no variant.
 func (d *decision) variantKey() string {
 	if d.response.vary == nil {
 		return ""
@@ -129,17 +125,18 @@ func (d *decision) variantKey() string {
 	return d.response.vary.id
 }
 
-// keeps reports whether something of the response is kept.
+// keeps reports whether the cache keeps anything of the response.
 func (d *decision) keeps() bool { return d.audience == audience.Everyone || d.checked }
 
-// ownersAlone reports whether the response is for the owner alone, and nothing of it is
-// kept.
+// ownersAlone reports whether the response is for the owner alone, and the cache keeps nothing.
 func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !d.checked }
 
-// joinableUntil is when new callers can no longer join the response. A response that may
-// be served stale takes callers to its end, however long that takes. One that must not be
-// (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
-// and for the next. An error for one client takes only the callers that wait already.
+// joinableUntil is the moment from which new callers no longer join the response.
+//
+//   - A response that may be served stale takes callers to its end.
+//   - A response that must not be served stale (RFC 9111 section 4.2.4) takes callers while it is
+//     fresh. Later callers wait for its end, and for the next response.
+//   - An error for one client takes only the callers that already wait.
 func (d *decision) joinableUntil(now instant) instant {
 	res := d.content()
 	switch {
@@ -151,16 +148,16 @@ func (d *decision) joinableUntil(now instant) instant {
 	return forever
 }
 
-// failsForAll reports whether the response is an error to a request with credentials, for a
-// key whose responses are for such requests too.
+// failsForAll reports whether the response is an error to a request with credentials, for a key that
+// also answers such requests.
 func (l *load) failsForAll(d *decision) bool {
 	return d.ownersAlone() && l.request().Credentials && httpcache.IsServerError(d.content().status) && l.before != nil && l.before.Value.forAll
 }
 
-// provesUncacheable reports whether the key is remembered as uncacheable because of the
-// response. An error, and a response to credentials, say nothing about the responses to
-// other clients. A response for all that the key has had stays while it may be served, and
-// after that until a second load has brought a response for its client alone.
+// provesUncacheable reports whether the key becomes uncacheable by this response. Errors and
+// responses to credentials prove nothing about other clients' responses. If the key has had a
+// response for everyone, that response stays while the cache may serve it, and after that until a
+// second load brings a response for one client alone.
 func (l *load) provesUncacheable(d *decision) bool {
 	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.content().status) {
 		return false
@@ -168,10 +165,9 @@ func (l *load) provesUncacheable(d *decision) bool {
 	return l.before == nil || !l.servable() && l.attempt.Second()
 }
 
-// signpost returns the signpost to a response with that header, nil if the call's key
-// tells the response apart already. It returns false if the response must not have one:
-// it varies by too many names, or it has a Vary and a needsVariant request, and the URL has
-// a response that may still be served. No variant's key is known for that response.
+// signpost returns the signpost to a response with this header. Nil: the call's key already selects the
+// response. The result is false if no request could find the response: Vary has too many names; or the
+// response has a Vary, the request needs a variant, and the cache may still serve a response of the URL.
 func (l *load) signpost(header http.Header) (*variance, bool) {
 	vary, _ := httpcache.VaryNames(header)
 	req, known := l.request().Header, l.owner.names()
@@ -194,7 +190,7 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 	return post, true
 }
 
-// keep returns what is to be kept under the key for a response that is complete.
+// keep returns the value to keep under the key for a complete response.
 func (l *load) keep(d *decision) (*Response, error) {
 	live := d.content()
 	s := live.live
@@ -211,21 +207,20 @@ func (l *load) keep(d *decision) (*Response, error) {
 	}
 	f := l.m.lifeOf(done, s.header, s.age+time.Since(s.decidedAt))
 	if d.checked {
-		// As a record about the key it is good for as long as it is kept.
+		// The record about the key lives as long as the cache keeps the response.
 		done.kind, f = checked, items.Windows{TTL: keepFor}
 	}
 	return l.record(d, done, f), nil
 }
 
-// remember returns what is to be kept under the key for a response that is not for sharing: that,
-// or the names if it is so for a variant only.
+// remember returns the record of an unshareable response, or a signpost if only a variant is
+// unshareable.
 func (l *load) remember(d *decision, reason string) *Response {
 	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.content().live.decidedAt.Sub(l.sent)))
 }
 
-// record returns what is to be kept under the key of a load that has come to res. If that is a
-// variant, it is written under its own key first, so that whoever reads the names finds the
-// variant.
+// record returns the value to keep under the load's key for the result res. A variant is written
+// under its own key first, so a process that reads the signpost finds the variant.
 func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	if l.spare != nil && httpcache.IsServerError(d.content().status) {
 		res.instead = l.spare
@@ -239,22 +234,21 @@ func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	return l.pointTo(d.response.vary)
 }
 
-// pointTo keeps a signpost under the key of the URL, and returns what the load keeps under
-// its own key: the same signpost. The two keys may be one.
+// pointTo keeps a signpost under the URL's key, and returns it for the load's own key, which may be
+// the same.
 func (l *load) pointTo(post *variance) *Response {
 	cache, base, f := l.m.cache, l.base(), items.Windows{TTL: varyingTTL}
 	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
 	now := cache.Now()
 	switch old := l.owner.signpost; {
 	case old != nil:
-		// The new signpost takes the old one's place only if the old one is still there:
-		// after an invalidation it would lead to responses from before. It is also kept
-		// under the old variant's key, for processes that have the old one for NearTTL.
+		// The new signpost replaces the old signpost only if the old one is still there: after an
+		// invalidation it would lead to older responses. The old variant's key gets the new
+		// signpost too, for processes with the old one in their near tier for NearTTL.
 		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
-		// The signpost displaces a response to a request without any of its names. The
-		// response moves to the key to which the signpost leads such requests.
+		// The signpost displaces a response without the names, which moves to its own variant key.
 		cache.Put(l.ctx, l.m.variantKey(post, base, nil), l.before.Value, l.before.Windows(now), l.before.Position, nil)
 	}
 	l.attempt.SetWindows(f)

@@ -15,16 +15,13 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file runs the handler for a key: detached from the request that began
-// it, writing into a spool that everybody reads, with the decision who may read
-// it made when the header is written.
+// This file runs the handler for a key, detached from the request that began the flight. The
+// handler writes into a spool for all callers, and its header decides their audience.
 
-// errUnselected is the end of an exchange whose handler has answered 304 about
-// something else than what is stored (RFC 9111 section 4.3.4).
+// errUnselected: the handler's 304 is not about the stored response (RFC 9111 section 4.3.4).
 var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
 
-// fetch is the HTTP face's load: it runs the handler and returns what is to be
-// kept under the key. What is there already is validated.
+// fetch is the load: it runs the handler, with validation, and returns the value to keep under the key.
 func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
 	before := m.fallback(a.Key(), a.Present())
 	l := m.newLoad(ctx, a, c, before)
@@ -38,35 +35,32 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 	return newExchange(m.newLoad(ctx, a, c, before)).carry(next, r)
 }
 
-// An exchange is a run of the handler. It is the handler's goroutine's, which is the load's; the
-// end of the load meets it on another, which has the decision when decided is closed.
+// An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. The
+// load's end may run on another goroutine, which reads decision after decided is closed.
 type exchange struct {
 	load
-	run     int           // of the owner's
+	run     int           // the number of the owner's run
 	own     *http.Request // the handler's
 	writer  writer
-	cancel  context.CancelCauseFunc // has the handler end
+	cancel  context.CancelCauseFunc // ends the handler's context
 	running context.Context         // the handler's
-	// unlink makes the end of the load no longer the handler's. It returns false if
-	// one of the two has ended before.
+	// unlink separates the handler from the load's end. The result is false if one of them has ended.
 	unlink   func() bool
 	decided  chan struct{} // closed when decision is set
 	decision *decision     // nil before the handler has written its header
-	// told is set when the load has its result although the handler goes on, and
-	// telling is what is still to be done for that.
+	// told: the load has its result, and the handler goes on. telling counts the result's writes.
 	told    bool
 	telling sync.WaitGroup
 	err     error // the handler's
 }
 
-// newExchange returns an exchange that has not begun.
 func newExchange(l load) *exchange {
 	x := &exchange{load: l, decided: make(chan struct{})}
 	x.writer = writer{m: l.m, to: x, header: make(http.Header)}
 	return x
 }
 
-// carry runs the handler and returns what is to be kept of the exchange.
+// carry runs the handler and returns the value to keep of the exchange.
 func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
 	x.link(r)
 	defer x.telling.Wait()
@@ -77,7 +71,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	}
 	returned := false
 	defer func() {
-		if !returned { // a Goexit, of which nobody else tells whose failure it is
+		if !returned { // a Goexit: only this place can report whose failure it is
 			x.attempt.Tell(nil, x.failure(x.err))
 		}
 	}()
@@ -90,41 +84,38 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	switch {
 	case x.err != nil:
 		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
-			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended well before
+			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has already ended without an error
 		}
 		return nil, x.failure(x.err)
 	case x.decision == nil:
 		return nil, errUnselected
 	case x.told, !x.decision.keeps():
-		return nil, fault.ErrNothing // its audience has it
+		return nil, fault.ErrNothing // the audience has the response
 	}
 	return x.keep(x.decision)
 }
 
-// link gives the handler its context, which ends with the load until it is known that the
-// response is one client's alone.
+// link gives the handler a context, which ends with the load unless the response is one client's.
 func (x *exchange) link(r *http.Request) {
-	// Of the request's own context, not of the rebuild's: that one still has
-	// what detach has replaced. But it is the load's: who asks the same cache from
-	// within lends its slot, and is told that it asks for what it makes.
+	// The parent is the request's own context, not the rebuild's: the rebuild's context still has
+	// the values that detach has replaced. Within adds the load to it: a handler that calls the
+	// same cache lends its slot, and learns if it asks for the response that it makes.
 	x.running, x.cancel = context.WithCancelCause(x.m.cache.Within(r.Context(), x.ctx, chi.RouteCtxKey))
 	x.run = x.owner.begin()
-	// The load's end is the body's too, also if the handler is deaf to its
-	// context. The body's comes first, and ends the handler by itself where nobody
-	// reads: a handler that heeds its context, and returns, has not made a
-	// complete one.
+	// The load's end ends the body too, also if the handler ignores its context. The body ends
+	// first, and without readers ends the handler: a handler that heeds its context and returns has
+	// not made a complete body.
 	x.unlink = context.AfterFunc(x.ctx, func() {
 		cause := context.Cause(x.ctx)
 		select {
 		case <-x.decided:
 			x.spool().CloseWithError(cause)
-		default: // what is decided from here on is not published
+		default: // a later decision is not published
 		}
 		x.cancel(cause)
 	})
 }
 
-// serve runs the handler to its end.
 func (x *exchange) serve(next http.Handler, r *http.Request) {
 	fault.Run(func() error {
 		next.ServeHTTP(&x.writer, r)
@@ -147,16 +138,13 @@ func (x *exchange) serve(next http.Handler, r *http.Request) {
 	})
 }
 
-// stream is the response that is decided, as its readers have it.
 func (x *exchange) stream() *stream { return x.decision.recording.stream }
 
-// spool is the body of the response that is decided.
 func (x *exchange) spool() *spool.Spool { return x.stream().body }
 
-// interim hands an interim response to the owner's goroutine.
 func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
 
-// begin makes the response, says whether it is shared, and lets everybody know.
+// begin makes the response, decides the audience, and publishes.
 func (x *exchange) begin(h heading) {
 	now := time.Now()
 	if h.status != http.StatusNotModified || x.asks == nil {
@@ -164,7 +152,7 @@ func (x *exchange) begin(h heading) {
 		return
 	}
 	if !httpcache.Selects(x.asks.header, httpcache.CanonicalHeader(h.header)) {
-		return // about something else: fetch asks again, without conditions
+		return // a 304 about another response: fetch asks again, without conditions
 	}
 	x.settle(x.confirmed(h, now), now)
 	for _, piece := range x.asks.about.body {
@@ -172,23 +160,20 @@ func (x *exchange) begin(h heading) {
 	}
 }
 
-// settle decides about an answer, and shows it to those who may have it.
+// settle decides about an answer, and offers the response to its audience.
 func (x *exchange) settle(a answer, now time.Time) {
 	x.decision = x.decide(a, now)
 	x.spool().OnIdle(func() {
 		x.decision.recording.account.close()
-		// Nobody is there for whom the handler could go on; or its load has ended,
-		// which is the cause then.
+		// The handler has no reader; or its load has ended, which is the cause then.
 		x.cancel(context.Cause(x.ctx))
 	})
-	// The owner's place is taken before a byte is written: it must not lose the
-	// start of a body that nobody keeps.
+	// The owner's place comes before the first byte: it must not lose the start of an unkept body.
 	x.owner.attach(x.run, x.spool())
 	close(x.decided)
 	x.offer()
 }
 
-// take adds to the body.
 func (x *exchange) take(p []byte) (int, error) {
 	if x.decision.recording.passes(len(p)) {
 		x.overflow()
@@ -196,40 +181,36 @@ func (x *exchange) take(p []byte) (int, error) {
 	return x.decision.recording.Write(p)
 }
 
-// flush sends the header on.
 func (x *exchange) flush() {
-	if x.decision != nil { // else it is a 304 that nobody gets
+	if x.decision != nil { // nil: a 304 for no client
 		x.spool().Flush()
 	}
 }
 
-// overflow ends the load of a body that passes its limit.
+// overflow ends the load of a body over the limit.
 func (x *exchange) overflow() {
 	s := x.stream()
 	if s.audience != audience.Owner {
-		// A handler can write faster than a herd wakes up. Whoever waited for
-		// this response has a place at its start before that is dropped:
-		// else each of them would need a call of its own.
+		// A handler can write faster than a herd wakes up. Without its place before the spool drops
+		// the start, each waiting caller would need a call of its own.
 		x.attempt.AwaitReaders(x.running.Done())
 	}
 	switch {
 	case x.told:
 	case !x.unlink():
-		// The load has ended before. A handler that is deaf to that, or has
-		// returned and writes all the same, says nothing more of the key; the
-		// former keeps its place among MaxRebuilds until it returns.
+		// The load has already ended. A handler that ignores this decides nothing more about the
+		// key, and keeps its slot of MaxRebuilds until it returns.
 		s.body.CloseWithError(context.Cause(x.ctx))
 	case s.excess == reasonMemory:
-		// From here on the body is its readers'; it ends with the last of them.
-		x.fail(fault.ErrNothing) // it says nothing about the key
+		// From here on the body belongs to its readers, and ends with the last reader.
+		x.fail(fault.ErrNothing) // the limit proves nothing about the key
 	default:
 		x.forgo(s.excess)
 	}
 }
 
-// offer gives the response that is decided to those who may have it, while it is
-// being made. If the log of invalidations has to be read for that, the handler
-// waits for it as they do, within its WriteHeader.
+// offer gives the decided response to its audience while the handler writes it. If Publish has to
+// read the log of invalidations, the handler waits within its WriteHeader.
 func (x *exchange) offer() {
 	d := x.decision
 	failure := serverError(d.content().status)
@@ -239,14 +220,14 @@ func (x *exchange) offer() {
 	case !x.failsForAll(d):
 		x.share()
 	case x.publish(audience.Owner):
-		// The error's text may be about the client. That the handler fails is for all.
+		// The error's text may be about the client. The failure itself is for everyone.
 		x.unlink()
 		x.owner.follow(x.cancel)
 		x.fail(failure)
 	}
 }
 
-// share publishes a response to its audience. If nothing of it is kept, that ends the load.
+// share publishes a response to its audience. If the cache keeps nothing, the load ends.
 func (x *exchange) share() {
 	d := x.decision
 	res := d.content()
@@ -255,9 +236,8 @@ func (x *exchange) share() {
 	}
 	to, remembered := d.audience, x.provesUncacheable(d)
 	if d.checked || remembered || to != audience.Everyone && x.attempt.Second() {
-		// All callers get the response, and those outside its audience go on to the
-		// handler. A first private page or error does not send them there: it may be
-		// about one client, and the key's next response for all.
+		// All callers get the response, and callers outside its audience go to the handler. A
+		// first private page or error sends no caller there: the next response may be for everyone.
 		to = audience.Everyone
 	}
 	if !x.publish(to) || d.keeps() {
@@ -267,7 +247,7 @@ func (x *exchange) share() {
 	if d.audience == audience.Owner {
 		x.owner.follow(x.cancel)
 	} else {
-		// The load has its result below, and no longer bounds what its audience reads.
+		// The load has its result below, and no longer bounds the body of its audience.
 		late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
 			x.spool().CloseWithError(fault.ErrRebuildTimeout)
 			x.cancel(fault.ErrRebuildTimeout)
@@ -281,8 +261,7 @@ func (x *exchange) share() {
 	}
 }
 
-// publish shows the response to the callers of an audience. It returns false if the flight has
-// given up on the load.
+// publish shows the response to an audience, and returns false if the flight has given up the load.
 func (x *exchange) publish(to audience.Audience) bool {
 	d := x.decision
 	ok := x.attempt.Publish(x.ctx, d.response, d.joinableUntil(x.m.cache.Now()), to)
@@ -292,10 +271,8 @@ func (x *exchange) publish(to audience.Audience) bool {
 	return ok
 }
 
-// refuse breaks the body off, and fails the load at once: how long the handler
-// goes on is no matter to those who wait. Of a load that has been given up on they
-// know that already, and a handler that is deaf to its end keeps its place among
-// MaxRebuilds.
+// refuse breaks the body off, and fails the load at once: the callers do not wait for the handler.
+// A handler whose load the flight has given up keeps its slot of MaxRebuilds.
 func (x *exchange) refuse(err error) {
 	x.spool().CloseWithError(err)
 	if cause := context.Cause(x.ctx); cause == nil || errors.Is(cause, fault.ErrInvalidated) {
@@ -303,36 +280,34 @@ func (x *exchange) refuse(err error) {
 	}
 }
 
-// forgo ends the load with a response that is not kept, while its handler goes on
-// for those who read it. That is written into the store, which the handler does
-// not wait for before it returns.
+// forgo ends the load with a response that the cache does not keep, while the handler goes on for
+// its readers. The write of the record into the store runs beside the handler.
 func (x *exchange) forgo(reason string) {
 	x.told = true
 	x.telling.Go(func() {
 		var res *Response
-		fault.Run(func() error { // an adapter, or OnError, may not return
+		fault.Run(func() error { // an adapter, or OnError, may panic or exit
 			res = x.remember(x.decision, reason)
 			return nil
 		}, func(err error) { x.attempt.Tell(res, err) })
 	})
 }
 
-// fail ends the load with err, while its handler goes on.
 func (x *exchange) fail(err error) {
 	x.told = true
 	x.attempt.Tell(nil, err)
 }
 
-// failure returns the load's failure, by what the handler has failed with. If that may be
-// about the client, calls of the same client get it here, and the others ask again: the
-// call is personal, or responses to the key are not for all by default. Where there is
-// something to serve in the place of an error, the client gets that.
+// failure returns the load's failure from the handler's error err. The failure may be about the
+// client if the call is personal, or if the key's responses are not for everyone by default. Then
+// it answers only calls of the same client, and the other calls ask again. If there is a response
+// to serve in place of the error, the client gets that response.
 func (x *exchange) failure(err error) error {
-	_, unread := err.(serverError) // nobody has anything of the response
+	_, unread := err.(serverError) // no reader has any of the response
 	switch {
 	case x.told:
 		return err // the load has its result
-	case x.decision != nil && !unread: // it has broken off, for all its readers
+	case x.decision != nil && !unread: // broken off, for all its readers
 		if x.owner.personal() {
 			return &fault.Own{Err: err}
 		}
@@ -340,7 +315,7 @@ func (x *exchange) failure(err error) error {
 	case !x.owner.personal() && x.sharesByDefault():
 		return err
 	case x.backed && x.fwd == httpcache.FwdStale:
-		return err // all get what is stale, and one of them tries again after a pause
+		return err // all callers get the stale response, and one of them tries again after a pause
 	}
 	to := audience.Alike
 	if x.attempt.Second() {
@@ -356,9 +331,8 @@ func (x *exchange) failure(err error) error {
 	return err
 }
 
-// failed reports whether the load has brought an error of the handler's, in a
-// response, to those who wait for it. To the rebuild this is an answer like others;
-// where it has ended as a failure, it is counted there.
+// failed reports whether the load's response is a handler's error, which the rebuild counts as an
+// answer. A rebuild that ends as a failure counts the failure itself.
 func (x *exchange) failed() bool {
 	d := x.decision
 	return d != nil && !x.backed && !d.validated && httpcache.IsServerError(d.content().status) &&

@@ -19,7 +19,7 @@ import (
 func decoding(f func()) (bytes int64) {
 	sum := func() (bytes int64) {
 		runtime.GC()
-		runtime.GC() // the profile is of before the last one
+		runtime.GC() // the profile is of the time before the last collection
 		records := make([]runtime.MemProfileRecord, 10_000)
 		n, _ := runtime.MemProfile(records, true)
 		for _, r := range records[:n] {
@@ -42,9 +42,8 @@ func decoding(f func()) (bytes int64) {
 	return sum() - before
 }
 
-// TestClaim_ValidationDecodesTheHeaderOnce holds what a 304 of the handler's costs: the
-// stored header is made a map once, in the load as well as for a page that is validated
-// for each request.
+// TestClaim_ValidationDecodesTheHeaderOnce holds the cost of a handler's 304: the stored header is
+// decoded once, in a load and for a page that each request validates.
 func TestClaim_ValidationDecodesTheHeaderOnce(t *testing.T) {
 	const fields, runs = 400, 20
 	set := func(h http.Header) {

@@ -2,5 +2,5 @@ package page
 
 import "net/http"
 
-// Decoded is h as it is read from a stored response.
+// Decoded is h as read from a stored response.
 func Decoded(h http.Header) http.Header { return fieldsOf(h).header() }

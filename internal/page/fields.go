@@ -5,26 +5,22 @@ import (
 	"net/http"
 )
 
-// This file is the header of a response that is kept. A cache holds many
-// responses, of which few are asked for again: as a header map each of them has
-// three objects full of pointers, which the collector of garbage follows time
-// after time, and those were more than half of what it had to do. In one piece
-// they are one object, which it does not look into; a map is made for who asks.
+// This file encodes a kept header as one string without pointers. Header maps, of three objects
+// each, were more than half of the garbage collector's work.
 
-// fields are header fields as they are stored:
+// fields are header fields as stored:
 //
 //	uvarint n, n times: string name, uvarint m, m strings values
 //
-// with strings as uvarint length and bytes. No bytes are no fields. The names and
-// values that are read from it are parts of it, and take no memory of their own.
+// A string is its length as uvarint and its bytes. No fields are no bytes. Decoded names and values
+// are parts of the string, and take no memory of their own.
 type fields string
 
-// fieldsOf returns the fields of h.
 func fieldsOf(h http.Header) fields {
 	if len(h) == 0 {
 		return ""
 	}
-	var room [512]byte // enough for most
+	var room [512]byte // enough for most headers
 	b := binary.AppendUvarint(room[:0], uint64(len(h)))
 	for name, values := range h {
 		b = appendString(b, name)
@@ -36,18 +32,17 @@ func fieldsOf(h http.Header) fields {
 	return fields(b)
 }
 
-// count returns the number of the fields' names.
 func (f fields) count() int {
 	d := decoder[fields]{rest: f}
 	return d.count()
 }
 
-// header returns the fields as a map, which is the caller's.
+// header returns the fields as a new map.
 func (f fields) header() http.Header {
 	d := decoder[fields]{rest: f}
 	n := d.count()
 	h := make(http.Header, n)
-	all := make([]string, 0, n) // most have one value
+	all := make([]string, 0, n) // most fields have one value
 	for range n {
 		name, first := d.string(), len(all)
 		for range d.count() {
@@ -58,7 +53,6 @@ func (f fields) header() http.Header {
 	return h
 }
 
-// values returns the values of one field.
 func (f fields) values(field string) (values []string) {
 	d := decoder[fields]{rest: f}
 	for range d.count() {
@@ -72,7 +66,7 @@ func (f fields) values(field string) (values []string) {
 	return values
 }
 
-// readFields takes the fields that d has next.
+// readFields takes the next fields of d.
 func readFields(d *decoder[[]byte]) fields {
 	all := d.rest
 	n := d.number()
@@ -88,21 +82,20 @@ func readFields(d *decoder[[]byte]) fields {
 	return fields(all[:len(all)-len(d.rest)])
 }
 
-// A headerField is a field as a header map has it.
+// A headerField is a field of a header map.
 type headerField struct {
 	name    string
 	values  []string
-	yields  bool // to what is there: a type that is a guess, or that nobody has named
-	content bool // it describes the content, which a 304 has none of
+	yields  bool // to a field that is already set: the type is a guess, or has no name
+	content bool // it describes the content, and is not in a 304
 }
 
-// hitHeader is the header of a hit, as of a second of the response's life.
+// hitHeader is the header of a hit in one second of the response's life.
 type hitHeader struct {
 	age, ttl int64 // seconds
 	fields   []headerField
 }
 
-// values returns the values of one field.
 func (h *hitHeader) values(field string) []string {
 	for _, f := range h.fields {
 		if f.name == field {
@@ -112,8 +105,7 @@ func (h *hitHeader) values(field string) []string {
 	return nil
 }
 
-// A decoder reads from rest until that is used up or makes no sense; then it
-// is bad and everything it returns is zero.
+// A decoder reads from rest until its end or an error. Then it is bad, and returns zero values.
 type decoder[T ~string | ~[]byte] struct {
 	rest T
 	bad  bool
@@ -140,15 +132,12 @@ func (d *decoder[T]) uvarint(most uint64) uint64 {
 	return v
 }
 
-// count is a number of things that take a byte each at least, so that a bad
-// number cannot make anybody allocate more than there are bytes.
+// count reads a number of things of a byte or more, so a bad number allocates no more than there is.
 func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
-// number is the count of what costs more than its bytes: a header's fields, none of
-// which is kept of a header over maxHeader.
+// number is count for header fields, which cost more than their bytes: a header has at most maxHeader.
 func (d *decoder[T]) number() int { return int(d.uvarint(uint64(min(len(d.rest), maxHeader)))) }
 
-// spoil makes the decoder bad.
 func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }
 
 func (d *decoder[T]) bytes() T {

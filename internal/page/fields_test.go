@@ -35,8 +35,7 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// TestFields_AppendToOne has the values of a field in one piece with those of
-// others: who appends to them must not write into those.
+// TestFields_AppendToOne holds that an append to one field's values does not write into another's.
 func TestFields_AppendToOne(t *testing.T) {
 	h := fieldsOf(http.Header{"A": {"a"}, "B": {"b"}, "C": nil, "D": {"d"}}).header()
 	for name, values := range h {

@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is the fields of a header, by themselves: how large it is, what it announces, and
-// which of it a reply gets.
+// This file has a header's size, its announcements, and the fields of a reply.
 
 // eventStream is the media type of server-sent events, which do not end.
 const eventStream = "text/event-stream"
@@ -23,8 +22,7 @@ func isEventStream(h http.Header) bool {
 	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), eventStream)
 }
 
-// maxHeader is the largest header that is kept, in bytes. What others keep is
-// between 8 and 128 KiB.
+// maxHeader is the largest header that is kept, in bytes. Other caches keep 8 to 128 KiB.
 const maxHeader = 64 << 10
 
 func headerBytes(h http.Header) int {
@@ -37,7 +35,6 @@ func headerBytes(h http.Header) int {
 	return n
 }
 
-// hasAll reports whether all fields of h are in kept, too.
 func hasAll(kept, h http.Header) bool {
 	for name := range h {
 		if _, ok := kept[name]; !ok {
@@ -47,23 +44,20 @@ func hasAll(kept, h http.Header) bool {
 	return true
 }
 
-// hasAny reports whether h has any of the fields.
 func hasAny(h http.Header, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return h[name] != nil })
 }
 
-// contentLength returns what a header announces.
 func contentLength(h http.Header) (int64, bool) {
 	lines := h["Content-Length"]
 	if len(lines) == 0 {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(lines[0], 10, 63) // digits alone (RFC 9110 section 8.6), as net/http takes them
+	n, err := strconv.ParseUint(lines[0], 10, 63) // digits alone (RFC 9110 section 8.6), as in net/http
 	return int64(n), err == nil
 }
 
-// trailerNames returns the fields that a handler has announced to send behind
-// the body, in the first of net/http's two ways.
+// trailerNames returns the fields that the Trailer field announces, net/http's first way.
 func trailerNames(h http.Header) []string {
 	var names []string
 	for name := range httpcache.Members(h["Trailer"]) {
@@ -74,9 +68,8 @@ func trailerNames(h http.Header) []string {
 	return names
 }
 
-// trailerOf returns what a handler that has returned has left in its header to
-// be sent behind the body: the fields it had announced, and in the second way
-// those whose name has a prefix, which they keep.
+// trailerOf returns the trailer in the header of a returned handler: the announced fields, and the
+// prefixed fields with their prefix.
 func trailerOf(h http.Header, announced []string) http.Header {
 	var t http.Header
 	for name, values := range h {
@@ -90,9 +83,8 @@ func trailerOf(h http.Header, announced []string) http.Header {
 	return t
 }
 
-// within returns the handler's part of a header h that was outer before the handler
-// had it: what a middleware around this one has said to one client is not said to
-// another, nor to that one twice.
+// within returns the handler's part of the header h, which was outer before the handler. An outer
+// middleware's fields are for one client: no other client gets them, and that client gets them once.
 func within(h, outer http.Header) http.Header {
 	own := maps.Clone(h)
 	for name, before := range outer {
@@ -106,11 +98,8 @@ func within(h, outer http.Header) http.Header {
 	return httpcache.CanonicalHeader(own)
 }
 
-// copyHeader gives the reply the stored fields. The values are shared, and
-// clipped: who appends to one copies it.
-//
-// A type that is guessed yields to what a middleware around this one has set, as
-// net/http's guess would.
+// copyHeader copies the stored fields into the reply. The values are shared and clipped: an append
+// copies them. A guessed type yields to the type of an outer middleware, as net/http's guess does.
 func copyHeader(dst, src http.Header, guessed bool) {
 	for name, values := range src {
 		if guessed && name == "Content-Type" && dst[name] != nil {
@@ -124,17 +113,14 @@ func copyHeader(dst, src http.Header, guessed bool) {
 	}
 }
 
-// addedFields are those that handlers add to, rather than set them: what a
-// middleware around this one has put there stays.
+// addedFields are the fields to which handlers add. The values of an outer middleware stay.
 var addedFields = []string{"Cache-Status", "Link", "Server-Timing", "Set-Cookie", "Vary"}
 
-// hasAdded reports whether there is something in h that has to stay.
 func hasAdded(h http.Header) bool {
 	return hasAny(h, addedFields)
 }
 
-// setType keeps net/http from guessing the type of a response that names none: the
-// exchange has done so, where there is something to guess.
+// setType keeps net/http from guessing a missing type: the exchange has guessed, if it could.
 func setType(h http.Header) {
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil
@@ -145,12 +131,10 @@ func setAge(h http.Header, age time.Duration) {
 	h["Age"] = []string{httpcache.FormatAge(age)}
 }
 
-// guessLen is how much of a body its type is guessed from, see
-// [http.DetectContentType].
+// guessLen is the length of the start from which a type is guessed, see [http.DetectContentType].
 const guessLen = 512
 
-// untyped reports whether net/http would guess the type of a body with the header
-// h. It does not where a handler has said that there is none.
+// untyped reports whether net/http would guess a body's type. A nil Content-Type forbids the guess.
 func untyped(h http.Header) bool {
 	if h["Content-Type"] != nil || h["Transfer-Encoding"] != nil || h.Get("Content-Encoding") != "" {
 		return false
@@ -159,11 +143,9 @@ func untyped(h http.Header) bool {
 	return !named
 }
 
-// unsigned reports whether a body that begins with first and more may still turn out
-// to be of a type that is known by its first bytes, when they are all there: templates begin
-// with a line of their own, and some write "<!" and "DOCTYPE" by themselves. (What
-// else has been written is not waited for, as net/http would until its buffer is
-// full: it is there to be read while the rest is made.)
+// unsigned reports whether a body that begins with first and more is too short for its type. Templates
+// begin with an empty line, and some write "<!" and "DOCTYPE" separately. Other bodies do not wait, as
+// they would for net/http's buffer: clients read the start while the handler makes the rest.
 func unsigned(first, more []byte) bool {
 	b := more
 	if len(first) > 0 {
@@ -173,7 +155,7 @@ func unsigned(first, more []byte) bool {
 	return len(b) == 0 || len(b) < 16 && (b[0] == '<' || bytes.HasPrefix(b, []byte("RIFF")))
 }
 
-// typed is header with the type of the body, and whether that is guessed here.
+// typed returns header with the type of the body, and reports whether the type is a guess.
 func typed(header http.Header, body spool.Body) (_ http.Header, guessed bool) {
 	if len(body) == 0 || !untyped(header) {
 		return header, false

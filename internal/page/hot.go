@@ -9,11 +9,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file is the HTTP face's shortest way: a fresh response of the near tier,
-// for a request that asks for nothing special. It answers as the long way would,
-// from header fields that are made once in a second and shared by all replies.
+// This file is the shortest way: a fresh response of the near tier for a plain request. The reply
+// is the same as on the long way, with header fields that are made once a second for all replies.
 
-// hot answers the request if the near tier can; if not, it has done nothing.
+// hot answers the request from the near tier. If the result is false, nothing is written.
 func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
 	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
@@ -31,10 +30,10 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 				return false // the response is not for such a request
 			}
 			if res.body.Len() > smallBody {
-				return false // what it takes to send it is counted
+				return false // a large body is counted while it is sent
 			}
 			cache.CountHit(r.Context(), t.key)
-			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
+			if under != nil && res.hitHeaderOf(it, now) == nil { // once a second
 				under.vary.built.of(m.needsVariant(t.header)).touch(key, now)
 			}
 			m.writeHit(w, r, key, it, now)
@@ -48,13 +47,12 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return false
 }
 
-// isHot reports whether an item of the near tier is a fresh response, or a signpost to one.
+// isHot reports whether a near item is a fresh response, or a signpost to one.
 func isHot(it *Item, now instant) bool {
 	return it != nil && now < it.Trusted && it.Kind == driver.KindValue && it.Fresh(now)
 }
 
-// hitHeaderOf returns the header of a hit that was made last, if it is of this
-// second; nil if not.
+// hitHeaderOf returns the last header of a hit, nil if it is of another second.
 func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {
 	made := r.hit.Load()
 	if made == nil || made.age != int64((now-it.Born)/time.Second) || made.ttl != int64((it.FreshUntil-now)/time.Second) {
@@ -63,8 +61,7 @@ func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {
 	return made
 }
 
-// hitHeader returns the header of a hit, which is made if there is none of this
-// second.
+// hitHeader returns the header of a hit in this second.
 func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	r := it.Value
 	if made := r.hitHeaderOf(it, now); made != nil {
@@ -84,12 +81,11 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 			content: !httpcache.InNotModified(name, tagged),
 		})
 	}
-	r.hit.Store(h) // whoever stores last: both are of about this second
+	r.hit.Store(h) // a race is harmless: both headers are of about this second
 	return h
 }
 
-// writeHit is writeStored for a fresh item: with the header that is made already,
-// unless the reply needs one of its own.
+// writeHit is writeStored for a fresh item, with the shared header unless the reply needs its own.
 func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *Item, now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
@@ -112,6 +108,6 @@ func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string
 		}
 		h[f.name] = f.values
 	}
-	m.hidden.Remove(h) // of a middleware around this one; the hit's are not among made
+	m.hidden.Remove(h) // of an outer middleware; the shared fields have none
 	send(w, r, status, body)
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file is the effect of requests and of calls on what is kept: invalidation by URL, by what URLs have in common, by tag.
+// This file invalidates responses by URL, prefix and tag, through calls and unsafe requests.
 
-// A Match says which responses are to be invalidated: those that match any of it.
+// A Match selects responses to invalidate: each response that matches any of the fields.
 type Match struct {
 	Keys     []string // URLs
-	Prefixes []string // of URLs
+	Prefixes []string // prefixes of URLs
 	Tags     []string
 	All      bool // matches all responses
-	Soft     bool // makes what matches stale instead of dropping it
+	Soft     bool // makes the matching responses stale instead of dropping them
 }
 
-// Invalidate makes sure that nothing computed before now is served for what matches.
+// Invalidate ensures that no matching response computed before the call is served.
 func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 	var (
 		errs   []error
@@ -61,20 +61,19 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByTag, What: sweeplog.Exact(tag), Soft: match.Soft})
 	}
 	if match.All {
-		// The prefix of all keys: processes of an earlier version know it too.
+		// The prefix of all keys. Processes of an earlier version know it too.
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByPrefix, Soft: match.Soft})
 	}
 	errs = append(errs, m.cache.Invalidate(ctx, gone)...)
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)
 }
 
-// changedBy returns the URLs that an unsafe request for t has changed.
 func (m *Middleware) changedBy(t target, status int, h http.Header) httpcache.Changed {
 	return httpcache.ChangedBy(t.url, status, h, m.options.InvalidateLocations)
 }
 
-// invalidateChanged invalidates what an unsafe request has changed, also for a client that
-// has left. It reports whether it has dropped the responses.
+// invalidateChanged invalidates the URLs of an unsafe request, also if its client has left. It
+// reports whether it dropped responses.
 func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed) (dropped bool) {
 	if len(c.URLs) == 0 || m.options.Unsafe == UnsafeNothing {
 		return false
@@ -100,14 +99,13 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
-// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
-// make must not have the log forget, which invalidates everything.
+// maxSoftUnsafe is the invalidations a minute up to which unsafe requests write to the log: a tenth of
+// its sweeps. Any client can send them, and must not make the log forget, which invalidates everything.
 const maxSoftUnsafe = sweeplog.MaxSweeps / 10
 
-// softly takes a place for an unsafe request's invalidation in the log. It returns false if
-// the log has no room, or if a line may be lost: without a Locker that answers, two
-// processes may write at one moment, and one writes over the other's line.
+// softly takes a place for an unsafe request's invalidation in the log. The result is false if the
+// log has no room, or if a line may be lost: without a Locker that answers, two processes may write
+// at the same moment, and one overwrites the other's line.
 func (m *Middleware) softly() bool {
 	if !m.cache.LogKeepsLines() || !m.soft.TryAcquire(1) {
 		return false
@@ -119,15 +117,13 @@ func (m *Middleware) softly() bool {
 	return true
 }
 
-// Traits returns a function that returns the traits of a response for sweeps. fields are the
-// names, in canonical form, of the fields with tags.
+// Traits returns a function of a response's traits. fields are the canonical names of tag fields.
 func Traits(fields []string) func(*Response) (tags []string, varies bool) {
 	return func(r *Response) ([]string, bool) { return r.traits(fields) }
 }
 
-// traits are the traits of a response for sweeps. One that is still being
-// written and has turned out to be a variant has the variant's: who reads it
-// gets that.
+// traits are the traits of a response for sweeps. A response in progress that has turned out to be a
+// variant has the variant's traits, because its readers get the variant.
 func (r *Response) traits(fields []string) (tags []string, varies bool) {
 	if v := r.content(); v != r {
 		return v.tags(fields), false

@@ -21,20 +21,18 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file answers a request that waits: with a response that is still being written, or because
-// there is none.
+// This file answers a request that waits: with a response in progress, or with an error.
 
-// A liveOutcome is what came of the try to answer with a response that is being
-// written.
+// A liveOutcome is the outcome of a reply with a response in progress.
 type liveOutcome uint8
 
 const (
 	liveDone   liveOutcome = iota // answered
-	liveOther                     // it is another variant; the served response tells the names
+	liveOther                     // the response is another variant; the signpost has the names
 	liveBroken                    // it broke off before this client had any of it
 )
 
-// A reading is what one client gets of a response that is being written.
+// A reading is one client's share of a response in progress.
 type reading struct {
 	*query
 	call   *call
@@ -45,8 +43,7 @@ type reading struct {
 	own    bool    // the handler runs for this client's request
 }
 
-// replyLive answers with a response that is being written, if that is this
-// request's and not another variant.
+// replyLive answers with a response in progress, unless it is another variant.
 func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	res := s.Item.Value
 	excluded := q.excludedFrom(key)
@@ -64,7 +61,7 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 		return liveDone
 	}
 	body, ok := r.live.reader(&c.place)
-	s.Live.Left() // behind reader: the body waits for that before it drops its start
+	s.Live.Left() // after reader: the body waits for Left before dropping the start
 	if r.landsOnError() {
 		if spare := q.spared(key); spare != nil {
 			if ok {
@@ -86,14 +83,14 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	return liveDone
 }
 
-// landsOnError waits for the end of the flight if the response is an error in whose place the client
-// would take something stale: that tells what is left of a stale copy. It returns false if the
-// response is no such error, or is no answer in the end.
+// landsOnError waits for the flight's end if the client would take a stale response in place of
+// this error: only the end decides about the stale copy. False: there is no such error, or no
+// answer in the end.
 func (r *reading) landsOnError() bool {
 	return r.directives.StaleIfError.Set && httpcache.IsServerError(r.res.status) && r.m.cache.Landing(r.r.Context(), r.key, r.answer.Item) == nil
 }
 
-// refusal answers a client that the response is not for, nil if it is.
+// refusal returns the reply to a client outside the response's audience, nil to a client inside.
 func (r *reading) refusal(excluded bool) (reply func()) {
 	switch {
 	case !r.live.admits(&r.call.place):
@@ -113,7 +110,7 @@ func (r *reading) refusal(excluded bool) (reply func()) {
 	return nil
 }
 
-// replyFailed answers where the handler has failed before it has written a header.
+// replyFailed answers if the handler has failed before its header.
 func (r *reading) replyFailed() {
 	spare, err := r.res.instead, r.live.failure
 	if spare == nil || !r.mayHave(spare.Value) {
@@ -125,8 +122,7 @@ func (r *reading) replyFailed() {
 	r.replySpare(r.key, spare, status)
 }
 
-// write answers with the response, whose body is being written, or with that part of
-// it, or that word about it, that the request asks for.
+// write answers with the response, with the requested range, or with 304.
 func (r *reading) write(body *spool.Reader) {
 	if r.own {
 		r.call.settleAside() // interim responses come before the response
@@ -153,20 +149,19 @@ func (r *reading) write(body *spool.Reader) {
 	r.replyWhole(body, header, age, status)
 }
 
-// unmodified reports whether the client has the response already.
+// unmodified reports whether the client already has the response.
 func (r *reading) unmodified(header http.Header) bool {
 	s := r.live
-	// The time at which it came is the date of a stored one only (RFC 9111 section
-	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
+	// Only a stored response may use its reception as its date (RFC 9111 section 4.3.2). Otherwise
+	// a response without a date is modified (RFC 9110 section 13.1.3).
 	dated := s.shared() || r.r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
 	return (s.shared() || r.own) && dated && httpcache.NotModified(r.r.Method, r.r.Header, r.res.status, header.Values, s.decidedAt)
 }
 
-// replyNotModified answers a client that has the response already.
 func (r *reading) replyNotModified(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {
 	word, h := stored{m: r.m, header: header, guessed: r.res.guessed, age: age}.notModified(), r.w.Header()
 	word.setHeader(h, status)
-	if !r.live.shared() { // it is the handler's own answer, with its Age or none
+	if !r.live.shared() { // the handler's own answer, with or without its Age
 		h["Age"] = header["Age"]
 	}
 	send(r.w, r.r, word.status, word.body)
@@ -175,7 +170,7 @@ func (r *reading) replyNotModified(body *spool.Reader, header http.Header, age t
 	}
 }
 
-// replyWhole answers with the response, or with one range of it where nothing of it is stored.
+// replyWhole answers with the response, or with one range if the cache does not store it.
 func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {
 	s, h := r.live, r.w.Header()
 	copyHeader(h, header, r.res.guessed)
@@ -187,8 +182,8 @@ func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Du
 		h.Set("Content-Length", strconv.FormatInt(s.announced, 10))
 	}
 	if !status.Stored && code == http.StatusOK {
-		// There will be no whole to take a range from. To ask the handler again would be a
-		// second run, and a link that holds once would be gone.
+		// There will be no whole body to take a range from. A second request would run the handler
+		// again, and a link that is valid once would be used up.
 		if first, length, ok := httpcache.SingleRange(r.r, header, s.announced); ok {
 			code = http.StatusPartialContent
 			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, s.announced))
@@ -211,13 +206,12 @@ func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Du
 	}
 }
 
-// A delivery is the way of a growing body to its client.
+// A delivery carries a growing body to its client.
 type delivery struct {
 	w     io.Writer
 	flush func() error
 }
 
-// delivery is the way of what body reads to the client.
 func (r *reading) delivery(body *spool.Reader) delivery {
 	flush := flusher(r.w)
 	if r.live.audience == audience.Owner {
@@ -228,10 +222,10 @@ func (r *reading) delivery(body *spool.Reader) delivery {
 	return delivery{p, func() error { return p.within(flush) }}
 }
 
-// errPartSent ends the copy of a body of which the client has had its part.
+// errPartSent ends the copy of a body when the client has its range.
 var errPartSent = errors.New("bellwether: part sent")
 
-// A partWriter passes one part of what is written to it on.
+// A partWriter passes on a part of the written bytes.
 type partWriter struct {
 	w          io.Writer
 	skip, left int64
@@ -254,13 +248,12 @@ func (p *partWriter) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// unsent is the way of a body of which the client gets nothing but the header.
+// unsent is the delivery of a body to a client that gets the header alone.
 func (q *query) unsent() delivery {
 	return delivery{&partWriter{io.Discard, 0, maxUnsent}, flusher(q.w)}
 }
 
-// flusher flushes w. A writer that cannot flush sends everything in its own time, which is no
-// reason to break a response off.
+// flusher returns a function that flushes w, if w can. A writer without Flush is no failure.
 func flusher(w http.ResponseWriter) func() error {
 	rc := http.NewResponseController(w)
 	return func() error {
@@ -271,17 +264,15 @@ func flusher(w http.ResponseWriter) func() error {
 	}
 }
 
-// relay sends the body on while it is being written, and the trailers behind it.
-// It does not return if the body breaks off.
+// relay sends the body while it is written, then the trailers. It panics if the body breaks off.
 func (r *reading) relay(body *spool.Reader, to delivery) {
 	_, err := body.CopyTo(r.r.Context(), to.w, to.flush)
 	if errors.Is(err, errPartSent) {
 		return
 	}
 	if err != nil {
-		// Broken off must look broken off: net/http closes the connection, or
-		// resets the stream, without the end that a complete body has. A panic
-		// of the handler's own reaches its own client's server as it was.
+		// The client must see the break: on a panic net/http closes the connection or resets the
+		// stream. The handler's own panic reaches its own client's server unchanged.
 		reset(r.w, r.r)
 		if p, ok := errors.AsType[*fault.PanicError](err); ok && r.own {
 			panic(p.Value)
@@ -289,15 +280,14 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 		panic(http.ErrAbortHandler)
 	}
 	if trailer := r.live.trailerFor(&r.call.place); len(trailer) > 0 {
-		to.flush() // a body sent at once, with its length, has no place behind it
+		to.flush() // a body sent at once with its length has no trailer
 		copyHeader(r.w.Header(), trailer, false)
 		r.m.hidden.Remove(r.w.Header())
 	}
 }
 
-// reset ends the connection of a client of HTTP/1.0 by a reset, if it has no
-// other way to tell a body that broke off from a complete one: to it, the end
-// of the connection is the end of a body without a Content-Length.
+// reset resets the connection of an HTTP/1.0 client without Content-Length, for which a plain end
+// of the connection would be the body's end.
 func reset(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
 		return
@@ -316,15 +306,15 @@ func reset(w http.ResponseWriter, r *http.Request) {
 }
 
 const (
-	waitedTooLong = "waited too long" // MaxWait has run out
-	tooLate       = "timeout"         // RebuildTimeout has
+	waitedTooLong = "waited too long" // MaxWait
+	tooLate       = "timeout"         // RebuildTimeout
 )
 
-// statusOf is the status and the detail for the client of a failed rebuild.
+// statusOf returns the status and the detail for the client of a failed rebuild.
 func statusOf(client context.Context, err error) (code int, detail string) {
 	switch {
 	case client.Err() != nil && errors.Is(err, context.Canceled):
-		// Nobody is there; or the server is being shut down under its clients.
+		// The client has left; or the server is shutting down under its clients.
 		return http.StatusServiceUnavailable, "cancelled"
 	case errors.Is(err, fault.ErrWaitTimeout):
 		return http.StatusServiceUnavailable, waitedTooLong
@@ -338,12 +328,11 @@ func statusOf(client context.Context, err error) (code int, detail string) {
 	return http.StatusBadGateway, "failed"
 }
 
-// replyError answers a request whose rebuild failed, or that waited in vain. s is its
-// answer as far as it has one.
+// replyError answers a request after a failed rebuild or a vain wait. s is the answer so far.
 func (q *query) replyError(c *call, key string, s Answer, err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {
-		status := httpcache.Status{Hit: true} // as far as is known: others may have failed before
+		status := httpcache.Status{Hit: true} // as far as this process knows: others may have failed before
 		if c.began() {
 			status = failedForward(spare, q.m.cache.Now(), err)
 		}
@@ -352,11 +341,11 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	}
 	q.add(observe.Serve{Err: err})
 	p, panicked := errors.AsType[*fault.PanicError](err)
-	if panicked && c.began() && !s.Collapsed { // and not of a later flight, which another has begun
-		panic(p.Value) // to its own client's server, as if nothing stood between
+	if panicked && c.began() && !s.Collapsed { // not of a later flight, which another call has begun
+		panic(p.Value) // to the client's own server, as without a cache
 	}
 	code, detail := http.StatusBadGateway, "failed"
-	if !panicked { // whatever error with
+	if !panicked { // a panic may have any error as its value
 		code, detail = statusOf(r.Context(), err)
 	}
 	switch detail {
@@ -377,9 +366,9 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	replyFailure(w, status, code)
 }
 
-// tooSlow remembers of a key that its rebuild took longer than RebuildTimeout, if it has
-// never had a response for all: its handler may answer whoever waits for longer. They count
-// against PassThrough, since an origin that has become slow must not get them all.
+// tooSlow records that a key's rebuild took longer than RebuildTimeout, if the key never had a
+// response for everyone: its handler may answer a client that waits longer. These requests count
+// against PassThrough, because a slow origin must not get them all.
 func (m *Middleware) tooSlow(key string, failed *Item, err error) {
 	if m.options.PassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
 		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))

@@ -10,9 +10,9 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is a load before its handler runs: what the key has, and what the handler is asked.
+// This file prepares a load: the key's items, and the handler's request.
 
-// A load is one run of the handler for a flight, with what it starts from. It does not change.
+// A load is a run of the handler for a flight, with the initial state. All fields are immutable.
 type load struct {
 	m       *Middleware
 	owner   *call // the call that began the flight
@@ -21,14 +21,13 @@ type load struct {
 	sent    time.Time
 
 	fwd    httpcache.Forward // why the handler is asked
-	before *Item             // the response that the key has, however old; nil if it has none
-	backed bool              // there is something to serve if this fails
-	spare  *Item             // what some clients would rather have than an error; nil if there is nothing
-	asks   *condition        // what the request's conditions ask about; nil if there are none
+	before *Item             // the key's response, however old; nil if there is none
+	backed bool              // if the load fails, there is a response to serve
+	spare  *Item             // the response that some clients prefer to an error; nil if there is none
+	asks   *condition        // the subject of the request's conditions; nil if there are no conditions
 }
 
-// newLoad returns a load that asks without conditions. before is what the key has, nil if it has
-// nothing.
+// newLoad returns a load without conditions. before is the key's item, nil if there is none.
 func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call, before *Item) load {
 	l := load{m: m, owner: c, attempt: a, ctx: ctx, sent: time.Now(), fwd: httpcache.FwdURIMiss}
 	if c.signpost != nil {
@@ -49,30 +48,26 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call, before *It
 	return l
 }
 
-// request is the client's.
 func (l *load) request() httpcache.Request { return l.owner.query.request }
 
-// base is the key of the request's URL.
 func (l *load) base() string { return l.owner.query.target.key }
 
-// servable reports whether the key has a response that may still be served, if only
-// because loads fail.
+// servable reports whether the cache may still serve the key's response, at least when loads fail.
 func (l *load) servable() bool {
 	return l.before != nil && l.m.cache.Now() < max(l.before.StaleUntil, l.before.ErrorUntil)
 }
 
-// sharesByDefault reports whether responses to the key are for all unless they say
-// otherwise: by TTL, or because the key has had a response for all.
+// sharesByDefault: the key's responses are for everyone, by TTL or because one was.
 func (l *load) sharesByDefault() bool { return l.m.options.TTL > 0 || l.before != nil }
 
-// A condition asks a handler whether a stored response still holds.
+// A condition asks a handler whether a stored response is still valid.
 type condition struct {
 	about  *Response
-	header http.Header // of about, which is decoded once
+	header http.Header // about's header, decoded once
 }
 
-// condition returns what a request may ask about res, nil if nothing. A request with
-// credentials asks only about a response that is for it too.
+// condition returns the condition that a request may put on res, nil if there is none. A request
+// with credentials asks only about a response that is also for requests with credentials.
 func (m *Middleware) condition(res *Response, req httpcache.Request) *condition {
 	if res.kind != plain && res.kind != checked {
 		return nil
@@ -87,13 +82,11 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	return &condition{res, h}
 }
 
-// ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
-// back into a pool when the request ends, and gives it to another request while our
-// handler still reads its parameters; and routers go on from where the handler's
-// last run has left it.
+// ownRoute returns ctx with a copy of its chi routing context, if any. chi gives the original to
+// another request when the request ends, and our handler still reads it. And a router continues
+// where the last run left it.
 func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
 
-// withRoute is ctx with a copy of rc, if there is one.
 func withRoute(ctx context.Context, rc *chi.Context) context.Context {
 	if rc != nil {
 		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
@@ -101,21 +94,21 @@ func withRoute(ctx context.Context, rc *chi.Context) context.Context {
 	return ctx
 }
 
-// detach returns a copy of a client's request that outlives it: its context has lost
-// its end but not its values, and it has no body. route is the context's: to ask that is
-// not for who holds a lock, since it may be anybody's code.
+// detach returns a copy of a client's request that outlives the request: its context keeps the
+// values and loses the end, and it has no body. route is the context's routing context. detach does
+// not read it from the context: Value may be user code, and the caller holds a lock.
 func detach(r *http.Request, route *chi.Context) *http.Request {
 	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
 	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
 	d.Trailer, d.GetBody = nil, nil
-	// A middleware before, or Key, may have parsed the query that the client has sent.
+	// An outer middleware, or Key, may have parsed the query that the client has sent.
 	d.Form, d.PostForm, d.MultipartForm = nil, nil, nil
 	return d
 }
 
-// withServer returns ctx with a server, ctx itself if it has one. Where an upstream's body
-// breaks off, ReverseProxy panics only below a server. Elsewhere it returns, and the part
-// of the body would be taken for the whole.
+// withServer returns ctx with a server, ctx itself if it has one. Only below a server ReverseProxy
+// panics on a body that breaks off. Otherwise it returns, and the part of the body would count as
+// the whole.
 func withServer(ctx context.Context) context.Context {
 	if ctx.Value(http.ServerContextKey) != nil {
 		return ctx
@@ -123,36 +116,34 @@ func withServer(ctx context.Context) context.Context {
 	return context.WithValue(ctx, http.ServerContextKey, new(http.Server))
 }
 
-// contentFields are about a request's content, of which the handler gets none.
+// contentFields describe a request's content. The handler's request has no content.
 var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"}
 
-// forEverybody makes of a client's request one for the key's representation: whatever
-// would make the answer that of one client is left out. Each run of the handler has
-// its own, or would find what the routers and middlewares of the run before have left
-// in path, header and route.
+// forEverybody returns the client's request as a request for the key's representation, without the
+// parts that would make the answer one client's. Each run of the handler has its own request:
+// routers and middlewares of an earlier run have changed path, header and route.
 func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
 	ctx = withServer(ownRoute(ctx))
 	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
 		rc.RouteMethod = http.MethodGet
 	}
 	d := r.Clone(ctx)
-	d.Method = http.MethodGet // a HEAD is answered from the GET's response
+	d.Method = http.MethodGet // the GET's response answers a HEAD
 	for _, name := range contentFields {
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
 	m.options.Rules.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
-	// What the key does not tell apart must not reach the handler. net/http leaves a Host
-	// in the header that HTTP/2 has beside ":authority" (RFC 9113 section 8.3.1).
+	// The handler must not see a part of the request that the key leaves out. net/http leaves a
+	// Host in the header beside HTTP/2's ":authority" (RFC 9113 section 8.3.1).
 	delete(d.Header, "Host")
 	httpcache.Normalise(d.Header, m.options.Rules)
 	httpcache.Canonicalise(d)
 	return d
 }
 
-// retarget gives r the host and the query of t: a part of the URL that the key leaves out
-// must not get into the response.
+// retarget gives r the host and query of t: a part outside the key must not get into the response.
 func retarget(r, t *http.Request) {
 	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
 	path, _, _ := strings.Cut(r.RequestURI, "?")

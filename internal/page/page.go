@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Options are those of a Middleware.
+// Options are the settings of a Middleware.
 type Options struct {
-	Shared       bool // the cache has a store, which a fleet may share
-	EarlyRefresh bool // what is fresh is rebuilt early now and then
+	Shared       bool // the cache has a store, and a fleet may share the store
+	EarlyRefresh bool // some requests for a fresh response begin its rebuild early
 
 	TTL            time.Duration
 	ErrorTTL       time.Duration
@@ -27,8 +27,7 @@ type Options struct {
 	PassThrough    int
 	UncacheableTTL time.Duration
 
-	// Key returns the URL that a request is for, and the variant there, or false. Nil: the
-	// request's own.
+	// Key returns a request's URL and variant, or false to bypass the cache. Nil: the request's own URL.
 	Key                     func(r *http.Request) (url, variant string, ok bool)
 	IgnoreRequestDirectives bool
 	HideStatusKey           bool
@@ -36,20 +35,21 @@ type Options struct {
 	InvalidateLocations     bool
 
 	Rules       httpcache.Options
-	Credentials []string // the names of request fields
-	Hidden      []string // the names of response fields
+	Credentials []string // names of request fields
+	Hidden      []string // names of response fields
 }
 
-// An Unsafe is what an unsafe request does to stored responses.
+// An Unsafe is the effect of an unsafe request on stored responses.
 type Unsafe uint8
 
 const (
-	UnsafeDrops   Unsafe = iota // they are dropped
-	UnsafeStales                // they are stale
-	UnsafeNothing               // they stay
+	UnsafeDrops Unsafe = iota
+	UnsafeStales
+	UnsafeNothing
 )
 
-// A Middleware caches the responses of the handlers that it wraps. It is safe for concurrent use.
+// A Middleware caches the responses of the handlers that it wraps. All methods are safe for
+// concurrent use.
 type Middleware struct {
 	cache     Cache
 	options   Options
@@ -57,14 +57,13 @@ type Middleware struct {
 	through   *semaphore.Weighted // PassThrough
 	streams   *semaphore.Weighted // MaxStreams
 	bypasses  bypasses
-	replacing sync.Map            // the keys whose record is being replaced, see replace
-	drafting  sync.Map            // the keys of which a response to credentials is being kept, see passCredentials
-	soft      *semaphore.Weighted // the soft invalidations that are being written into the log
+	replacing sync.Map            // keys whose record a goroutine replaces, see replace
+	drafting  sync.Map            // keys with a response to credentials that a request keeps, see passDrafting
+	soft      *semaphore.Weighted // soft invalidations on their way into the log
 	bodies    bodies              // MaxHeld
 }
 
-// maxSoftWrites is how many soft invalidations are on their way into the log at a time. The
-// count of the last minute does not know them yet.
+// maxSoftWrites is the most soft invalidations on their way into the log, not yet in the sweep count.
 const maxSoftWrites = 4
 
 // New returns the HTTP face of a cache.

@@ -13,11 +13,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is what goes past the cache, to the handler with the client's own
-// ResponseWriter or a look through it, and what the cache learns on the way.
+// This file has the requests that bypass the cache: the handler gets the client's own
+// ResponseWriter or a watchedWriter, and the cache learns from the response.
 
-// passReal hands the request to the handler, with the real ResponseWriter. So our word
-// about it is there before the handler's. With HiddenFields it is pass.
+// passReal hands the request to the handler with the real ResponseWriter, so Cache-Status has our
+// member before the handler's. With HiddenFields it is pass.
 func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	if len(m.hidden) > 0 {
 		m.pass(w, r, next, why)
@@ -27,7 +27,6 @@ func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.
 	next.ServeHTTP(w, r)
 }
 
-// pass hands the request to the handler.
 func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	u.before = func(int) { why.AppendTo(w.Header()) }
@@ -39,7 +38,7 @@ func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Hand
 	u.run(func() { next.ServeHTTP(u, r) })
 }
 
-// pass hands the request to the handler, as the last resort, unless it wants none.
+// pass hands the request to the handler as the last resort, unless the request has only-if-cached.
 func (q *query) pass(why httpcache.Status) {
 	if q.directives.OnlyIfCached {
 		q.notCached()
@@ -49,8 +48,8 @@ func (q *query) pass(why httpcache.Status) {
 	q.m.pass(q.w, q.r, q.next, why)
 }
 
-// passUncacheable hands the request to the handler because the last response to
-// its key was not for sharing. One that is ends that.
+// passUncacheable hands the request to the handler after an unshareable response. A shareable one
+// ends that.
 func (q *query) passUncacheable(key string, it *Item) {
 	q.bypassed()
 	reason := it.Value.reason
@@ -94,21 +93,20 @@ func (q *query) passUncacheable(key string, it *Item) {
 	}
 }
 
-// fits reports whether a response says that it is not too large to be stored.
+// fits reports whether a response announces a length that can be stored.
 func (m *Middleware) fits(h http.Header) bool {
 	n, ok := contentLength(h)
 	return ok && n <= m.options.MaxBody
 }
 
-// passChecked asks the handler, with the stored validators in the place of the
-// request's own conditions, and answers with what is stored if that still holds.
-// Each request asks for itself: what the handler says to one is not said to
-// another.
+// passChecked asks the handler with the stored validators in place of the request's own conditions.
+// If the stored response is still valid, it is the answer. Each request asks for itself: the handler's
+// answer to one client is not for another.
 func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
 	kept := it.Value
 	stale := kept.head()
-	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
+	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may be asked a second time
 	if !httpcache.ValidatedFor(q.request, stale, q.m.options.Rules) || !httpcache.SetConditions(r.Header, stale) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
@@ -124,8 +122,7 @@ func (q *query) passChecked(key string, it *Item) {
 		case j.Shared:
 			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
-			// Something else by now. What changes from one request to the next
-			// is not worth keeping, and the next flight will see.
+			// A response that changes with each request is not worth keeping. The next flight will see.
 			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(sent)))
 		}
 		status.FwdStatus = code
@@ -153,12 +150,12 @@ func (q *query) passChecked(key string, it *Item) {
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
 }
 
-// passUnsafe hands a request that may change things to the handler, and invalidates
-// what it has made out of date (RFC 9111 section 4.4) before its client hears of
-// the success: a request that the client makes after that sees the change.
+// passUnsafe hands an unsafe request to the handler. It invalidates the responses that the request
+// has made out of date (RFC 9111 section 4.4) before the client can see the success: the client's
+// next request sees the change.
 //
-// As late as that, since a transaction around the handler may be committed when it
-// has returned; and then in any case, as what others have read before is old.
+// A transaction around the handler may commit only when the handler has returned. So the invalidation
+// runs again at the end, even after an early one: other clients may have read old data in between.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect {
 		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
@@ -166,7 +163,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	}
 	t, ok := m.target(r)
 	if !ok {
-		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod}) // it has changed nothing that is kept
+		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod}) // no key: it has changed no kept response
 		return
 	}
 	if r.Method == http.MethodPost && !m.options.Shared && !m.forbids(w.Header()) {
@@ -183,10 +180,9 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	u.run(func() { next.ServeHTTP(u, r) })
 }
 
-// passPost is passUnsafe for a POST whose response may say that it is that of
-// the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
-// request for the key came in between. Another process's cannot be seen, so
-// where a fleet shares a store, no such response is kept.
+// passPost is passUnsafe for a POST whose response may be the response to the next GET (RFC 9110
+// section 9.3.3). The cache keeps it only if no other unsafe request for the key came in between.
+// Other processes' requests are invisible, so a cache with a shared store keeps no such response.
 func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, t target) {
 	witness := m.cache.Witness(t.key)
 	defer witness.End()
@@ -207,8 +203,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
 		j := httpcache.Judge(m.request(r, t, m.directives(r)), status, own, sent, now, m.options.Rules)
-		// As in decide; and what a GET would not be asked with, nobody is given. By the
-		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
+		// As in decide. Also, a GET of the cache would have sent the same fields. The whole header
+		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
 			u.keepAs(status, own, j, now)
 		}
@@ -220,14 +216,13 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	}
 }
 
-// passCredentials hands a request with credentials to the handler, unless it is known that
-// responses under the key are for all clients. It reports whether it has. Until that is
-// known, such requests neither wait for others nor keep others waiting: what the handler
-// answers to one user may be slow, and for nobody else.
+// passCredentials hands a request with credentials to the handler, unless the key's responses are
+// known to be for everyone. It reports whether it has. Until then such requests neither wait for
+// others nor make others wait: one user's answer may be slow, and for that user alone.
 //
-// The first response that is for all is kept on its way, if a request without
-// credentials would have got the same, there is nothing that it would take the place of, and
-// it is small: it is held in memory for as long as its client takes.
+// The first response for everyone is kept on its way under three conditions: a request without
+// credentials would have got the same response, the response displaces nothing, and it is small,
+// because it stays in memory as long as its client reads.
 func (q *query) passCredentials(key string) bool {
 	m := q.m
 	switch m.learntAuthorized(key) {
@@ -243,9 +238,9 @@ func (q *query) passCredentials(key string) bool {
 	switch {
 	case it == nil:
 	case !it.Held && it.BackingOff(m.cache.Now()):
-		return false // it has failed, and nobody is to try again yet
+		return false // the key has failed, and no retry is due yet
 	case it.Held && (it.Value.kind != plain || q.mayHave(it.Value)):
-		return false // that tells where to go, or that it is for all
+		return false // the value leads to the response, or is for everyone
 	}
 	if q.directives.OnlyIfCached || q.r.Method != http.MethodGet {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
@@ -256,7 +251,7 @@ func (q *query) passCredentials(key string) bool {
 }
 
 // passDrafting hands a request with credentials to the handler, and learns from the response
-// whether those under the key are for all. The first one that is for all is kept.
+// whether the key's responses are for everyone. The first response for everyone is kept.
 func (q *query) passDrafting(key string, apart Apart, first bool) {
 	m := q.m
 	q.bypassed()
@@ -292,23 +287,23 @@ func (q *query) passDrafting(key string, apart Apart, first bool) {
 	u.runBelowServer(q.next)
 	u.finish()
 	if shared {
-		m.learnAuthorized(key, true) // not before it is there: who comes meanwhile would have it made again
+		m.learnAuthorized(key, true) // after the response is kept: an earlier mark would let other requests make it again
 	}
 }
 
-// plainRequest reports whether nothing in a request that goes past the cache may make its
-// response another than the one that the cache would ask the handler for, see detach and decide.
+// plainRequest reports whether a bypassing request is the same as the cache's own request to the
+// handler, as far as the response can depend on it, see detach and decide.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, ok := httpcache.CanonicalHost(t.url.Host)
 	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&
 		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.header) == len(r.Header)
 }
 
-// bypass hands a request to the handler that is not to be answered from the cache, for that
-// reason. It returns false if the request is to get what the cache has all the same.
+// bypass hands a request to the handler that must not be answered from the cache, because of
+// reason. The result is false if the request gets the cached response all the same.
 //
-// For a page that may be served, few such requests run at a time. The others get the
-// page; a request with a body, which that may not be the answer to, is to come again.
+// For a servable page, only a few such requests run at a time. The other requests get the page. A
+// request with a body gets a 503, because the page may not be its answer.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	endless := reason == reasonUpgrade || reason == reasonEventStream
@@ -341,16 +336,15 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	u.before = func(status int) {
 		why.AppendTo(w.Header())
 		if status == http.StatusSwitchingProtocols || isEventStream(w.Header()) {
-			end() // granted, and it may take as long as it likes
+			end() // granted: from now on it may last
 		}
 	}
 	u.run(func() { next.ServeHTTP(u, r) })
 	return true
 }
 
-// servable reports whether there is a response for what is asked for that may be served,
-// as far as the near tier knows, and else the store. Whether it still holds is no matter:
-// whoever is not let past it asks again.
+// servable reports whether the near tier, or else the store, has a servable response for the target,
+// without regard to the log of sweeps: a refused request asks again.
 func (m *Middleware) servable(ctx context.Context, t target) bool {
 	key := t.key
 	for range maxHops {

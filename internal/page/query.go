@@ -12,9 +12,9 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is a request on its way through the cache, and what it may be answered with.
+// This file is a request on the way through the cache, with the conditions on the answer.
 
-// A query is one request on its way through the cache.
+// A query is a request on its way through the cache.
 type query struct {
 	m          *Middleware
 	w          http.ResponseWriter
@@ -26,15 +26,15 @@ type query struct {
 	request    httpcache.Request
 	// needsVariant is Middleware.needsVariant of the request.
 	needsVariant bool
-	asked        *refresh       // whose request it is, nil if it is a client's
-	told         *observe.Serve // what those who watch are told, nil if nobody does
-	latest       *place         // of those of its calls that wait for the handler, nil before the first
-	// budget is for all its way: the flight of a page's names may have waited for a
-	// store that the variant's is not to wait for again. It is nil before the first wait.
+	asked        *refresh       // the refresh that the request belongs to, nil for a client's request
+	told         *observe.Serve // the report to observers, nil without observers
+	latest       *place         // of the calls that wait for the handler, nil before the first
+	// budget is for the whole query: if the flight of the signpost has waited for a store, the
+	// variant's flight must not wait again. Nil before the first wait.
 	budget *gate.Budget
 }
 
-// want is what the request asks of an answer under key; nothing is the usual case.
+// want returns the request's conditions on an answer under key. The usual request has none.
 func (q *query) want(key string) Want {
 	d := q.directives
 	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
@@ -52,10 +52,10 @@ func (q *query) want(key string) Want {
 		}
 		res := it.Value
 		if v := res.content(); v != res && q.selects(res.vary) {
-			res = v // still being written, and found with what it varies by
+			res = v // still written, and published with its signpost
 		}
 		if res.kind != plain {
-			return true // it says where to go, and no more
+			return true // it only leads to the response
 		}
 		if !q.mayHave(res) {
 			return false
@@ -65,28 +65,25 @@ func (q *query) want(key string) Want {
 	return w
 }
 
-// mayHave reports whether a stored response may answer the request: with credentials only
-// one that is for all (RFC 9111 section 3.5), also in the place of an error.
+// mayHave reports whether a stored response may answer the request. A request with credentials gets
+// only a response for everyone (RFC 9111 section 3.5), also in place of an error.
 func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.forAll }
 
-// excludedFrom reports whether no response that is kept under the key is for the request,
-// see needsVariant.
+// excludedFrom reports whether no response under the key is for the request, see needsVariant.
 func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
 
-// selects reports whether the request asks for the variant whose response has made the
-// signpost, and is still being written.
+// selects reports whether the request asks for the variant that made the signpost, and is still written.
 func (q *query) selects(signpost *variance) bool {
 	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
 }
 
-// client is equal for requests with the same Cookie and credentials: the response to one of
-// them could be the response to another.
+// client is equal for requests with the same Cookie and credentials, which could share a response.
 func (q *query) client() string {
 	if !q.request.Credentials {
 		return strings.Join(q.r.Header["Cookie"], "; ")
 	}
 	var b strings.Builder
-	b.WriteByte(0) // which no Cookie has
+	b.WriteByte(0) // no Cookie contains a zero byte
 	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
 	for _, name := range q.m.options.Credentials {
 		fmt.Fprintf(&b, "%q", q.r.Header[name])
@@ -97,20 +94,19 @@ func (q *query) client() string {
 	return b.String()
 }
 
-// reuse reports whether RFC 9111 lets res, the response of it, answer a request.
+// reuse reports whether RFC 9111 lets res, the item's response, answer a request.
 func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) bool {
 	f := res.freshness
-	if s := res.live; s != nil { // it is still being written, and the item's life has not begun
+	if s := res.live; s != nil { // still written: the item's life has not begun
 		return f.Reuse(s.age+time.Since(s.decidedAt), d)
 	}
-	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
+	// The item's windows: the response does not know a jitter or a sweep, nor windows from a store.
 	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil
 	return f.Reuse(now-it.Born, d)
 }
 
-// spared returns what the request takes in the place of an error by its own
-// stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
-// in this process that may be served so.
+// spared returns the stale item that the request takes in place of an error by its own
+// stale-if-error (RFC 5861 section 4). Nil: the request takes none, or this process has none.
 func (q *query) spared(key string) *Item {
 	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
 		return nil
@@ -132,9 +128,8 @@ func (q *query) spared(key string) *Item {
 	return it
 }
 
-// fallback is the response under a key beside errors: it, or what it, an error, has
-// taken the place of; nil if there is none. What an error stands in front of was not
-// held against the log meanwhile.
+// fallback returns the response behind errors: the item, or the item that this error has displaced.
+// Nil if there is none. The displaced item has missed the sweeps of the meantime.
 func (m *Middleware) fallback(key string, it *Item) *Item {
 	switch {
 	case it == nil || it.Kind != driver.KindValue:
@@ -145,9 +140,8 @@ func (m *Middleware) fallback(key string, it *Item) *Item {
 	return m.cache.Spare(key, it.Value.instead)
 }
 
-// add adds one of its calls to the request's. A request may go through several calls: for what
-// it varies by, and for the variant. It is told of once. Of the ways, the one that took most is
-// the request's.
+// add adds one call to the request's report. A request may take several calls: for the signpost,
+// and for the variant. Its way is the most expensive way of a call.
 func (q *query) add(s observe.Serve) {
 	if q.told != nil {
 		q.told.Way, q.told.Err = max(q.told.Way, s.Way), s.Err
@@ -155,8 +149,7 @@ func (q *query) add(s observe.Serve) {
 	}
 }
 
-// bypassed is add for a request that is answered by the handler, for itself.
+// bypassed is add for a request that the handler answers for itself.
 func (q *query) bypassed() { q.add(observe.Serve{Way: observe.WayBypass}) }
 
-// tell tells of the request's end.
 func (q *query) tell() { q.m.cache.Tell(q.r.Context(), *q.told) }

@@ -9,59 +9,51 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is what is remembered of a key, and for how long: its response, and what its
-// responses have said about its next ones.
+// This file decides how long the cache remembers a key's response, and the record of its last ones.
 
-// varyingTTL is how long it is remembered by which fields a key varies. It is
-// long because nothing goes wrong when it is out of date: a handler that names
-// others is heard when the next variant is rebuilt.
+// varyingTTL is the life of a signpost. An outdated one is harmless: the next variant brings new names.
 const varyingTTL = 24 * time.Hour
 
-// keepFor is how long a response that has a validator is kept for the next
-// rebuild to ask whether it still holds. Where there is no store, one without is
-// kept as long, for requests that take it stale, unless the near tier needs the
-// room.
+// keepFor is how long a response with a validator is kept for validation by the next rebuild.
+// Without a store, a response without a validator is kept as long for requests with max-stale, unless
+// it is a server error or forbids stale answers, or the near tier needs the room.
 const keepFor = time.Hour
 
-// lifeOf is how long a response of that header and age is kept, and served.
+// lifeOf returns the windows of a response with that header and age.
 func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {
 	f := items.Windows{
 		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
 	}
-	// Where a fleet shares a store, what was never to be served from it is not
-	// kept there for its validator alone: the processes that wait for it would
-	// find it, could not use it, and would take turns.
+	// A shared store keeps no response for its validator alone if it was never to be served: the
+	// waiting processes would find it, could not use it, and would take turns.
 	served := items.NewLifetime(0, f)
 	switch shared := m.options.Shared; {
 	case shared && served.End() <= 0:
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
 		f.Keep = keepFor
 	default:
-		// The next response may be an error, or for one client: sharesByDefault and
-		// provesUncacheable judge it by this one.
+		// The next response may be an error or private: sharesByDefault and provesUncacheable need
+		// this one.
 		f.Keep = m.options.UncacheableTTL
 	}
 	return f
 }
 
-// uncacheableFor is how long it is remembered that a key's response was not for sharing,
-// which took so long: at least until the next response can say so.
+// uncacheableFor is the life of an unshareable response's record, until the next response at least.
 func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
 	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
 }
 
-// authorizedKey is where it is written, in this process alone, what is known of
-// a key's responses to requests with Authorization.
+// authorizedKey is the near tier's key for learnAuthorized.
 func authorizedKey(key string) string { return key + "\x00\x00authorization" }
 
-// tellsAudience reports whether a response of that status tells for whom a key's responses
-// are. An error is about the client, and a part or a 304 about what the client has asked.
+// tellsAudience reports whether a response with that status proves the audience of a key's
+// responses. An error is about the client, and a part or a 304 about the request.
 func tellsAudience(status int) bool {
 	return status < 400 && status != http.StatusPartialContent && status != http.StatusNotModified
 }
 
-// learnAuthorized remembers whether a response to a request with Authorization
-// was for all.
+// learnAuthorized remembers whether a response to a request with Authorization was for everyone.
 func (m *Middleware) learnAuthorized(key string, shared bool) {
 	if shared {
 		m.cache.Remember(authorizedKey(key), &Response{kind: open}, items.Windows{TTL: varyingTTL})
@@ -70,8 +62,7 @@ func (m *Middleware) learnAuthorized(key string, shared bool) {
 	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable}, items.Windows{TTL: m.options.UncacheableTTL})
 }
 
-// learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
-// or plain if it is not known.
+// learntAuthorized returns what learnAuthorized remembers: open, uncacheable, or plain for nothing.
 func (m *Middleware) learntAuthorized(key string) responseKind {
 	if it, now := m.cache.Near(authorizedKey(key)); it != nil && now < it.FreshUntil {
 		return it.Value.kind
@@ -79,8 +70,7 @@ func (m *Middleware) learntAuthorized(key string) responseKind {
 	return plain
 }
 
-// replace puts res in the place of old, behind the client's back: it does not wait
-// for the store. Of a herd whose responses all say the same, one does so.
+// replace puts res in the place of old in the background, once for a herd with equal responses.
 func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windows) {
 	if !m.cache.HoldsNear(key, old) {
 		return
@@ -91,9 +81,7 @@ func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windo
 	m.cache.Replace(key, old, res, f, func() { m.replacing.Delete(key) })
 }
 
-// prolong says once more that a key's responses are not for sharing, before that is
-// forgotten: where such responses go on, nobody queues to find that out. The present
-// response took so long.
+// prolong renews the record of unshareable responses in time, so no request queues to find out.
 func (m *Middleware) prolong(key string, it *Item, reason string, took time.Duration) {
 	if took > m.options.RebuildTimeout {
 		reason = reasonSlow
@@ -104,5 +92,5 @@ func (m *Middleware) prolong(key string, it *Item, reason string, took time.Dura
 	}
 }
 
-// reasonSlow is why a page goes past the cache that takes longer than RebuildTimeout.
+// reasonSlow is the detail for a page that takes longer than RebuildTimeout.
 const reasonSlow = "slow"

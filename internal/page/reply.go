@@ -13,11 +13,9 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the replies to a query: what is stored, whole or in parts, something stale in the
-// place of an error, and the cache's own refusals.
+// This file replies to a query: with a stored response, a stale one, or the cache's own refusal.
 
-// reply answers with a complete response: from the near tier, or from a flight
-// that has ended.
+// reply answers with a complete response: from the near tier, or from an ended flight.
 func (q *query) reply(key string, s Answer) {
 	res, now := s.Item.Value, q.m.cache.Now()
 	q.add(observe.Serve{Way: s.Item.Way(now)})
@@ -38,7 +36,7 @@ func (q *query) reply(key string, s Answer) {
 	writeStored(q.w, q.r, q.m.storedOf(key, s.Item, now), status)
 }
 
-// statusKey is the key as Cache-Status tells it, if it does.
+// statusKey is the key in Cache-Status, empty with HideStatusKey.
 func (m *Middleware) statusKey(key string) string {
 	if m.options.HideStatusKey {
 		return ""
@@ -46,18 +44,15 @@ func (m *Middleware) statusKey(key string) string {
 	return key
 }
 
-// loadedHere reports whether the answer, or its failure, is of a load here: it was
-// not found in the store, and not refused.
+// loadedHere reports whether the answer or its failure comes from a load in this process.
 func loadedHere(s Answer) bool {
 	return s.Flown && s.Item.Made > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
 }
 
-// staleIfError is the detail where something stale is served in the place of an
-// error (RFC 5861 section 4).
+// staleIfError is the detail of a stale response in place of an error (RFC 5861 section 4).
 const staleIfError = "stale-if-error"
 
-// replySpare answers with something stale in the place of an error. status tells of
-// the way to the error.
+// replySpare answers with a stale response in place of an error, to which status describes the way.
 func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
 	q.add(observe.Serve{Way: observe.WayStale})
 	q.m.cache.CountStale()
@@ -66,19 +61,17 @@ func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
 	writeStored(q.w, q.r, q.m.storedOf(key, it, now), status)
 }
 
-// notCached ends a request for what is stored alone (RFC 9111 section 5.2.1.7).
+// notCached ends a request that accepts only a stored response (RFC 9111 section 5.2.1.7).
 func (q *query) notCached() {
 	q.add(observe.Serve{Way: observe.WayMiss})
 	replyNotCached(q.w)
 }
 
-// replyNotCached answers a request that wants no other answer than a stored one.
 func replyNotCached(w http.ResponseWriter) {
 	replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
 }
 
-// replyFailure answers with an error of the cache's own, which nobody is to keep. A client
-// that finds no room may come again in a second.
+// replyFailure answers with the cache's own error and no-store, and with Retry-After: 1 for a 503.
 func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
 	retry := time.Duration(0)
 	if code == http.StatusServiceUnavailable {
@@ -87,19 +80,17 @@ func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
 	replyRetry(w, status, code, retry)
 }
 
-// replyRetry is replyFailure for a client that is to come again after some time; 0: it is not
-// known when.
+// replyRetry is replyFailure with a time after which the client may come again. Zero: unknown.
 func replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
 	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
-	if retry > 0 { // in whole seconds (RFC 9110 section 10.2.3), and not before it is time
+	if retry > 0 { // whole seconds, rounded up (RFC 9110 section 10.2.3)
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((retry+time.Second-1)/time.Second), 10))
 	}
 	http.Error(w, http.StatusText(code), code)
 }
 
-// failedForward is the word about a request that has gone to the handler although
-// it was stored, and that failed with err.
+// failedForward is the status of a request that failed with err although the response was stored.
 func failedForward(it *Item, now instant, err error) httpcache.Status {
 	status := httpcache.Status{Fwd: forwardDespite(it, now)}
 	if e, ok := errors.AsType[serverError](err); ok {
@@ -108,35 +99,33 @@ func failedForward(it *Item, now instant, err error) httpcache.Status {
 	return status
 }
 
-// A stored response is what a reply is made of.
+// A stored response is the source of a reply.
 type stored struct {
 	m        *Middleware
 	key      string
 	status   int
 	header   http.Header
-	guessed  bool // its Content-Type is
+	guessed  bool // its Content-Type is a guess
 	body     spool.Body
 	age      time.Duration
 	received time.Time
 }
 
-// storedOf is the response of a complete item.
 func (m *Middleware) storedOf(key string, it *Item, now instant) stored {
 	age := now - it.Born
 	return stored{m, key, it.Value.status, it.Value.head(), it.Value.guessed, it.Value.body, age, time.Now().Add(-age)}
 }
 
-// hitStatus is the word about a reply that needed no other than the item.
 func hitStatus(it *Item, now instant) httpcache.Status {
 	return httpcache.Status{Hit: true, TTL: ttl(it, now)}
 }
 
-// ttl is how much longer the item is fresh, as Cache-Status has it.
+// ttl is the rest of the item's freshness, for Cache-Status.
 func ttl(it *Item, now instant) httpcache.Delta {
 	return httpcache.Delta{Set: true, Duration: it.FreshUntil - now}
 }
 
-// notModified is the reply to who has s already.
+// notModified is the reply to a client that already has s.
 func (s stored) notModified() stored {
 	h, tagged := maps.Clone(s.header), s.header.Get("ETag") != ""
 	maps.DeleteFunc(h, func(name string, _ []string) bool { return !httpcache.InNotModified(name, tagged) })
@@ -144,7 +133,6 @@ func (s stored) notModified() stored {
 	return s
 }
 
-// setHeader makes h the header of a reply with the whole of s.
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header, s.guessed)
 	s.m.hidden.Remove(h)
@@ -158,7 +146,6 @@ func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	}
 }
 
-// write answers the request with the whole of s.
 func (s stored) write(w http.ResponseWriter, r *http.Request, status httpcache.Status) {
 	s.setHeader(w.Header(), status)
 	if s.body.Len() <= smallBody || r.Method == http.MethodHead {
@@ -168,16 +155,15 @@ func (s stored) write(w http.ResponseWriter, r *http.Request, status httpcache.S
 	w.WriteHeader(s.status)
 	p, end := s.pacedTo(w)
 	defer end()
-	s.body.WriteTo(p) // an error is the client's end, or that of our patience: the server sees that more was to come
+	s.body.WriteTo(p) // on an error the client is gone or too slow: the server sees that the body is short
 }
 
-// pacedTo is what sends a large body, or parts of it, to a client.
 func (s stored) pacedTo(w http.ResponseWriter) (p *pacedWriter, end func()) {
 	p = paced(w, storedParts, nil)
 	return p, s.m.bodies.send(s.key, s.body, p)
 }
 
-// send sends what comes behind a header that is set, at one go.
+// send sends the status and the body at once, behind a header that is set.
 func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 	w.WriteHeader(status)
 	if r.Method != http.MethodHead {
@@ -185,17 +171,16 @@ func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 	}
 }
 
-// writeStored answers the request with s, or with that part of it, or that word
-// about it, that the request asks for.
+// writeStored answers the request with s, with the requested ranges, or with 304.
 func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):
 		s.notModified().write(w, r, status)
 	case s.status == http.StatusOK && len(s.body) > 0 && r.Method == http.MethodGet && httpcache.AsksForRanges(r):
-		// net/http's own ranges, multipart and If-Range included. What is empty has none.
+		// net/http serves the ranges, with multipart and If-Range. An empty body has no ranges.
 		h := w.Header()
 		s.setHeader(h, status)
-		h.Del("Content-Length") // what is sent may be less, or nothing
+		h.Del("Content-Length") // the reply may be shorter, or empty
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
 		p, end := s.pacedTo(w)
 		defer end()
@@ -205,7 +190,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 	}
 }
 
-// forwardDespite is why the handler is asked although it is stored.
+// forwardDespite is why the handler is asked although the response is stored.
 func forwardDespite(it *Item, now instant) httpcache.Forward {
 	if now < it.FreshUntil {
 		return httpcache.FwdRequest

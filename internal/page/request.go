@@ -12,11 +12,10 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is what a request asks for: its URL and variant, and whether the cache may answer it.
+// This file reads a request: the URL, the variant, and whether the cache may answer.
 
-// runs reports whether w belongs to a run of the handler for m. The response that
-// is being made there is what a second pass would wait for, or what a request that
-// went past the cache was not to wait for.
+// runs reports whether w belongs to a run of the handler for m. A second pass would wait for its
+// own response.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
 		if run, ok := w.(interface{ belongsTo(*Middleware) bool }); ok && run.belongsTo(m) {
@@ -30,21 +29,19 @@ func (m *Middleware) runs(w http.ResponseWriter) bool {
 	}
 }
 
-// A target is the URL that a request asks for, and the part of the request that selects a
-// variant there.
+// A target is a request's URL, and the header that selects a variant there.
 type target struct {
-	url    *http.Request // the request, or one for the URL that HTTPOptions.Key has returned
-	key    string        // of the URL
-	header http.Header   // the request's, with Key.Variant
+	url    *http.Request // the request, or a request for the URL that HTTPOptions.Key has returned
+	key    string        // the URL's key
+	header http.Header   // the request's header, with Key.Variant
 }
 
-// target returns the request's target. It returns false if the URL has no key, or if
-// HTTPOptions.Key has refused the request.
+// target returns the request's target, and false if the URL has no key or HTTPOptions.Key refuses.
 func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	t = target{url: r, header: httpcache.EndToEnd(r.Header)}
 	if m.options.Key != nil {
 		if !httpcache.Ordinary(r) {
-			return t, false // Key may not see what the handler would
+			return t, false // Key might not see the request that the handler sees
 		}
 		named, variant, ok := m.options.Key(seenByKey(r, t.header))
 		if !ok {
@@ -65,9 +62,8 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	return t, ok
 }
 
-// seenByKey returns the request as HTTPOptions.Key gets it. header is the request's without
-// the fields of one connection: a variant by a field that the handler does not see would be
-// made without it.
+// seenByKey returns the request for HTTPOptions.Key, without the connection's fields: the handler
+// does not see them.
 func seenByKey(r *http.Request, header http.Header) *http.Request {
 	if len(header) == len(r.Header) {
 		return r
@@ -77,7 +73,7 @@ func seenByKey(r *http.Request, header http.Header) *http.Request {
 	return &seen
 }
 
-// hasCredentials reports whether a request says who its client is.
+// hasCredentials reports whether a request identifies its client.
 func (m *Middleware) hasCredentials(r *http.Request) bool {
 	for _, name := range m.options.Credentials {
 		if r.Header[name] != nil {
@@ -87,8 +83,6 @@ func (m *Middleware) hasCredentials(r *http.Request) bool {
 	return clientCertificate(r) != nil
 }
 
-// clientCertificate returns the certificate that a request's client has shown, nil if it
-// has shown none.
 func clientCertificate(r *http.Request) *x509.Certificate {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return nil
@@ -96,7 +90,6 @@ func clientCertificate(r *http.Request) *x509.Certificate {
 	return r.TLS.PeerCertificates[0]
 }
 
-// directives are a request's, unless they are ignored.
 func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives) {
 	if !m.options.IgnoreRequestDirectives {
 		d = httpcache.ParseRequest(r.Header)
@@ -104,13 +97,11 @@ func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives)
 	return d
 }
 
-// request returns what the rules ask of a request, whose target is t.
 func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
 	return httpcache.Request{Asked: r, Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
-// The reasons to go past the cache that are bounded, see bypass: the first two want the
-// real ResponseWriter.
+// The bounded reasons for a bypass. The first two need the real ResponseWriter.
 const (
 	reasonUpgrade     = "upgrade"
 	reasonEventStream = "event-stream"
@@ -118,20 +109,19 @@ const (
 	reasonBody        = "request body"
 )
 
-// bypassReason says why a safe request goes past the cache, "" if it does not. outer is
-// the response's header as the middlewares around this one have left it.
+// bypassReason returns why a safe request bypasses the cache, or "". outer is the outer
+// middlewares' header.
 func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return "method"
 	case r.Header["Upgrade"] != nil && !strings.EqualFold(strings.Join(r.Header["Upgrade"], ","), "h2c"):
-		// An offer of h2c is one that net/http never takes (RFC 9113 section 3.1 has
-		// dropped it), and that some clients make with each request.
+		// net/http accepts no h2c (RFC 9113 section 3.1 has dropped it). Some clients always offer it.
 		return reasonUpgrade
 	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
 		return reasonEventStream
 	case r.ContentLength != 0:
-		// A body that the key does not tell apart would answer others.
+		// The key does not include the body: the response would answer other requests.
 		return reasonBody
 	case d.NoStore:
 		return reasonNoStore
@@ -145,16 +135,15 @@ func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcach
 	return ""
 }
 
-// routed reports whether chi has routed the request, or a part of its path, before the
-// cache. chi routes by the path as it was sent: "/%61nna" may have another handler than
-// "/anna", which has the same key.
+// routed reports whether chi has routed the request, or a part of its path, before the cache. chi routes
+// by the path as sent: "/%61nna" may have another handler than "/anna", and both have the same key.
 func routed(r *http.Request) bool {
 	rc := chi.RouteContext(r.Context())
 	return rc != nil && (rc.RoutePath != "" || len(rc.RoutePatterns) > 0)
 }
 
-// forbids reports whether a middleware around this one forbids shared caches to keep the
-// response. Neither the handler nor TTL knows of that.
+// forbids reports whether an outer middleware forbids to share the response: neither handler nor
+// TTL knows.
 func (m *Middleware) forbids(outer http.Header) bool {
 	if len(outer) == 0 {
 		return false
@@ -163,25 +152,22 @@ func (m *Middleware) forbids(outer http.Header) bool {
 	return d.NoStore || d.Private
 }
 
-// maxHops bounds the steps from a URL's key to a response: a signpost, the newer one behind
-// it, the variant, and one step more for a response that breaks off.
+// maxHops bounds the steps to a response: a signpost, a newer one, the variant, and a retry.
 const maxHops = 4
 
-// reasonAuthorization is why a request with Authorization goes past the cache.
+// reasonAuthorization is the detail of a bypass because of the request's Authorization.
 const reasonAuthorization = "authorization"
 
-// pseudonyms are on each signpost. Each stands for a part of a request that no URL's key
-// and no Vary has, and is no field's name.
+// pseudonyms are on each signpost, for parts of a request outside URL keys and Vary. No field has
+// such a name.
 var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 
-// needsVariant reports whether a request with the header req has any part that a pseudonym
-// stands for. A response that is kept under the URL's own key is not for such a request.
+// needsVariant reports whether req has such a part. A response under the URL's own key is not for it.
 func (m *Middleware) needsVariant(req http.Header) bool {
 	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
 }
 
-// variantKey is the key of the variant that a request with the header req asks for. base
-// is the key of its URL.
+// variantKey is the key of the variant for the request header req. base is the URL's key.
 func (m *Middleware) variantKey(signpost *variance, base string, req http.Header) string {
 	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.options.Rules)
 }

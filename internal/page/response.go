@@ -13,48 +13,41 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is what the HTTP face keeps under a key: a response, or what is
-// known about the responses there, and the bytes it has in a store.
+// This file is the value under a key, a response or a record, and its encoding for a store.
 
 type (
 	// An Item is a response under a key, as this process knows it.
 	Item = items.Item[*Response]
-	// A Want is what a request asks of its answer.
+	// A Want is a request's conditions on its answer.
 	Want    = items.Want[*Response]
 	instant = durations.Instant
 )
 
-// forever is the instant that never comes.
 const forever = durations.Forever
 
-// A responseKind says what a response stands for.
+// A responseKind is the meaning of a response under its key.
 type responseKind uint8
 
 const (
-	// plain is a response for everybody who asks for the key.
+	// plain is a response for every client that asks for the key.
 	plain responseKind = iota
-	// varying says that responses to this URL differ by request fields: the
-	// variant of a request is kept under a key made of the URL's and of the
-	// request's fields of those names. It is a signpost, and is kept under the
-	// URL's key.
+	// varying is a signpost under the URL's key: the responses to this URL differ by request fields. The
+	// key of a variant consists of the URL's key and of the request's fields with the signpost's names.
 	varying
-	// uncacheable says that the last response to this key was not for sharing,
-	// so that the next herd need not queue to find that out (hit-for-miss).
+	// uncacheable records an unshareable response: the next herd does not queue (hit-for-miss).
 	uncacheable
-	// checked is a response for nobody unless the handler says, to a condition
-	// in his own request, that it still holds.
+	// checked is a response that the handler must confirm for each request, by the validators.
 	checked
-	// open says that requests with Authorization may share what the key has. It
-	// is known to this process alone, and never stored.
+	// open records, in this process alone, that requests with Authorization share the key's responses.
 	open
 )
 
-// A Response is one value of the HTTP face's engine. It is immutable, but for hit
-// and the variants of its variance, which are safe for concurrent use.
+// A Response is a value of the cache, immutable except hit and the variants of its variance, which are
+// safe for concurrent use.
 type Response struct {
 	kind      responseKind
 	status    int
-	fields    fields              // without connection-bound ones; none while it is live
+	fields    fields              // without the connection's fields; empty while it is live
 	guessed   bool                // its Content-Type is a guess from the body
 	forAll    bool                // it may answer requests with credentials
 	freshness httpcache.Freshness // of plain and checked responses
@@ -62,29 +55,27 @@ type Response struct {
 	body      spool.Body          // complete; empty while it is live
 	vary      *variance           // of varying
 
-	hit atomic.Pointer[hitHeader] // made when it is needed, see hot.go
+	hit atomic.Pointer[hitHeader] // made on demand, see hot.go
 
-	// What follows is never stored.
-	instead   *Item             // what a server's error has taken the place of, for requests that would rather have that
-	fwd       httpcache.Forward // the way to the handler, for those who waited for the response
+	// The fields below are never stored.
+	instead   *Item             // the item that a server error has displaced, preferred by some requests
+	fwd       httpcache.Forward // the way to the handler, for the callers that waited
 	fwdStatus int               // on that way
-	live      *stream           // the response while it is being written
+	live      *stream           // the response while it is written
 }
 
-// A variance is what the responses to a URL vary by. A response that depends on request
-// fields leaves a signpost under the URL's key: the names of the fields. The names and a
-// request lead to the key of a variant. A response that names more fields replaces the
-// signpost by one with all names. So every variant is one step away, however many fields
-// a handler names one by one.
+// A variance is a signpost: the names of the request fields by which a URL's responses vary. The names
+// and a request lead to the key of a variant. A response with more names replaces the signpost by one
+// with all names. So each variant is one step away, even if a handler names its fields one by one.
 type variance struct {
-	names   []string  // request field names in lower case, and what stands for others
-	mark    string    // makes the variants' keys new after an invalidation
-	built   *variants // which of its variants this process has built; never stored
-	variant *Response // the response that told the names, while that is live
+	names   []string  // request field names in lower case, and the pseudonyms
+	mark    string    // gives the variants new keys after an invalidation
+	built   *variants // the variants that this process has built; never stored
+	variant *Response // the response with the names, while it is live
 	id      string    // variant's key
 }
 
-// content is the response itself, also where what it varies by was found first.
+// content is the response itself, also behind a signpost.
 func (r *Response) content() *Response {
 	if r.vary != nil && r.vary.variant != nil {
 		return r.vary.variant
@@ -92,7 +83,7 @@ func (r *Response) content() *Response {
 	return r
 }
 
-// Size is what the response takes in the near tier, with the header of its hits.
+// Size is the memory of the response in the near tier, with the header of its hits.
 func (r *Response) Size() int {
 	n := 512 + 64*r.fields.count() + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.reason)
 	if r.vary != nil {
@@ -107,9 +98,7 @@ func (r *Response) Size() int {
 	return n
 }
 
-// complete gives a response that is kept its header and its whole body. One that
-// has no type gets the one that net/http has given it for who has read it as it
-// was made.
+// complete sets the header and body of a kept response, with the type that net/http has guessed.
 func (r *Response) complete(header http.Header, body spool.Body) {
 	var guessed bool
 	header, guessed = typed(header, body)
@@ -117,13 +106,13 @@ func (r *Response) complete(header http.Header, body spool.Body) {
 	r.fields = fieldsOf(header)
 }
 
-// IsAnswer tells a response from a record on the way to one.
+// IsAnswer reports whether r is a response, and no record.
 func (r *Response) IsAnswer() bool { return r != nil && r.kind == plain }
 
-// IsFailure reports whether the response says that its handler has failed.
+// IsFailure reports whether the response is a server error.
 func (r *Response) IsFailure() bool { return r != nil && httpcache.IsServerError(r.status) }
 
-// head returns the response's header, which is not to be changed.
+// head returns the response's header, which the caller must not change.
 func (r *Response) head() http.Header {
 	if r.live != nil {
 		return r.live.header
@@ -131,7 +120,6 @@ func (r *Response) head() http.Header {
 	return r.fields.header()
 }
 
-// tags returns the response's tags in these fields.
 func (r *Response) tags(fields []string) []string {
 	if r.live != nil {
 		return httpcache.Tags(fields, r.live.header.Values)
@@ -144,8 +132,8 @@ func (r *Response) tags(fields []string) []string {
 //	version(1) | kind(1) | flags(1) | uvarint status | strings mark, reason |
 //	uvarint n, n strings names | fields | body
 //
-// with strings as uvarint length and bytes, and no fields as a zero. Lifetime, windows and age
-// travel in the Entry around it.
+// A string is its length as uvarint and its bytes. No fields are a zero. The Entry around it has
+// lifetime, windows and age.
 const (
 	responseVersion = 4
 
@@ -192,8 +180,7 @@ func Marshal(r *Response) ([]byte, error) {
 	return r.body.Append(b), nil
 }
 
-// Unmarshal decodes what Marshal wrote. The body shares memory with
-// data.
+// Unmarshal decodes the bytes of Marshal. The body shares memory with data.
 func Unmarshal(data []byte) (*Response, error) {
 	d := decoder[[]byte]{rest: data}
 	version, kind, flags := d.byte(), d.byte(), d.byte()

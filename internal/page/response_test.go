@@ -39,7 +39,7 @@ func TestResponse_RoundTrip(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, r) {
 			t.Errorf("got %+v, %v; want %+v", got, err, r)
 		}
-		// The body is all that is left: cut before it, nothing decodes.
+		// A cut before the body must not decode.
 		for n := range len(data) - int(r.body.Len()) {
 			if got, err := Unmarshal(data[:n]); !errors.Is(err, errResponse) {
 				t.Errorf("%d of %d bytes decode as %+v, %v", n, len(data), got, err)
@@ -48,8 +48,7 @@ func TestResponse_RoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzResponse decodes arbitrary bytes: nothing panics, nothing allocates more
-// than there is, and what decodes survives another round.
+// FuzzResponse: no input panics or allocates more than its length, and a response survives a round.
 func FuzzResponse(f *testing.F) {
 	for _, r := range sampleResponses() {
 		data, _ := Marshal(r)
@@ -72,7 +71,7 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
-// A number that promises more than a header can have costs nothing.
+// A number beyond any header costs nothing.
 func TestUnMarshal_ManyNames(t *testing.T) {
 	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
 	data = append(data, make([]byte, 2<<20)...)

@@ -11,9 +11,9 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the way of a request: past the cache, or through it to an item.
+// This file routes a request: past the cache, or through the cache to an item.
 
-// serve answers from the cache, by way of the handler if need be.
+// serve answers from the cache, and runs the handler if necessary.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives, asked *refresh) {
 	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), asked: asked, began: m.cache.Now()}
 	if m.cache.Watched() {
@@ -54,24 +54,24 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
-// A hop is where a query is on its way from its URL's key to that of its response.
+// A hop is a step of a query from the URL's key to the response's key.
 type hop struct {
 	key      string
-	signpost *Item // that has led to the key; nil at the URL's own
+	signpost *Item // the signpost that has led to the key; nil at the URL's own key
 	broken   bool  // a response has broken off before the client had any of it
 }
 
-// An arrival is what has come of a hop.
+// An arrival is the outcome of a hop.
 type arrival uint8
 
 const (
 	hopFound   arrival = iota // there is an item under the key
 	hopDone                   // the request has its reply
-	hopAgain                  // what was being made is no more: ask again
+	hopAgain                  // the response broke off, or is another variant: ask again
 	hopRefused                // the URL has too many variants
 )
 
-// answerAt gets the item under the hop's key: what is at hand, or else what the handler makes.
+// answerAt gets the item under the hop's key: the item at hand, or else an item from the handler.
 func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 	m, d := q.m, q.directives
 	it, early, ok := q.atHand(at.key)
@@ -79,7 +79,7 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 		q.notCached()
 		return s, hopDone
 	}
-	if early && !d.OnlyIfCached { // that is to cost the handler nothing
+	if early && !d.OnlyIfCached { // only-if-cached must not cost the handler a run
 		q.refresh(at.key, it, at.signpost)
 	}
 	if ok {
@@ -97,7 +97,7 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 	return q.answerByHandler(at, it)
 }
 
-// answerByHandler is answerAt by way of the handler. stale is what is at hand.
+// answerByHandler gets the item from the handler. stale is the item at hand.
 func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	c := q.call(at.signpost)
 	c.earlier, q.latest = q.latest, &c.place
@@ -116,9 +116,8 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 		}
 		return s, hopDone
 	case liveBroken:
-		// Before this client had any of it: it is served what is there in its place,
-		// such as a stale copy, or fails with all the others. Once; the retries of a
-		// herd must not add up.
+		// The response broke off before this client had any of it. The client gets a stale copy, or
+		// fails with the other callers. It asks again only once: the retries of a herd must not add up.
 		if err = errBroken; !at.broken {
 			at.broken = true
 			err = q.m.cache.Landing(q.r.Context(), at.key, s.Item)
@@ -132,14 +131,13 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	return s, hopFound
 }
 
-// leave ends the query's calls.
 func (q *query) leave() {
 	for p := q.latest; p != nil; p = p.earlier {
 		p.leave()
 	}
 }
 
-// replyPlain answers with a response that is kept, if the request may have it.
+// replyPlain answers with a kept response if the request may have it.
 func (q *query) replyPlain(key string, s Answer) {
 	res := s.Item.Value
 	switch {
@@ -164,16 +162,15 @@ func (q *query) replyPlain(key string, s Answer) {
 	q.reply(key, s)
 }
 
-// atHand answers without the handler if it can. If it cannot, the item is what
-// may be served when patience ends, or nil.
+// atHand looks for an item that answers without the handler. If ok is false, the item may be served
+// when the client's patience ends, or is nil.
 func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	cache, want := q.m.cache, q.want(key)
 	if it, early, ok = cache.Hit(key, want); ok {
 		return it, early, true
 	}
 	if q.directives.MaxStale.Set {
-		// A client that takes what is staler than we would serve gets it if this
-		// process has it.
+		// A client with max-stale accepts an older response, if this process has it.
 		it, now := cache.Near(key)
 		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
 			cache.CountStale()
@@ -189,7 +186,6 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	return it, false, false
 }
 
-// wait answers by way of the handler.
 func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 	m := q.m
 	c.aside = make(chan func(), maxHints)
@@ -208,7 +204,7 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 	return wait.Answer, wait.Err
 }
 
-// call is the request's wait for the key that the signpost has led to.
+// call returns the request's call for the key to which the signpost has led.
 func (q *query) call(signpost *Item) *call {
 	return &call{
 		query: q, route: chi.RouteContext(q.r.Context()), place: place{client: q.client()},
@@ -228,8 +224,7 @@ func (c *call) Bind() Loader {
 	}
 }
 
-// refresh has a fresh response rebuilt behind the client's back: it has no reader
-// that would have to keep up with it, nor one for interim responses.
+// refresh rebuilds in the background, without a reader to keep up and a client for interim responses.
 func (q *query) refresh(key string, it, signpost *Item) {
 	c := q.call(signpost)
 	c.aside = make(chan func())

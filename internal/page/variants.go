@@ -8,28 +8,24 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// This file bounds the variants of one key. Whoever can fill a field that a
-// response varies by, such as User-Agent, can ask for a new variant with each
-// request. The near tier is bounded in bytes, but one key should not take all
-// of it, nor fill the store with what nobody asks for twice.
+// This file bounds the variants of a key. A client that can fill a field of Vary, such as
+// User-Agent, can ask for a new variant with each request. One key must not take the whole near
+// tier, nor fill the store with variants that are never asked for again.
 
 const (
-	// maxVariants is how many variants of a key this process builds for the
-	// cache within variantMemory. Requests for others go to the handler, as if
-	// there were no cache; the variants that are there are served on.
+	// maxVariants is the number of variants of a key that this process builds for the cache within
+	// variantMemory. Requests for other variants go to the handler. Existing variants are still served.
 	maxVariants   = 1024
 	variantMemory = 10 * time.Minute
 )
 
 var variantSeed = maphash.MakeSeed()
 
-// variants are those of one URL that were built of late: those for requests that need a
-// variant because of what the pseudonyms stand for, and the others. Anybody can make up the
-// former for any URL, and must not shut out the latter. The zero value is empty. It is safe
-// for concurrent use.
+// variants are the recently built variants of a URL: the variants of requests that need one because
+// of a pseudonym, and the others. Any client can invent the former for any URL, and must not shut
+// out the latter. The zero value is empty. All methods are safe for concurrent use.
 type variants struct{ needed, named variantSet }
 
-// of returns the variants of the one kind or the other.
 func (v *variants) of(needed bool) *variantSet {
 	if needed {
 		return &v.needed
@@ -37,21 +33,21 @@ func (v *variants) of(needed bool) *variantSet {
 	return &v.named
 }
 
-// A variantSet is some variants of one URL.
+// A variantSet is a set of variants of a URL.
 type variantSet struct {
-	mu    sync.Mutex                   // guards what follows
+	mu    sync.Mutex                   // guards the fields below
 	built map[uint64]durations.Instant // a variant's hash, to when it last was built or wanted
-	swept durations.Instant            // when the map was last cleared of old ones
+	swept durations.Instant            // when old variants were last removed
 }
 
 // admit reports whether the variant of that key may be built for the cache.
 func (v *variantSet) admit(key string, now durations.Instant) bool {
-	// Two variants of one hash count as one.
+	// Two variants with one hash count as one.
 	id := maphash.String(variantSeed, key)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if _, ok := v.built[id]; !ok && len(v.built) >= maxVariants {
-		// A sweep reads the whole map: not with each of a flood of requests.
+		// The loop reads the whole map: at most once a second in a flood of requests.
 		if now-v.swept < time.Second {
 			return false
 		}
@@ -72,10 +68,9 @@ func (v *variantSet) admit(key string, now durations.Instant) bool {
 	return true
 }
 
-// touch says that the variant of that key is there and wanted: it must not lose its
-// place to those that nobody asks for twice, however long it is fresh, nor as the one
-// whose build has told the names. Those that are there have been admitted, but for
-// that one, so that the map has little more than maxVariants.
+// touch records that the variant of that key exists and is wanted. It must not lose its place to
+// variants that are asked for once, however long it is fresh. The variant that has named the fields
+// is touched without admit. All others are admitted, so the map hardly exceeds maxVariants.
 func (v *variantSet) touch(key string, now durations.Instant) {
 	id := maphash.String(variantSeed, key)
 	v.mu.Lock()

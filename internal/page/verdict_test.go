@@ -10,16 +10,16 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// The table of who may have a response.
+// TestVerdict is the table of audiences.
 func TestVerdict(t *testing.T) {
 	const s = time.Second
 	type row struct {
 		name        string
 		status      int
-		cc          string // Cache-Control
-		fields      string // more of the response's, "Name: value"
+		cc          string
+		fields      string // more response fields, "Name: value"
 		credentials bool
-		had, over   bool // the key has had a response for all; that may not be served any more
+		had, over   bool // the key has had a response for everyone; that response may no longer be served
 		lost        bool
 		ttl         time.Duration
 		want        audience.Audience

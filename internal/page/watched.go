@@ -14,32 +14,29 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file is the writers of the requests that go past the cache. They look at a response
-// on its way, keep a copy of it, or hold it back.
+// This file has the writers of bypassing requests, which watch, copy or hold back a response.
 
-// A watchedWriter is the real writer, with a look at the final header before it
-// is sent. That is when the word about the request is put there, behind those of
-// the caches that the handler has asked (RFC 9211 section 2).
+// A watchedWriter is the real writer with a callback on the final header. Then our member of
+// Cache-Status comes after the members of the caches that the handler has asked (RFC 9211 section 2).
 type watchedWriter struct {
 	http.ResponseWriter
 	m      *Middleware // whose request it is
 	before func(status int)
-	heard  func() // called before the client can hear of it, and when the handler has returned; nil: nobody
-	taken  func() // called when the handler has taken the connection over; nil: nobody is told
+	heard  func() // called before the client can see the response, and when the handler has returned; may be nil
+	taken  func() // called when the handler has taken over the connection; may be nil
 	cut    func() // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
 	done   bool
-	early  bool // the client may have heard before the end
-	size   int  // of what was written
+	early  bool // the client may have seen the response before the end
+	size   int  // bytes written
 }
 
-// unheard is how much of a response net/http keeps to itself at least until the
-// handler returns.
+// unheard is how much of a response net/http buffers at least until the handler returns.
 const unheard = 2 << 10
 
-// Hijack is the real writer's. What is said from then on is not seen.
+// Hijack is the real writer's. Later bytes are not watched.
 func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(u.ResponseWriter).Hijack()
-	if err == nil { // else the handler has something else to say
+	if err == nil { // on an error the handler answers in another way
 		u.look(http.StatusOK)
 		u.tell()
 		if u.taken != nil {
@@ -49,7 +46,7 @@ func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// belongsTo reports whether the request goes past m's cache.
+// belongsTo reports whether the request bypasses m's cache.
 func (u *watchedWriter) belongsTo(m *Middleware) bool { return u.m == m }
 
 // Unwrap lets http.ResponseController through to the real writer.
@@ -64,21 +61,21 @@ func (u *watchedWriter) look(status int) {
 	u.m.hidden.Remove(u.ResponseWriter.Header())
 }
 
-// run runs the handler. One that does not return may have said something before.
+// run runs the handler. A handler that does not return may have written before.
 func (u *watchedWriter) run(handler func()) {
 	returned := false
 	defer func() {
 		if returned || u.done {
 			u.end()
 		} else {
-			u.m.hidden.Remove(u.ResponseWriter.Header()) // a middleware may answer for it
+			u.m.hidden.Remove(u.ResponseWriter.Header()) // an outer middleware may answer instead
 		}
 	}()
 	handler()
 	returned = true
 }
 
-// end is the end of what is said; where that was nothing, net/http sends 200.
+// end completes the response. Without a header, net/http sends 200.
 func (u *watchedWriter) end() {
 	u.look(http.StatusOK)
 	u.m.hidden.Remove(u.ResponseWriter.Header()) // trailers
@@ -87,7 +84,7 @@ func (u *watchedWriter) end() {
 	}
 }
 
-// tell is called before something that the client may hear of.
+// tell is called before bytes that the client may see.
 func (u *watchedWriter) tell() {
 	if u.heard != nil && !u.early {
 		u.early = true
@@ -101,7 +98,7 @@ func (u *watchedWriter) WriteHeader(status int) {
 		u.ResponseWriter.WriteHeader(status)
 		return
 	}
-	// The header goes out as it is, and the handler goes on with it.
+	// The header goes out as it is, and the handler continues with the same map.
 	h := u.ResponseWriter.Header()
 	removed := u.m.hidden.Remove(h)
 	u.ResponseWriter.WriteHeader(status)
@@ -120,8 +117,7 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 	return u.ResponseWriter.Write(p)
 }
 
-// ReadFrom keeps the real writer's: a proxied body need not be copied through
-// here.
+// ReadFrom uses the real writer's, so a proxied body is not copied through this writer.
 func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 	if u.cut != nil {
 		return io.Copy(struct{ io.Writer }{u}, r)
@@ -135,9 +131,8 @@ func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 	return n + rest, err
 }
 
-// begin copies the first bytes by w's Write, unless something has been said, and
-// reports whether there may be more. A copy that fails before them has said nothing,
-// and the handler may say so, as with net/http's writer.
+// begin copies the first bytes by w's Write, unless the header is out, and reports whether there may be
+// more. A copy that fails before them leaves the handler free to answer with an error, as with net/http.
 func (u *watchedWriter) begin(w io.Writer, r io.Reader) (n int64, more bool, err error) {
 	if u.done {
 		return 0, true, nil
@@ -146,28 +141,25 @@ func (u *watchedWriter) begin(w io.Writer, r io.Reader) (n int64, more bool, err
 	return n, err == nil && n == guessLen, err
 }
 
-// Flush sends the header on, if the real writer can.
 func (u *watchedWriter) Flush() { u.FlushError() }
 
-// FlushError is what http.ResponseController looks for first: it tells a
-// handler whether the real writer can flush.
+// FlushError is the method that http.ResponseController looks for: it tells whether the writer can
+// flush.
 func (u *watchedWriter) FlushError() error {
 	u.look(http.StatusOK)
 	u.tell()
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
-// maxUnsent is how much of a body a handler may write for a client that gets none of it. A
-// handler that answers one client alone is cut short when that has gone, and not because
-// the client gets no body; but it is not to make a gigabyte for nobody.
+// maxUnsent is how much of a body a handler may write for a client of the header alone. A single
+// client's handler ends when its client leaves, not because the client gets no body, but must not
+// make a gigabyte for no reader.
 const maxUnsent = 64 << 10
 
-// maxKept is the largest body of which a keptWriter keeps a copy. The copy is there for as
-// long as the client reads, and is in no account of MaxHeld.
+// maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeld.
 const maxKept = smallBody
 
-// A keptWriter is a watchedWriter that keeps a copy of the response to a request, up to
-// maxKept, if it is told so before the header goes out.
+// A keptWriter is a watchedWriter that, after keepAs, keeps a copy of the response up to maxKept.
 type keptWriter struct {
 	watchedWriter
 	request *http.Request
@@ -176,16 +168,16 @@ type keptWriter struct {
 	keeping  bool
 	response *Response // without its body
 	header   http.Header
-	age      time.Duration // when that was decided
+	age      time.Duration // at decided
 	decided  time.Time
-	keep     func(*Response, items.Windows) // nil: whoever has the writer does so at the end
+	keep     func(*Response, items.Windows) // nil: the owner of the writer keeps the response at the end
 }
 
 func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
 	return &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, request: r}
 }
 
-// keepAs has the response kept that begins with the header own, and was judged so.
+// keepAs keeps the response with the header own and the judgement j.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.keeping, u.decided = true, now
 	u.response = &Response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.options.Rules)}
@@ -196,15 +188,14 @@ func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, 
 func (u *keptWriter) runBelowServer(next http.Handler) {
 	r := u.request
 	if r.Context().Value(http.ServerContextKey) == nil {
-		// Only here: a server removes the files of its own request's form, and a copy
-		// of the request has a form of its own.
+		// Only if necessary: a copy of the request has its own form, whose files the server does
+		// not remove.
 		r = r.WithContext(withServer(r.Context()))
 	}
 	u.run(func() { next.ServeHTTP(u, r) })
 }
 
-// kept returns the response, if it is kept. Where the length is not known, a handler whose
-// client has left may have returned because of that, in the middle of the body.
+// kept returns the response, if kept. Without a length, a left client's handler may have stopped midway.
 func (u *keptWriter) kept() (*Response, items.Windows, bool) {
 	n, announced := contentLength(u.Header())
 	if !u.keeping || announced && n != int64(u.body.Len()) || !announced && u.request.Context().Err() != nil {
@@ -220,7 +211,7 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 	if u.keeping = u.keeping && size <= min(maxKept, u.m.options.MaxBody); u.keeping {
 		u.body.Write(p)
 		if n, ok := contentLength(u.Header()); ok && n == size {
-			u.finish() // before the client knows that it has all, and asks again
+			u.finish() // before the client has the whole body, and asks again
 		}
 	}
 	n, err := u.watchedWriter.Write(p)
@@ -228,8 +219,7 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// finish keeps a response that is complete by its Content-Length, if there is somebody to
-// keep it so early.
+// finish keeps a response, complete by Content-Length, if keep is set.
 func (u *keptWriter) finish() {
 	if u.keep == nil {
 		return
@@ -240,14 +230,14 @@ func (u *keptWriter) finish() {
 	}
 }
 
-// Hijack is the real writer's. What is said then is not seen, and so not kept.
+// Hijack is the real writer's. Later bytes are not watched, so the response is not kept.
 func (u *keptWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := u.watchedWriter.Hijack()
 	u.keeping = u.keeping && err != nil
 	return conn, rw, err
 }
 
-// ReadFrom copies through Write, unless nothing is kept.
+// ReadFrom copies through Write while the response is kept.
 func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 	n, more, err := u.begin(u, r)
 	if !more {
@@ -262,15 +252,14 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 	return n + rest, err
 }
 
-// A heldWriter keeps back responses that are not for the client: a 304 that
-// answers our condition, an error in whose place there is something better.
-// Anything else goes through.
+// A heldWriter holds back responses that are not for the client: a 304 to our own condition, or an
+// error with a better response in its place. Other responses pass through.
 type heldWriter struct {
 	watchedWriter
-	holds     func(status int) bool // nil: nothing is kept back
-	untouched http.Header           // the client's header before the handler had it
-	held      http.Header           // the handler's, of the response that is kept back
-	after     http.Header           // what the handler does to its header from then on
+	holds     func(status int) bool // nil: no response is held back
+	untouched http.Header           // the client's header before the handler
+	held      http.Header           // the header of the response that is held back
+	after     http.Header           // the handler's header from then on
 }
 
 func (u *heldWriter) Header() http.Header {
@@ -296,8 +285,7 @@ func (u *heldWriter) WriteHeader(status int) {
 	}
 }
 
-// reset makes the client's header what it was before the handler had it. What has
-// been kept back is answered after another reset: a handler may hold on to the map.
+// reset restores the client's earlier header, again before the reply: a handler may still have the map.
 func (u *heldWriter) reset() {
 	h := u.watchedWriter.Header()
 	clear(h)
@@ -306,7 +294,7 @@ func (u *heldWriter) reset() {
 
 func (u *heldWriter) Write(p []byte) (int, error) {
 	if u.held != nil {
-		return len(p), nil // a proxy takes an error for its client's end
+		return len(p), nil // a proxy takes an error for the end of its client
 	}
 	return u.watchedWriter.Write(p)
 }

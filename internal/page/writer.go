@@ -7,66 +7,62 @@ import (
 	"slices"
 )
 
-// This file is the ResponseWriter of a detached handler: its header, the guess of a type that
-// the handler does not name, and what it has announced.
+// This file is a detached handler's ResponseWriter: header, guessed type, and announced length.
 
-// errShortBody is the failure of a handler that wrote less than the
-// Content-Length it announced.
+// errShortBody is the failure of a handler below the announced Content-Length.
 var errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
 
-// A sink is where a handler's response goes. It is the handler's goroutine's.
+// A sink takes a handler's response. The handler's goroutine calls it.
 type sink interface {
 	interim(status int, h http.Header)
-	// begin is called once, with the final header, and before all that follows but flush.
+	// begin is called once, with the final header, before take.
 	begin(h heading)
 	take(p []byte) (int, error)
 	flush()
 }
 
-// A heading is what a handler has written before the body.
+// A heading is the part of a response before the body.
 type heading struct {
 	status    int
 	header    http.Header
-	guessed   bool  // its Content-Type is
+	guessed   bool  // its Content-Type is a guess
 	announced int64 // Content-Length, -1 if there is none
 }
 
-// A writerPhase is how far a handler has come with its response.
+// A writerPhase is a step of a handler's response.
 type writerPhase uint8
 
 const (
 	headerOpen  writerPhase = iota
-	typeAwaited             // it just writes: the header goes on when the first bytes tell the type
-	bodyHeld                // its header has gone on without a type, which net/http guesses for each client: from the first bytes that tell it, not from less
+	typeAwaited             // a Write without WriteHeader: the header goes on when the first bytes give the type
+	bodyHeld                // the header has gone on without a type; the first bytes wait until they suffice for net/http's guess
 	bodyOpen
 )
 
-// A writer is the ResponseWriter of an exchange. It is the handler's goroutine's.
+// A writer is the ResponseWriter of an exchange. It belongs to the handler's goroutine.
 type writer struct {
 	m       *Middleware // whose handler it is
 	to      sink
 	header  http.Header
 	phase   writerPhase
-	heading heading // what follows is of the phases after headerOpen
-	first   []byte  // of the body, until bodyOpen
-	barred  error   // why the body takes no more
+	heading heading // this field and the fields below are of the phases after headerOpen
+	first   []byte  // the start of the body, until bodyOpen
+	barred  error   // why the body takes no more bytes
 	written int64
 }
 
-// belongsTo reports whether the handler runs for m.
 func (w *writer) belongsTo(m *Middleware) bool { return w.m == m }
 
-// Header returns the header that WriteHeader will take.
 func (w *writer) Header() http.Header { return w.header }
 
-// WriteHeader decides who may read the response. An interim response goes to
-// the first client, and is not the response.
+// WriteHeader starts the response, and so decides its audience. An interim response only goes to
+// the first client.
 func (w *writer) WriteHeader(status int) {
 	if w.phase != headerOpen {
 		return
 	}
 	if status < 100 || status > 999 {
-		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http has it
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as in net/http
 	}
 	if status < 200 && status != http.StatusSwitchingProtocols {
 		w.to.interim(status, w.header)
@@ -80,7 +76,6 @@ func (w *writer) WriteHeader(status int) {
 	}
 }
 
-// close makes h the final header.
 func (w *writer) close(status int, h http.Header) {
 	w.heading = heading{status: status, header: h, announced: -1}
 	if status == http.StatusNoContent || status == http.StatusNotModified {
@@ -90,10 +85,9 @@ func (w *writer) close(status int, h http.Header) {
 	}
 }
 
-// release ends the wait for more of the body, of which more is the last: the type of the body
-// is guessed here where it is not decided yet, so that all get the same: who reads
-// the body as it grows, and who gets it whole. What was held back goes on in one
-// piece, for it is from one that net/http guesses.
+// release ends the wait for more of the body; more is the last part. An undecided type is guessed
+// here, so readers of the growing body and of the whole body get the same type. The held bytes go
+// on in one piece, because net/http guesses from one piece.
 func (w *writer) release(more []byte) (err error) {
 	start := more
 	if len(w.first) > 0 {
@@ -113,14 +107,12 @@ func (w *writer) release(more []byte) (err error) {
 	return err
 }
 
-// pass sends a part of the body on.
 func (w *writer) pass(p []byte) (int, error) {
 	n, err := w.to.take(p)
 	w.written += int64(n)
 	return n, err
 }
 
-// Write adds to the body.
 func (w *writer) Write(p []byte) (int, error) {
 	switch {
 	case w.phase != headerOpen:
@@ -132,7 +124,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	}
 	announced, n := w.heading.announced, len(w.first)+len(p)
 	if announced >= 0 && w.written+int64(n) > announced {
-		w.barred = http.ErrContentLength // what comes behind it would stand in its place
+		w.barred = http.ErrContentLength // further bytes would stand in the place of these
 	}
 	switch {
 	case w.barred != nil:
@@ -149,15 +141,14 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush sends the header on, before there is a body. What is written is readable
-// at once, so there is nothing else to flush.
+// Flush sends the header on before the first byte. The body needs no flush: each byte is readable
+// at once.
 func (w *writer) Flush() {
 	w.settle()
 	w.to.flush()
 }
 
-// settle writes the header if the handler has not, and waits for no more of the body to guess its
-// type.
+// settle writes the header if the handler has not, and ends the wait for more of the body.
 func (w *writer) settle() {
 	if w.phase == headerOpen {
 		w.WriteHeader(http.StatusOK)
@@ -167,8 +158,7 @@ func (w *writer) settle() {
 	}
 }
 
-// shortfall is the failure of a handler that has written less than it announced, nil if it has
-// not.
+// shortfall is the failure of a handler below the announced length, or nil.
 func (w *writer) shortfall() error {
 	if w.phase == headerOpen || w.heading.announced < 0 || w.written >= w.heading.announced {
 		return nil

@@ -1,5 +1,5 @@
-// Package records has what a process remembers of its latest builds, of its store's commits, of its origin
-// and of its hedges. All types are safe for concurrent use, and their zero values are ready for use.
+// Package records has a process's records of its latest builds, store commits, origin and hedges.
+// All types are safe for concurrent use, and their zero values are ready for use.
 package records
 
 import (
@@ -14,18 +14,17 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// many is how many Times remember.
+// many is the number of durations in Times.
 const many = 16
 
-// Times are how long the latest took of something that is done again and
-// again: they stand in for what is not known of the next one.
+// Times are the latest durations of a repeated operation. They estimate the next duration.
 type Times struct {
-	mu   sync.Mutex // guards all
+	mu   sync.Mutex // guards all fields
 	last [many]time.Duration
-	n    int // how many there were
+	n    int // durations noted so far
 }
 
-// Note takes in how long the latest took.
+// Note adds the latest duration.
 func (b *Times) Note(took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -33,14 +32,13 @@ func (b *Times) Note(took time.Duration) {
 	b.n++
 }
 
-// Usual is the median, 0 if there was none.
+// Usual is the median, 0 without a duration.
 func (b *Times) Usual() time.Duration { return b.rank(func(n int) int { return n / 2 }) }
 
-// Quicker is what a quarter of them fall short of, 0 if there was none.
+// Quicker is the first quartile, 0 without a duration.
 func (b *Times) Quicker() time.Duration { return b.rank(func(n int) int { return n / 4 }) }
 
-// Slower is what a quarter of them exceed, 0 if there was none. One
-// that hangs now and then makes it no longer.
+// Slower is the third quartile, 0 without a duration. An occasional hang does not change it.
 func (b *Times) Slower() time.Duration { return b.rank(func(n int) int { return (n*3 - 1) / 4 }) }
 
 func (b *Times) rank(of func(n int) int) time.Duration {
@@ -54,18 +52,17 @@ func (b *Times) rank(of func(n int) int) time.Duration {
 	return last[of(n)]
 }
 
-// Commits tell whether a store takes what it is given. One that is full
-// may answer all else. It is no breaker: to try again costs nobody anything, and
-// is how the end of it is found out.
+// Commits report whether a store accepts commits: a full store may answer all other calls. This is
+// no breaker, because another try costs nothing and finds the end of the failures.
 type Commits struct {
 	failures atomic.Int32 // in a row
-	last     atomic.Int64 // the instant of the last of them
+	last     atomic.Int64 // the instant of the last failure
 }
 
-// commitMemory is for how long failed commits count.
+// commitMemory is how long failed commits count.
 const commitMemory = 10 * time.Second
 
-// Note takes in how a commit has ended.
+// Note records the outcome of a commit.
 func (c *Commits) Note(err error, now durations.Instant) {
 	if err == nil || fault.IsAnswer(err) {
 		c.failures.Store(0)
@@ -80,15 +77,14 @@ func (c *Commits) Fail(now durations.Instant) bool {
 	return c.failures.Load() >= gate.Trips && now < durations.Add(durations.Instant(c.last.Load()), commitMemory)
 }
 
-// An Origin tells how long all loads of a cache have failed.
+// An Origin records how long all loads of a cache have failed.
 type Origin struct {
-	mu      sync.Mutex        // guards all
-	failing bool              // no load has succeeded since one failed
-	since   durations.Instant // when the first of those was
+	mu      sync.Mutex        // guards all fields
+	failing bool              // no load has succeeded since a failure
+	since   durations.Instant // when the first of these failures was
 }
 
-// Note takes in how a load has ended. It reports whether the load has succeeded
-// after all had failed for that long.
+// Note records the outcome of a load. It reports a success after all loads had failed for that long.
 func (o *Origin) Note(succeeded bool, now, long durations.Instant) (recovered bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -101,19 +97,17 @@ func (o *Origin) Note(succeeded bool, now, long durations.Instant) (recovered bo
 }
 
 const (
-	// maxHedges is how many hedges a process may have saved up.
+	// maxHedges is the largest number of saved hedges.
 	maxHedges = 10
-	// slowBuilds is how many of the 16 latest builds have to be slow for the
-	// origin to be slow, and not one holder.
+	// slowBuilds is how many of the 16 latest builds make the origin slow, and not one holder.
 	slowBuilds = 8
 )
 
-// Hedges are what a process may begin of them: a bucket, into which each of its
-// own loads puts its share of a hedge, and out of which a hedge takes a whole one.
+// Hedges are a process's budget of hedges: a bucket to which each of its loads adds a share of a hedge.
 type Hedges struct {
-	mu     sync.Mutex // guards all
-	tokens float64    // none at first: the share holds from the first rebuild on
-	slow   uint16     // the latest builds, a bit each, the latest the lowest: took too long
+	mu     sync.Mutex // guards all fields
+	tokens float64    // none at first: the share applies from the first rebuild on
+	slow   uint16     // a bit for each of the latest builds, the latest the lowest: it took too long
 }
 
 // Earn puts that share of a hedge into the bucket.
@@ -123,8 +117,8 @@ func (h *Hedges) Earn(share float64) {
 	h.tokens = min(h.tokens+share, maxHedges)
 }
 
-// Take takes a hedge out of the bucket, unless that has none, or what one holder
-// suffers from is everybody's: a hedge would be more of that.
+// Take takes a hedge from the bucket. The result is false if the bucket has none, or if the origin
+// is slow for all holders: then a hedge would add to the load.
 func (h *Hedges) Take() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -135,7 +129,7 @@ func (h *Hedges) Take() bool {
 	return true
 }
 
-// Note takes in whether the latest build has taken too long.
+// Note records whether the latest build has taken too long.
 func (h *Hedges) Note(slow bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

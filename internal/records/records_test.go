@@ -10,7 +10,7 @@ func TestTimes(t *testing.T) {
 	if b.Quicker() != 0 || b.Usual() != 0 || b.Slower() != 0 {
 		t.Errorf("of nothing: %v, %v and %v", b.Quicker(), b.Usual(), b.Slower())
 	}
-	b.Note(0) // too quick for the clock, and yet known
+	b.Note(0) // too quick for the clock, but known
 	if b.Usual() != 1 {
 		t.Errorf("of one: %v", b.Usual())
 	}

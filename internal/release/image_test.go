@@ -63,9 +63,8 @@ func flags(t *testing.T) (all []string) {
 	return all
 }
 
-// TestImage runs the build of the Dockerfile, and holds that the program is static, that
-// it understands the flags of the entry point and of compose.yaml, and that the image has
-// the licences.
+// TestImage runs the build of the Dockerfile. It holds that the program is static and understands
+// the flags of the entry point and of compose.yaml, and that the image has the licences.
 func TestImage(t *testing.T) {
 	source, image := copyOfTheRepository(t), t.TempDir()
 	var entry []string
@@ -80,7 +79,7 @@ func TestImage(t *testing.T) {
 				t.Fatalf("the working directory is %s, want /src", i.args)
 			}
 		case "RUN":
-			// What the command writes to / comes to image.
+			// A file that the command writes below / comes to image.
 			cmd := exec.Command("sh", "-c", strings.ReplaceAll(i.args, " /", " "+image+"/"))
 			cmd.Dir = source
 			if _, err := outputOf(cmd); err != nil {
@@ -130,7 +129,7 @@ func TestImage(t *testing.T) {
 			t.Errorf("the program is not static: it has a segment %v, and the image has no libraries", p.Type)
 		}
 	}
-	// The program refuses a wrong flag before it comes to -h.
+	// The program refuses a wrong flag before it reads -h.
 	args := append(slices.Concat(entry[1:], flags(t)), "-h")
 	if _, err := output(image, program, args...); err != nil {
 		t.Error(err)

@@ -24,10 +24,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// The test in this file uses the release that the next commit would be: it tags the
-// modules in a copy of the repository, serves them from a proxy of files, and builds
-// programs outside of the repository, without a workspace or a replacement. The programs
-// are the examples of the packages, so they follow each change of the API.
+// The test in this file uses the next release: it tags the modules in a copy of the repository, serves
+// them from a proxy of files, and builds programs outside of the repository, without a workspace or a
+// replacement. The programs are the examples of the packages, so they follow each change of the API.
 
 // servers has the engines by their ports in the examples.
 var servers = map[string]func(testing.TB) *testserver.Server{
@@ -94,7 +93,7 @@ func taggedCopy(t *testing.T) (dir, version string) {
 	return dir, version
 }
 
-// A user has a module cache of his own, in which there is nothing of this repository.
+// A user has an own module cache without modules of this repository.
 type user struct {
 	t              *testing.T
 	home           string // outside of the repository
@@ -106,8 +105,7 @@ func (u *user) command(ctx context.Context, folder string, args ...string) *exec
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = filepath.Join(u.home, folder)
 	machine := strings.Split(goEnv(u.t, "GOMODCACHE", "GOPROXY"), "\n")
-	// The machine's module cache has the form of a proxy. What it does not have comes
-	// from the machine's proxy.
+	// The machine's module cache has the form of a proxy. The machine's proxy has the rest.
 	proxies := []string{u.proxy, "file://" + filepath.ToSlash(filepath.Join(machine[0], "cache", "download")), machine[1]}
 	cmd.Env = append(os.Environ(),
 		"GOPROXY="+strings.Join(proxies, ","), "GOMODCACHE="+filepath.Join(u.home, "modules"), "GOBIN="+filepath.Join(u.home, "bin"),
@@ -130,7 +128,6 @@ func goEnv(t *testing.T, names ...string) string {
 	return out
 }
 
-// run runs a command, and returns all that it prints.
 func (u *user) run(t *testing.T, folder string, args ...string) string {
 	t.Helper()
 	began := time.Now()
@@ -144,8 +141,8 @@ func (u *user) run(t *testing.T, folder string, args ...string) string {
 	return string(out)
 }
 
-// buildsPrograms builds one program per example, in one module, and runs the programs. In
-// the short form the examples are functions of one program: to link takes the most time.
+// buildsPrograms builds one program per example, in one module, and runs the programs. In the short
+// form the examples are functions of one program, because linking takes the most time.
 func (u *user) buildsPrograms(t *testing.T) {
 	dir := filepath.Join(u.home, "programs")
 	var sums bytes.Buffer
@@ -261,7 +258,7 @@ func (u *user) installsTheBenchmarks(t *testing.T) {
 	u.run(t, "", filepath.Join(u.home, "bin", "bench"), "herd", "-h")
 }
 
-// install installs a program, and holds that it has the modules with which its tests run.
+// install installs a program, and holds that its modules are the modules of its tests.
 func (u *user) install(t *testing.T, folder string) {
 	t.Helper()
 	u.run(t, "", "go", "install", root+"/"+folder+"@"+u.version)

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// This file has the modules of the repository: their kinds, their order, and the
-// versions in which they require each other.
+// This file has the repository's modules: their kinds, their order, and their versions of each other.
 
 // root is the path of the root module. The path of every other module begins with it.
 const root = "github.com/bellwether-go/bellwether"
@@ -65,8 +64,7 @@ func (m module) siblings() (all []*modfile.Require) {
 	return all
 }
 
-// readModules returns the modules below dir. Each module comes after the modules that
-// it requires.
+// readModules returns the modules below dir. Each module comes after the required modules.
 func readModules(dir string) ([]module, error) {
 	var found []module
 	err := filepath.WalkDir(dir, func(name string, d os.DirEntry, err error) error {
@@ -103,7 +101,7 @@ func readModules(dir string) ([]module, error) {
 	return sorted(found)
 }
 
-// sorted returns the modules in an order in which each follows its requirements.
+// sorted returns the modules in an order in which each module follows its requirements.
 func sorted(modules []module) ([]module, error) {
 	var done []module
 	placed := map[string]bool{}

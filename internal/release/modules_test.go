@@ -102,8 +102,7 @@ func TestModules_Alone(t *testing.T) {
 	}
 }
 
-// TestModules_Order holds that each module follows its requirements, in any order of the
-// folders.
+// TestModules_Order holds that each module follows its requirements, in any order of the folders.
 func TestModules_Order(t *testing.T) {
 	all := modules(t)
 	slices.Reverse(all)

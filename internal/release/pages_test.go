@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The tests in this file hold what pkg.go.dev shows of the packages.
+// The tests in this file hold the pages of pkg.go.dev.
 
 // suites are packages of tests, without examples: tests call them.
 var suites = map[string]bool{"lockers/lockertest": true, "stores/storetest": true}
@@ -92,8 +92,8 @@ func TestPages_READMEs(t *testing.T) {
 	}
 }
 
-// TestPages_Licence holds that pkg.go.dev may show the modules: it knows the licence by
-// its text, and each module's archive gets the root's.
+// TestPages_Licence holds that pkg.go.dev may show the modules: it recognises the licence by its
+// text, and each module's archive gets the root's licence.
 func TestPages_Licence(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, "LICENSE"))
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// This file makes a release: the checks before it, and its tags.
+// This file makes a release: the checks before, and the tags.
 
-// passed is the file in which "make test" notes the tree that has passed.
+// passed is the file in which "make test" records the tree that has passed.
 const passed = "dist/passed"
 
 // tag tags the modules below dir, and writes the command that pushes the tags to w. It

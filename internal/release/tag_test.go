@@ -35,7 +35,6 @@ func write(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// git runs git in dir.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	config := []string{"-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false", "-c", "core.excludesFile="}
@@ -46,7 +45,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return out
 }
 
-// commit makes one commit of all that is in dir, and notes that its tests have passed.
+// commit commits all files in dir, and records that its tests have passed.
 func commit(t *testing.T, dir string) {
 	t.Helper()
 	git(t, dir, "init", "-q")

@@ -1,4 +1,4 @@
-// Package sizeof estimates the memory that a value takes.
+// Package sizeof estimates the memory of a value.
 package sizeof
 
 import (
@@ -21,15 +21,15 @@ func Of[V any](v V) int {
 }
 
 // A place is memory that a value reaches. A struct and its first field have the same address, and
-// so have two slices of one array, but they reach different things.
+// so have two slices of the same array, but they reach different memory.
 type place struct {
 	p    unsafe.Pointer
 	t    reflect.Type
 	size int
 }
 
-// A walk visits everything that a value reaches. It has a list of its own and no recursion: a long
-// linked list must not overflow the stack.
+// A walk visits all memory that a value reaches, without recursion: a long list must not overflow
+// the stack.
 type walk struct {
 	bytes int
 	seen  map[place]bool
@@ -47,7 +47,7 @@ func reach(v reflect.Value) int {
 	return w.bytes
 }
 
-// first reports whether v's memory is there and is seen for the first time.
+// first reports whether v is not nil and is visited for the first time.
 func (w *walk) first(v reflect.Value, size int) bool {
 	at := place{v.UnsafePointer(), v.Type(), size}
 	if at.p == nil || w.seen[at] {
@@ -57,7 +57,7 @@ func (w *walk) first(v reflect.Value, size int) bool {
 	return true
 }
 
-// visit adds the memory that v refers to directly, and puts the values in it on the list.
+// visit adds the memory to which v refers directly, and puts the values there on the list.
 func (w *walk) visit(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
@@ -99,7 +99,7 @@ func (w *walk) visit(v reflect.Value) {
 }
 
 // elements puts the elements of a slice or array on the list, unless their kind reaches nothing: a
-// megabyte of bytes is not walked byte by byte.
+// megabyte of bytes is not visited byte by byte.
 func (w *walk) elements(v reflect.Value) {
 	if v.Type().Elem().Kind() < reflect.Array {
 		return
@@ -112,10 +112,9 @@ func (w *walk) elements(v reflect.Value) {
 // guardedTypes has the results of guarded, by reflect.Type.
 var guardedTypes sync.Map
 
-// guarded reports whether a struct type is, or has a field, of package sync or sync/atomic. Clients
-// and pools of connections are such types: one object for many values, and in use elsewhere. A
-// message of protobuf has a [0]sync.Mutex and leads to the description of its type. The location of
-// a time is shared as well.
+// guarded reports whether a struct type is, or has a field, of package sync or sync/atomic, such as
+// a client or a pool: one object for many values, and in use elsewhere. A message of protobuf has a
+// [0]sync.Mutex and leads to its type's description. A time's location is shared as well.
 func guarded(t reflect.Type) bool {
 	if is, ok := guardedTypes.Load(t); ok {
 		return is.(bool)

@@ -73,8 +73,7 @@ func TestSizeOf(t *testing.T) {
 	}
 }
 
-// What guards itself is in use elsewhere, so it is not looked into: a map that is
-// written to meanwhile would end the process.
+// Of does not look into a struct that guards itself: a map that changes meanwhile would end the process.
 func TestSizeOf_WhatGuardsItself(t *testing.T) {
 	type pool struct {
 		mu   sync.Mutex
@@ -88,7 +87,7 @@ func TestSizeOf_WhatGuardsItself(t *testing.T) {
 		atomic.Int64
 		text string
 	}
-	type message struct { // as protobuf's
+	type message struct { // as in protobuf
 		_    [0]sync.Mutex
 		text string
 	}
@@ -121,12 +120,12 @@ func TestSizeOf_WhatGuardsItself(t *testing.T) {
 			p.mu.Unlock()
 		}
 	})
-	for range 1000 { // under -race this fails if anybody looks
+	for range 1000 { // under -race this fails if Of looks into the pool
 		Of(&row{"b", p})
 	}
 }
 
-// What begins at the same address as something smaller counts all the same.
+// A value at the same address as a smaller one still counts.
 func TestSizeOf_PointerToTheFirstField(t *testing.T) {
 	type large struct {
 		first byte

@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// A Shared is one slot for many holders. The first holder takes it and the last one gives it back.
-// Then it can be taken again.
+// A Shared is one slot for many holders. The first takes the slot, and the last gives it back for reuse.
 type Shared struct {
 	from    *Slots
 	running *sync.WaitGroup
@@ -15,13 +14,13 @@ type Shared struct {
 	hand *Hand      // the present taking, nil if there are no holders
 }
 
-// A Hand is one taking of a shared slot.
+// A Hand is a taking of a shared slot.
 type Hand struct {
-	// Spent tells that a load has taken the slot. It is for the holders, who guard it.
+	// Spent: a load has taken the slot. The holders guard it.
 	Spent bool
 
 	of      *Shared
-	holders int           // guarded by of.mu: the rebuilds that have the slot or wait for it
+	holders int           // guarded by of.mu: the rebuilds with the slot, or waiting for it
 	taken   chan struct{} // closed when the slot is there
 	free    func()        // guarded by of.mu: gives the slot back; nil until it is there
 	abandon func()        // ends the wait for the slot
@@ -59,8 +58,7 @@ func (s *Shared) Try() *Hand {
 	return s.hand
 }
 
-// Wait is Try that waits until ctx ends. One request waits for all holders: more requests would only
-// stand in the way of each other.
+// Wait is Try that waits until ctx ends. All holders share one request: several would compete.
 func (s *Shared) Wait(ctx context.Context, d *Demand) *Hand {
 	s.mu.Lock()
 	h := s.hand
@@ -102,7 +100,7 @@ func (h *Hand) Hold() {
 	h.holders++
 }
 
-// Release removes a holder. The last one gives the slot back.
+// Release removes a holder. The last holder gives the slot back.
 func (h *Hand) Release() {
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package slots bounds the loads of a cache that run at one time (MaxRebuilds), and the rebuilds
-// that wait for a slot (MaxQueued). Loads that wait for each other share their slots, and so do the
-// rebuilds of a batch, in shared.go.
+// Package slots bounds a cache's concurrent loads (MaxRebuilds) and the rebuilds that wait for a
+// slot (MaxQueued). Loads that wait for each other share their slots, and so do the rebuilds of a
+// batch, in shared.go.
 package slots
 
 import (
@@ -13,32 +13,29 @@ import (
 
 // A Source is where a rebuild takes its slot: a cache's Slots, or a batch that shares one.
 type Source interface {
-	// Try returns the function that gives the slot back, to be called once. It returns nil if
-	// there is no slot now.
+	// Try returns the function that gives the slot back, to be called once; nil: there is no slot now.
 	Try() (free func())
 	// Wait is Try that waits for a slot until ctx ends.
 	Wait(ctx context.Context, d *Demand) (free func())
-	// Queue counts the rebuild among those that wait, and reports whether these are not too
-	// many. Unqueue ends that, also after false.
+	// Queue counts the rebuild as waiting until Unqueue, and reports whether they are not too many.
 	Queue() bool
 	Unqueue()
 }
 
-// Slots are the slots of one cache. A load that waits for another key, of any cache of this process,
-// holds its slot and needs none: the origin has nothing to do for it. So two bounds make one:
+// Slots are the slots of a cache. A load that waits for another key, of any cache of this process,
+// holds its slot without using the origin. So MaxRebuilds has two bounds:
 //
 //   - A rebuild for which no load waits begins while fewer than size loads hold a slot, waiting or
 //     not. Otherwise loads would begin without end while the first loads are half done.
-//   - A rebuild for which a load waits begins while fewer than size loads work. Otherwise size loads
-//     that each ask for another key would wait for themselves until RebuildTimeout.
+//   - A rebuild for which a load waits begins while fewer than size loads work. Otherwise size
+//     loads that each ask for another key would wait for each other until RebuildTimeout.
 //
 // When every load waits, the second bound lets the next rebuild begin. Two caches whose loads ask
-// each other go on in the same way: each load that waits for the other cache makes room in its own.
-// No cache uses the slots of another cache, whose origin may be another one.
+// each other continue in the same way: each load that waits for the other cache makes room in its
+// own. No cache uses the slots of another cache, which may have another origin.
 //
-// A load that no longer waits for the rebuild that it has asked for works beside it. Then more than
-// size loads work until some of them have ended: as many as have waited for each other. No rebuild
-// begins meanwhile.
+// A load that stops waiting for its rebuild works beside that rebuild. Then more than size loads work,
+// as many more as have waited for each other, until some of them end. No rebuild begins meanwhile.
 //
 // Slots are safe for concurrent use.
 type Slots struct {
@@ -58,16 +55,16 @@ func New(size, maxQueued int) *Slots {
 	return &Slots{size: size, most: int64(maxQueued)}
 }
 
-// A Demand tells whether a load waits for a rebuild, or for one of a batch. The zero Demand says no.
+// A Demand reports whether a load waits for a rebuild or a batch. The zero Demand reports false.
 type Demand struct{ load atomic.Bool }
 
 // ByLoad reports whether a load waits.
 func (d *Demand) ByLoad() bool { return d.load.Load() }
 
-// A request is one wait for a slot. Slots.mu guards all fields but taken.
+// A request is a wait for a slot. Slots.mu guards all fields except taken.
 type request struct {
 	demand *Demand
-	in     *list.List // the list with the request, nil once it has its slot
+	in     *list.List // the list with the request, nil with a slot
 	at     *list.Element
 	free   func()
 	taken  chan struct{} // closed when free is set
@@ -139,9 +136,9 @@ func (s *Slots) dispatch() {
 	}
 }
 
-// next returns the request that gets a slot now, or nil. Of the requests that loads wait for it is
-// the newest. So a tree of loads goes on in its depth, and each level of the tree has at most size
-// loads half done. s.mu is held.
+// next returns the request that gets a slot now, or nil. Among requests for which loads wait, the
+// newest is first: a tree of loads is built depth first, and each level has at most size loads half
+// done. s.mu is held.
 func (s *Slots) next() *request {
 	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size {
 		return newest.Value.(*request)
@@ -169,8 +166,7 @@ func (s *Slots) AskedByLoad(d *Demand) {
 	s.dispatch()
 }
 
-// Queue counts a rebuild among those that wait, and reports whether they are at most maxQueued.
-// Unqueue ends that, also after false.
+// Queue counts a rebuild as waiting until Unqueue, and reports whether they are at most maxQueued.
 func (s *Slots) Queue() bool { return s.queued.Add(1) <= s.most }
 
 // Unqueue is the reverse of Queue.
@@ -178,10 +174,9 @@ func (s *Slots) Unqueue() { s.queued.Add(-1) }
 
 const looksASecond = 1 << 14
 
-// LookPause is the pause between two looks into the store by a rebuild that waits for a slot. It is
-// least, or longer if so many wait that all of them would make more than 16,384 looks a second.
-// Otherwise a slot would come to a rebuild whose look waits behind all others' looks, and the slot
-// would stay without a load.
+// LookPause is the pause between two looks into the store by a rebuild that waits for a slot: least,
+// or longer to keep all waiting rebuilds within 16,384 looks a second. Otherwise a rebuild could get
+// a slot while its look waits behind all others' looks, and the slot would stay without a load.
 func (s *Slots) LookPause(least time.Duration) time.Duration {
 	return max(least, (time.Duration(s.queued.Load())*time.Second+looksASecond-1)/looksASecond)
 }
@@ -193,11 +188,11 @@ type Load struct {
 	ended atomic.Bool // set with slots.mu held
 }
 
-// Begin makes l a load with one of s.
+// Begin makes l a load with a slot of s.
 func (l *Load) Begin(s *Slots) { l.slots = s }
 
-// Wait notes that the load waits for another key, until Resume. A load that waits for several keys
-// at one time counts once.
+// Wait notes that the load waits for another key, until Resume. A load that waits for several keys at a
+// time counts once.
 func (l *Load) Wait() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()
@@ -216,8 +211,7 @@ func (l *Load) Resume() {
 	}
 }
 
-// End is called before the load gives its slot back. Goroutines of the load may go on, and no longer
-// count.
+// End comes before the load gives its slot back. Goroutines of the load may go on, and no longer count.
 func (l *Load) End() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()

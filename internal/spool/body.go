@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// A Body is a complete body, in the pieces in which it was collected: joining
-// them would need the memory twice. Nobody modifies it.
+// A Body is a complete body in its collected pieces: joining them would need the memory twice. It
+// is immutable.
 type Body [][]byte
 
 // BodyOf returns b as a Body, which shares its memory.
@@ -50,7 +50,7 @@ func (b Body) WriteTo(w io.Writer) (int64, error) {
 	return total, nil
 }
 
-// Reader returns a reader of the bytes from the first on.
+// Reader returns a reader of all bytes.
 func (b Body) Reader() io.ReadSeeker { return io.NewSectionReader(b, 0, b.Len()) }
 
 // ReadAt implements [io.ReaderAt].
@@ -70,13 +70,12 @@ func (b Body) ReadAt(p []byte, off int64) (int, error) {
 	return n, io.EOF
 }
 
-// joined is the size up to which a body is kept in one piece: each piece is a
-// write, and so a system call, whenever it is sent.
+// joined is the size up to which a body is kept in one piece: each piece costs a system call when
+// it is sent.
 const joined = 256 << 10
 
-// Body returns the body if it is complete and within the limit. It is what the
-// readers read, not a copy, but for a small one, and for the last piece: of a
-// chunk that is not full only what is used is worth keeping.
+// Body returns the body if it is complete and within the limit. It shares the readers' memory,
+// except for a small body, and for the last piece: the unused part of a chunk is not worth keeping.
 func (s *Spool) Body() (Body, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,8 +39,7 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// A complete body is there once: keeping it does not copy it, also while
-// readers are at its beginning.
+// Body does not copy a complete body, even while readers are at its beginning.
 func TestBody_IsNoCopy(t *testing.T) {
 	const n = 32 << 20
 	s := New(n)
@@ -61,13 +60,12 @@ func TestBody_IsNoCopy(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// A body that comes in one Write, or whose length is said before, is kept in the
-// memory in which it came. Whoever has lied gets no more for it.
+// A body in one Write, or with its length, is kept in its first memory. A wrong length costs no more.
 func TestBody_InOnePiece(t *testing.T) {
 	for _, c := range []struct {
 		expected int64
 		writes   []int
-		pieces   int // of the body as it was collected
+		pieces   int // of the collected body
 	}{
 		{0, []int{minFirst}, 1},
 		{-1, []int{maxChunk}, 1},
@@ -75,7 +73,7 @@ func TestBody_InOnePiece(t *testing.T) {
 		{1000, []int{100, 100}, 1},
 		{maxExpected, []int{1, maxExpected - 1}, 1},
 		{maxExpected + 1, []int{1, minChunk - 1}, 1}, // not believed
-		{10, []int{100}, 2},                          // and more than that
+		{10, []int{100}, 2},                          // more than announced
 		{1, []int{1, 5000, 100}, 3},
 		{0, []int{minFirst, 1}, 2},
 	} {

@@ -6,8 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// OnIdle's function is called once: when the body has ended, however it did, and
-// its last reader has left.
+// OnIdle's function is called once: when the body has ended and its last reader has left.
 func TestSpool_OnIdle(t *testing.T) {
 	broken := errors.New("broken")
 	ends := map[string]func(s *Spool){
@@ -51,8 +50,7 @@ func TestSpool_OnIdle(t *testing.T) {
 	}
 }
 
-// A body over the limit that nobody reads has ended: the writer is told so, and
-// so is who waits for its end.
+// A body over the limit ends when its last reader leaves: Write fails, and OnIdle's function runs.
 func TestSpool_OnIdleOfABodyThatAllHaveLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -75,14 +73,14 @@ func TestSpool_OnIdleOfABodyThatAllHaveLeft(t *testing.T) {
 	})
 }
 
-// A lower limit counts from the next Write on, and a higher one not at all.
+// A lower limit counts from the next Write on. A higher limit changes nothing.
 func TestSpool_Narrow(t *testing.T) {
 	for _, tt := range []struct {
 		limit, narrow int64
 		want          int // the largest body that is kept
 	}{
 		{100, 60, 60},
-		{100, 50, 50}, // what is there already
+		{100, 50, 50}, // the bytes that are already there
 		{100, 100, 100},
 		{100, 200, 100},
 		{60, 1 << 40, 60},
@@ -99,7 +97,7 @@ func TestSpool_Narrow(t *testing.T) {
 				write(t, s, body(n)[i:i+1])
 			}
 			s.Close()
-			checkRead(t, r, body(n), nil) // who is there has it all
+			checkRead(t, r, body(n), nil) // present readers get all bytes
 			r.Close()
 			if _, ok := s.Body(); ok != (n <= tt.want) || s.Overflowed() == ok {
 				t.Errorf("limit %d, narrowed to %d: of %d bytes Body says %v, Overflowed %v", tt.limit, tt.narrow, n, ok, s.Overflowed())
@@ -108,7 +106,7 @@ func TestSpool_Narrow(t *testing.T) {
 	}
 }
 
-// Below zero is zero: nothing is collected, and the body streams through.
+// A limit below zero is zero: the body streams through.
 func TestSpool_NarrowToNothing(t *testing.T) {
 	for _, limit := range []int64{0, -1} {
 		synctest.Test(t, func(t *testing.T) {

@@ -1,8 +1,6 @@
-// Package spool holds a body that grows while many read it. One rebuild writes
-// a response into a [Spool]; every caller that waits for the response, the one
-// whose request began it included, copies it out through a [Reader] of its
-// own. So the first byte reaches all of them as soon as it is written, and a
-// reader that is slow or leaves is no matter to the others.
+// Package spool holds a body that grows while many clients read it. A rebuild writes its response
+// into a [Spool], and each waiting caller copies it out through its own [Reader]: the first byte
+// reaches all callers at once, and a slow or leaving reader does not affect the others.
 package spool
 
 import (
@@ -15,119 +13,110 @@ import (
 )
 
 var (
-	// ErrNoReaders is what Write returns when the body has passed the limit,
-	// so that it will not be stored, and nobody is left to read it either.
+	// ErrNoReaders is Write's error for a body over the limit, and so not stored, without readers.
 	ErrNoReaders = errors.New("bellwether: no client reads a body too large to store")
 
-	// ErrClosed is what Write returns once the body has ended, CopyTo once its
-	// reader is closed, and both when the body was broken off without a reason.
+	// ErrClosed is the error of a Write after the body has ended, of a CopyTo after its reader was
+	// closed, and of both if the body was broken off without a reason.
 	ErrClosed = errors.New("bellwether: spool is closed")
 
-	// ErrTooSlow is what CopyTo returns once its reader has lost its place in
-	// a body that has passed the limit, see [Spool].
+	// ErrTooSlow is the error of a CopyTo whose reader has lost its place, see [Spool].
 	ErrTooSlow = errors.New("bellwether: reader is too slow for the others")
 )
 
-// A reader loses its place in a body over the limit when it has had the others
-// wait for patience in one stride of its own. One that takes a stride in that
-// time, 0.8 MB/s, keeps it beside any other: else one fast reader could have all
-// the rest broken off. And a stride is much longer than a chunk: else a reader
-// that takes a chunk in that time could hold all the rest to its pace.
+// A reader loses its place in a body over the limit if other readers have waited for it for
+// patience within one stride. A stride in that time, 0.8 MB/s, keeps the place: otherwise one fast
+// reader could break off all others. And a stride is much longer than a chunk: otherwise a reader
+// with a chunk in that time could hold all others to its pace.
 const (
-	// patience outlasts a connection on which four packets in a row are lost:
-	// TCP sends them again after 0.2, 0.4, 0.8 and 1.6 s.
+	// patience outlasts four lost packets in a row: TCP sends again after 0.2, 0.4, 0.8 and 1.6 s.
 	patience = 5 * time.Second
 	stride   = 4 << 20
 )
 
-// The smallest and the largest chunk. Each chunk is twice the one before, so
-// that a small body costs one small allocation and a large one few. The first
-// may be smaller: many bodies come in one Write, or with their length said
-// before, and then it is all of the body, and nothing has to be cut off it to be
-// kept.
+// The smallest and the largest chunk. Each chunk is twice the one before: a small body costs one
+// small allocation, and a large body a few. The first chunk may be smaller: if a body comes in one
+// Write, or has announced its length, the chunk holds exactly the body, and Body need not copy it.
 const (
 	minChunk = 4 << 10
 	maxChunk = 256 << 10
 
-	// minFirst is the least Write that is taken for all of a body.
+	// minFirst is the smallest Write that counts as the whole body.
 	minFirst = 512
-	// maxExpected is the longest body that is believed to come.
+	// maxExpected is the longest announced body that Expect believes.
 	maxExpected = 64 << 10
 )
 
-// A Spool is a body that grows. One goroutine at a time writes it; all methods
-// but Write are safe for concurrent use. Make one with [New].
+// A Spool is a growing body. A single goroutine at a time writes. All methods except Write are safe
+// for concurrent use. Make one with [New].
 //
-// Up to its limit the body is collected whether anybody reads it or not, and
-// each new Reader begins at byte 0. The Write that would pass the limit makes
-// the spool overflow, for good: the body will not be stored, the parts that
-// all present readers have passed are dropped, nobody can begin to read once
-// byte 0 is among them, and the writer waits while the slowest reader is more
-// than the limit behind. If readers that have had all there is wait too long for
-// another, that one loses its place. Where all are slow, none waits for another.
+// Up to its limit the spool collects the body with or without readers, and each new Reader begins
+// at byte 0. The Write that would pass the limit makes the spool overflow, for good:
 //
-// Memory is one copy of the body whatever the number of readers: at most the
-// limit, and at most the limit and one chunk (256 KiB or less) after the
-// overflow.
+//   - The body will not be stored.
+//   - The parts that all present readers have passed are dropped. Without byte 0, NewReader fails.
+//   - The writer waits while the slowest reader is more than the limit behind.
+//   - A reader loses its place if readers at the end of the body wait for it too long. If all
+//     readers are slow, none loses its place.
+//
+// Memory is one copy of the body for any number of readers: at most the limit, and after the
+// overflow at most the limit and one chunk (256 KiB or less).
 type Spool struct {
-	mu sync.Mutex // guards all below
+	mu sync.Mutex // guards the fields below
 
 	limit    int64
 	expected int64  // see Expect
 	idle     func() // see OnIdle; nil once called
 
-	head *chunk // oldest chunk kept, nil while none is
-	tail *chunk // newest chunk, kept or dropped; at first a full one of no bytes
+	head *chunk // oldest kept chunk, nil if there is none
+	tail *chunk // newest chunk, kept or dropped; at first a full chunk without bytes
 	size int64  // bytes published
 	kept int64  // capacity of the chunks from head to tail
 
-	readers  []*Reader // the present ones, each at its Reader.place
-	waiting  int       // those of them that need no byte of the tail any more
-	overflow bool      // the limit was passed
+	readers  []*Reader // the present readers, each at its Reader.place
+	waiting  int       // number of readers that need no more bytes of the tail
+	overflow bool      // the body has passed the limit
 	flushed  bool      // Flush was called
 	end      error     // nil while the body grows, io.EOF once complete, else why it was broken off
 
-	// Both channels are made by the one who waits and closed by the one who
-	// has news, under mu: news that comes after a look at the state finds the
-	// channel, and one close wakes a thousand readers.
-	more chan struct{} // the body has grown or ended; nil unless a reader waits
-	room chan struct{} // a chunk was dropped, readers begin or cease to wait, the last one left, or the body ended; nil unless the writer waits
+	// The waiting goroutine makes the channel, and the goroutine with news closes it, under mu.
+	// News after a look at the state finds the channel, and one close wakes a thousand readers.
+	more chan struct{} // the body has grown or ended; nil if no reader waits
+	room chan struct{} // a chunk was dropped, readers begin or cease to wait, the last reader left, or the body ended; nil if the writer does not wait
 }
 
-// A chunk is a piece of the body. The writer fills it from the front without
-// a lock; the readers only ever see what is published, which nobody writes
-// again.
+// A chunk is a piece of the body. The writer fills it without a lock; readers see only its
+// published bytes.
 type chunk struct {
-	start   int64  // position of its first byte in the body; never changes
-	size    int    // its capacity; never changes
-	buf     []byte // of length size, nil once dropped; guarded by Spool.mu, but the writer may fill buf[n:]
+	start   int64  // position of its first byte in the body; immutable
+	size    int    // its capacity; immutable
+	buf     []byte // of length size, nil once dropped; guarded by Spool.mu, except buf[n:] for the writer
 	n       int    // bytes published; guarded by Spool.mu, written by the writer only
-	readers int    // readers that still need some byte of it; guarded by Spool.mu
+	readers int    // readers that still need bytes; guarded by Spool.mu
 	next    *chunk // guarded by Spool.mu
 }
 
-// New returns an empty Spool that collects up to limit bytes. A limit of 0 or
-// less collects nothing: the body streams through, one small chunk at a time.
+// New returns an empty Spool that collects up to limit bytes. With 0 or less the body streams through.
 func New(limit int64) *Spool {
 	return &Spool{limit: max(0, limit), tail: &chunk{}}
 }
 
-// OnIdle has f called once, when the body has ended and nobody reads it. It is
-// called under the Spool's lock, and is set before the first Write.
+// OnIdle sets the function that the Spool calls once, when the body has ended and has no reader.
+// Call OnIdle before the first Write. f runs under the Spool's lock.
 func (s *Spool) OnIdle(f func()) { s.idle = f }
 
-// Expect says how long the body is said to be, before the first Write. A short
-// one gets its memory in one piece then. It binds nobody.
+// Expect announces the length of the body, before the first Write. A short body then gets its
+// memory in one piece. The body may have another length.
 func (s *Spool) Expect(n int64) { s.expected = n }
 
-// Narrow lowers the limit, if it is higher, before the body has passed it.
+// Narrow lowers the limit before the body has passed it. A higher limit changes nothing.
 func (s *Spool) Narrow(limit int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit = min(s.limit, max(0, limit))
 }
 
-// rest calls idle if it is time to. Called with mu held.
+// rest calls idle if it is due. mu is held.
 func (s *Spool) rest() {
 	if s.idle != nil && s.end != nil && len(s.readers) == 0 {
 		f := s.idle
@@ -136,11 +125,9 @@ func (s *Spool) rest() {
 	}
 }
 
-// Write appends p to the body. It does not keep p. Within the limit it never
-// waits. Over the limit it waits for slow readers, and returns ErrNoReaders as
-// soon as there is none; readers therefore have to be there before the body
-// can overflow. A Write that fails breaks the body off: no later Close makes
-// a complete body of it.
+// Write appends p to the body, and does not keep p. Within the limit it never waits. Over the limit
+// it waits for slow readers, and returns ErrNoReaders as soon as there are none: readers must be
+// there before the overflow. A failed Write breaks the body off: a later Close does not complete it.
 func (s *Spool) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,14 +156,13 @@ func (s *Spool) Write(p []byte) (int, error) {
 		}
 		c := s.tail
 		free := c.buf[c.n:]
-		// Copying outside the lock keeps a large Write from holding up the
-		// readers of what is there already. Only the writer touches free, and
-		// drop leaves a chunk alone that is not full.
+		// The copy is outside the lock, so a large Write does not hold up the readers of earlier
+		// bytes. Only the writer uses free, and drop leaves a chunk alone that is not full.
 		s.mu.Unlock()
 		n := copy(free, p[written:])
 		s.mu.Lock()
 		if s.end != nil {
-			continue // broken off meanwhile: what nobody saw stays unseen
+			continue // broken off meanwhile: the unpublished bytes stay unseen
 		}
 		written += n
 		c.n += n
@@ -185,8 +171,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 	}
 }
 
-// grow appends a chunk, for so many bytes that are there and others that may
-// come. Called with mu held, by the writer.
+// grow appends a chunk for the bytes that are there and for later bytes. mu is held by the writer.
 func (s *Spool) grow(there int) {
 	size := min(max(minChunk, 2*s.tail.size), maxChunk)
 	if s.size == 0 {
@@ -197,15 +182,14 @@ func (s *Spool) grow(there int) {
 		}
 	}
 	if s.overflow {
-		// Small against the limit, so that the readers and the writer do not
-		// take turns.
+		// Small against the limit, so the readers and the writer do not take turns.
 		size = min(size, max(minChunk, int(min(s.limit/4, maxChunk))))
 	} else {
 		size = int(min(int64(size), s.limit-s.size))
 	}
 	c := &chunk{start: s.size, size: size, buf: make([]byte, size)}
-	// The readers at the end count as readers of this chunk from here on, not
-	// from when they wake: else it could be dropped before they see it.
+	// The waiting readers count as readers of this chunk from here on, not from when they wake:
+	// otherwise the chunk could be dropped before.
 	c.readers, s.waiting = s.waiting, 0
 	s.tail.next = c
 	s.tail = c
@@ -215,7 +199,7 @@ func (s *Spool) grow(there int) {
 	s.kept += int64(size)
 }
 
-// drop lets go of the chunks that no reader needs. Called with mu held.
+// drop drops the chunks that no reader needs. mu is held.
 func (s *Spool) drop() {
 	if !s.overflow {
 		return
@@ -228,11 +212,10 @@ func (s *Spool) drop() {
 	}
 }
 
-// awaitRoom waits for anything that may let the writer go on. Readers that others
-// have waited for long enough lose their places. Called with mu held, which it
-// gives up meanwhile.
+// awaitRoom waits until the writer may go on. A reader loses its place when others have waited for
+// it for patience. mu is held, and released during the wait.
 func (s *Spool) awaitRoom() {
-	var over <-chan time.Time // nil while nobody waits: all are on their way to the end
+	var over <-chan time.Time // nil if no reader waits: all are on their way to the end
 	held := s.waiting > 0
 	if held {
 		left := patience
@@ -260,10 +243,9 @@ func (s *Spool) awaitRoom() {
 	}
 }
 
-// slowest returns the readers that are more than half the limit behind. It is
-// the last of them that the writer waits for; but the rest would be next, and if
-// their time began only then, many together could have the others wait for as
-// many times as long. Called with mu held.
+// slowest returns the readers that are more than half the limit behind. The writer waits for the
+// last of them, but the time of the others runs too: if it began only in turn, many readers
+// together could hold up the rest for many times patience. mu is held.
 func (s *Spool) slowest() []*Reader {
 	var slow []*Reader
 	for _, r := range s.readers {
@@ -274,7 +256,7 @@ func (s *Spool) slowest() []*Reader {
 	return slow
 }
 
-// wake tells all who wait on *ch. Called with mu held.
+// wake wakes all waiters on *ch. mu is held.
 func wake(ch *chan struct{}) {
 	if *ch != nil {
 		close(*ch)
@@ -282,8 +264,7 @@ func wake(ch *chan struct{}) {
 	}
 }
 
-// finish ends the body with err, unless it has ended before. Called with mu
-// held.
+// finish ends the body with err, unless it has already ended. mu is held.
 func (s *Spool) finish(err error) {
 	if s.end == nil {
 		s.end = err
@@ -293,7 +274,7 @@ func (s *Spool) finish(err error) {
 	}
 }
 
-// writeError is why the body takes no more bytes. Called with mu held.
+// writeError is why the body takes no more bytes. mu is held.
 func (s *Spool) writeError() error {
 	if s.end == io.EOF {
 		return ErrClosed
@@ -301,9 +282,8 @@ func (s *Spool) writeError() error {
 	return s.end
 }
 
-// Flush has each CopyTo flush before its first wait, though it has written
-// nothing yet: what comes before the body is to go out. Later Flushes change
-// nothing, as readers flush before each wait that follows a write.
+// Flush makes each CopyTo flush before its first wait, even without a byte: the header must go out.
+// Later Flushes change nothing, because a CopyTo flushes before each wait after a write.
 func (s *Spool) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -313,9 +293,7 @@ func (s *Spool) Flush() {
 	}
 }
 
-// Close says that the body is complete. If it was broken off before, by
-// CloseWithError or by a Write that failed, Close leaves it so and returns the
-// reason.
+// Close completes the body. For a broken body Close returns the reason instead.
 func (s *Spool) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,11 +304,10 @@ func (s *Spool) Close() error {
 	return nil
 }
 
-// CloseWithError breaks the body off: a Write that waits returns err, and so
-// does CopyTo once its reader has had what was written before. A nil err stands
-// for ErrClosed, and an io.EOF becomes an io.ErrUnexpectedEOF, so that no
-// reader takes the broken body for a complete one. If the body has ended before, nothing
-// happens. It may be called from any goroutine.
+// CloseWithError breaks the body off: a waiting Write returns err, and so does a CopyTo after the
+// bytes that are already written. A nil err becomes ErrClosed. An io.EOF becomes an
+// io.ErrUnexpectedEOF, so no reader takes the broken body for a complete one. After the body's end
+// it does nothing. Any goroutine may call it.
 func (s *Spool) CloseWithError(err error) {
 	switch {
 	case err == nil:
@@ -343,16 +320,15 @@ func (s *Spool) CloseWithError(err error) {
 	s.finish(err)
 }
 
-// Overflowed tells whether the body has passed the limit.
+// Overflowed reports whether the body has passed the limit.
 func (s *Spool) Overflowed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.overflow
 }
 
-// NewReader returns a Reader that begins at byte 0. It returns false if byte 0
-// was dropped, or if the body is broken off: who comes now can still get a
-// whole one elsewhere. The caller closes the Reader.
+// NewReader returns a Reader that begins at byte 0. The result is false if byte 0 was dropped, or if the
+// body is broken off: a new client can still get a whole one elsewhere. The caller closes the Reader.
 func (s *Spool) NewReader() (*Reader, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -364,7 +340,7 @@ func (s *Spool) NewReader() (*Reader, bool) {
 	case s.head != nil && s.head.start == 0:
 		r.c = s.head
 		r.c.readers++
-	case s.tail.size == 0: // not a byte so far
+	case s.tail.size == 0: // no byte so far
 		r.c, r.past = s.tail, true
 		s.waiting++
 	default:
@@ -374,33 +350,31 @@ func (s *Spool) NewReader() (*Reader, bool) {
 	return r, true
 }
 
-// A Reader reads a [Spool] from its first byte. One goroutine uses it at a
-// time, but for Close.
+// A Reader reads a [Spool] from its first byte. One goroutine at a time uses it, except for Close.
 type Reader struct {
 	s       *Spool
-	c       *chunk // where it reads; nil once closed; guarded by s.mu
-	off     int    // bytes of c it is done with; guarded by s.mu
-	lent    int    // bytes of c behind off that next has given out; guarded by s.mu
+	c       *chunk // the present chunk; nil once closed; guarded by s.mu
+	off     int    // bytes of c already passed; guarded by s.mu
+	lent    int    // bytes of c after off that next has returned; guarded by s.mu
 	flushed bool   // it has flushed; used by the reading goroutine
-	past    bool   // done with the whole of c, and counted in c.next or, failing that, in s.waiting; guarded by s.mu
+	past    bool   // done with the whole of c, and counted in c.next, or without a next chunk in s.waiting; guarded by s.mu
 	place   int    // in s.readers; guarded by s.mu
 	end     error  // why c is nil; guarded by s.mu
 	lost    func() // see OnLoss; guarded by s.mu
 
 	began int64         // where in the body its present stride begins; guarded by s.mu
-	delay time.Duration // for how long it has had the others wait since; guarded by s.mu
+	delay time.Duration // how long others have waited for it in this stride; guarded by s.mu
 }
 
-// OnLoss has f called when the reader loses its place, while CopyTo may hang in a
-// Write. It is called under the Spool's lock, and not if the place is lost already.
+// OnLoss sets the function that the Spool calls when the reader loses its place, while CopyTo may
+// hang in a Write. f runs under the Spool's lock. If the place is already lost, f does not run.
 func (r *Reader) OnLoss(f func()) {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
 	r.lost = f
 }
 
-// counted returns the chunk that counts the reader among its readers, nil if
-// s.waiting does. Called with s.mu held.
+// counted returns the chunk that counts the reader, nil if s.waiting does. s.mu is held.
 func (r *Reader) counted() *chunk {
 	if r.past {
 		return r.c.next
@@ -408,8 +382,8 @@ func (r *Reader) counted() *chunk {
 	return r.c
 }
 
-// advance begins the reader's next stride, if it is there, and reports whether it
-// is. Called with s.mu held, and not for a reader at the end.
+// advance begins the reader's next stride if it is reached, and reports whether it is. s.mu is
+// held; the reader is not at the end.
 func (r *Reader) advance() bool {
 	at := r.counted().start
 	if at-r.began < stride {
@@ -419,9 +393,8 @@ func (r *Reader) advance() bool {
 	return true
 }
 
-// delayed counts that the others have waited d, unless the reader has come a
-// stride further meanwhile: it was another that they waited for. Called with s.mu
-// held.
+// delayed adds d to the reader's delay. If the reader has begun a new stride, the others have waited
+// for another reader. s.mu is held.
 func (r *Reader) delayed(d time.Duration) {
 	if r.advance() {
 		return
@@ -435,16 +408,14 @@ func (r *Reader) delayed(d time.Duration) {
 	}
 }
 
-// next returns the next piece of the body, not copied. It waits until there is
-// one. The piece is valid for good, but counts as unread until the next call;
-// the caller does not modify it.
+// next returns the next piece of the body without a copy, and waits for it. The piece stays valid,
+// but counts as unread until the next call. The caller must not modify it.
 //
-// At the end it returns io.EOF if the body is complete, else the error it was
-// broken off with. If ctx ends first, it returns ctx's cause; the Reader loses
-// nothing by that.
+// At the end it returns io.EOF if the body is complete, else the error that broke it off. If ctx
+// ends first, it returns ctx's cause, and the Reader loses no bytes.
 //
-// Before it waits it calls idle, and flush, once in a Reader's life, if the spool's
-// Flush was called; either may be nil.
+// Before a wait it calls idle and, once in a Reader's life, flush if the spool's Flush was called.
+// Both may be nil.
 func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -480,7 +451,7 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 			if err != nil {
 				return nil, err
 			}
-			continue // look again: f took its time
+			continue // look again: the state may have changed during f
 		}
 		if s.more == nil {
 			s.more = make(chan struct{})
@@ -500,7 +471,7 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 	}
 }
 
-// pass gives back what next has lent. Called with s.mu held.
+// pass gives back the piece of the last next. s.mu is held.
 func (r *Reader) pass() {
 	r.off += r.lent
 	r.lent = 0
@@ -517,16 +488,14 @@ func (r *Reader) pass() {
 	r.s.drop()
 }
 
-// CopyTo writes the rest of the body to w as it comes, and returns the number
-// of bytes written. It returns nil at the end of a complete body, else what
-// the body, w or flush ended with.
+// CopyTo writes the rest of the body to w as it grows, and returns the number of bytes written. It
+// returns nil at the end of a complete body, else the error of the body, of w or of flush.
 //
-// If flush is not nil, it is called before each wait for more that follows a
-// write, so that what is there does not sit in w's buffers meanwhile; and before
-// the first wait if the spool's Flush was called.
+// flush, if not nil, runs before each wait that follows a write, so no byte sits in w's buffers,
+// and before the first wait if the spool's Flush was called.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
 	var total int64
-	var idle func() error // flush, if something was written since it last ran
+	var idle func() error // flush, if a write has followed the last flush
 	for {
 		b, err := r.next(ctx, idle, flush)
 		if err == io.EOF {
@@ -547,8 +516,7 @@ func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (i
 	}
 }
 
-// Close ends the reading. The pieces that were written from it stay valid. It may be
-// called again, and always returns nil.
+// Close ends the reading. Written pieces stay valid. It may be called again, and returns nil.
 func (r *Reader) Close() error {
 	s := r.s
 	s.mu.Lock()
@@ -559,8 +527,7 @@ func (r *Reader) Close() error {
 	return nil
 }
 
-// leave ends the reading, for which next returns err from then on. Called with
-// s.mu held.
+// leave ends the reading: next returns err from then on. s.mu is held.
 func (r *Reader) leave(err error) {
 	s := r.s
 	if c := r.counted(); c != nil {
@@ -568,7 +535,7 @@ func (r *Reader) leave(err error) {
 	} else if s.waiting--; s.waiting == 0 {
 		wake(&s.room)
 	}
-	r.c, r.end = nil, err // a Reader that somebody keeps would keep all chunks behind it
+	r.c, r.end = nil, err // a kept Reader would keep all later chunks
 	last := s.readers[len(s.readers)-1]
 	s.readers[r.place], last.place = last, r.place
 	s.readers[len(s.readers)-1] = nil

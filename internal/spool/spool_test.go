@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// body returns n bytes of which no two chunks are the same.
+// body returns n bytes. No two chunks of it are equal.
 func body(n int) []byte {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{1})
@@ -48,7 +48,6 @@ func whole(s *Spool) ([]byte, bool) {
 	return b.Append([]byte{}), ok
 }
 
-// checkRead reads to the end and compares.
 func checkRead(t testing.TB, r *Reader, want []byte, wantErr error) {
 	t.Helper()
 	var got bytes.Buffer
@@ -98,8 +97,7 @@ func TestSpool_Complete(t *testing.T) {
 	}
 }
 
-// A joiner gets the first byte at once, not when the body is complete, and
-// each further piece when it is written.
+// A late reader gets the first byte at once, and each further piece when it is written.
 func TestReader_LateJoiner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(1 << 20)
@@ -195,7 +193,7 @@ func TestReader_Leaves(t *testing.T) {
 	})
 }
 
-// A ctx that ends while a reader waits costs it no byte.
+// A ctx that ends while a reader waits costs no byte.
 func TestReader_NextAfterCancelledNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(10)
@@ -214,7 +212,7 @@ func TestReader_NextAfterCancelledNext(t *testing.T) {
 	})
 }
 
-// Within the limit the body is collected although nobody reads it.
+// Within the limit the body is collected without a reader.
 func TestSpool_NobodyReadsWithinLimit(t *testing.T) {
 	s := New(100)
 	r := join(t, s)
@@ -290,7 +288,7 @@ func TestSpool_OverflowBackPressure(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				synctest.Wait() // all go as far as they can while this one dawdles
+				synctest.Wait() // all others read as far as they can
 				s.mu.Lock()
 				kept, ahead := s.kept, s.size-int64(len(got))
 				s.mu.Unlock()
@@ -313,8 +311,7 @@ func TestSpool_OverflowBackPressure(t *testing.T) {
 	}
 }
 
-// readAt reads rate bytes a second, or all at once if that is 0, until the body ends
-// or the reader has lost its place.
+// readAt reads rate bytes a second, or all at once for 0, until the body ends or the place is lost.
 func readAt(r *Reader, rate int) (n int, took time.Duration, err error) {
 	start := time.Now()
 	w := writerFunc(func(p []byte) (int, error) {
@@ -332,8 +329,7 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// Over the limit a reader loses its place that has the others wait for patience in
-// a stride, and no other does.
+// Over the limit a reader loses its place only if others have waited for it for patience in a stride.
 func TestReader_LosesItsPlace(t *testing.T) {
 	const size = 24 << 20
 	for _, c := range []struct {
@@ -341,7 +337,7 @@ func TestReader_LosesItsPlace(t *testing.T) {
 		limit int64
 		rates []int
 		lose  []bool
-		most  time.Duration // the time of those who do not lose
+		most  time.Duration // the time of the readers that keep their places
 	}{
 		{"it takes nothing", 2 << 20, []int{1, 0, 0}, []bool{true, false, false}, patience},
 		{"it takes less than a stride in the time", 2 << 20, []int{stride / 6, 0}, []bool{true, false}, 3 * patience},
@@ -381,8 +377,7 @@ func TestReader_LosesItsPlace(t *testing.T) {
 	}
 }
 
-// Readers that stop at different places, one behind the other, have the others wait
-// at one time.
+// Slow readers at different places lose their places at the same time, not in turn.
 func TestReader_LosesItsPlaceInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size, limit = 24 << 20, 8 << 20
@@ -414,8 +409,8 @@ func TestReader_LosesItsPlaceInTurn(t *testing.T) {
 	})
 }
 
-// Who waits for a reader is told of its loss at once, and its time begins when the
-// first of the others begins to wait, also if the writer waits already.
+// OnLoss's function runs at once, and the slow reader's time begins when the first other reader
+// begins to wait, even if the writer already waits.
 func TestReader_OnLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(64 << 10)
@@ -445,12 +440,12 @@ func TestReader_OnLoss(t *testing.T) {
 			if _, err := slow.Next(t.Context()); err != ErrTooSlow {
 				t.Errorf("Next = %v, want ErrTooSlow", err)
 			}
-			slow.Close() // which changes nothing
+			slow.Close() // changes nothing
 		}
 	})
 }
 
-// Dropped chunks are really gone.
+// Dropped chunks free their memory.
 func TestSpool_OverflowFreesMemory(t *testing.T) {
 	heap := func() uint64 {
 		runtime.GC()
@@ -477,7 +472,7 @@ func TestSpool_OverflowFreesMemory(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// While byte 0 is there, one can still join an overflowed body.
+// While byte 0 is there, a reader can join an overflowed body.
 func TestSpool_JoinAfterOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		want := body(20 << 10)
@@ -578,14 +573,14 @@ func TestSpool_ThousandReaders(t *testing.T) {
 	}
 }
 
-// Flush runs before each wait that follows a write, and at no other time.
+// CopyTo calls flush before each wait that follows a write, and at no other time.
 func TestReader_CopyToFlushes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(1 << 20)
 		r := join(t, s)
 		defer r.Close()
 		go func() {
-			time.Sleep(time.Second) // nothing to flush before this
+			time.Sleep(time.Second) // no byte to flush before this
 			s.Write(body(10_000))   // two chunks, and one flush unless it runs between them
 			time.Sleep(time.Second)
 			s.Write([]byte("x"))
@@ -607,7 +602,7 @@ func TestReader_CopyToFlushes(t *testing.T) {
 	})
 }
 
-// Flush has what comes before the body go out at once, and once.
+// Flush makes the header go out at once, and once.
 func TestSpool_Flush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(1 << 20)
@@ -665,8 +660,7 @@ func TestReader_CopyToErrors(t *testing.T) {
 	}
 }
 
-// FuzzSpool drives a spool through a schedule of writes, joins, reads and
-// leaves, and compares every byte with a plain buffer.
+// FuzzSpool compares a schedule of writes, joins, reads and leaves with a plain buffer.
 func FuzzSpool(f *testing.F) {
 	f.Add(int64(0), []byte{1, 0, 9, 2, 0, 9, 2, 3})
 	f.Add(int64(10_000), []byte{1, 0, 200, 1, 2, 2, 0, 255, 2, 3, 2, 4})
@@ -682,7 +676,7 @@ func FuzzSpool(f *testing.F) {
 				got []byte
 			}
 			s := New(limit)
-			var want []byte // what Write has accepted or is about to
+			var want []byte // the bytes of all Writes so far
 			var readings []*reading
 			work := make(chan []byte)
 			done := make(chan struct{})
@@ -692,7 +686,7 @@ func FuzzSpool(f *testing.F) {
 				for p := range work {
 					if _, err := s.Write(p); err != nil {
 						failed = err
-						for range work { // a writer that does not look at errors
+						for range work { // a writer that ignores errors
 						}
 						return
 					}
@@ -840,12 +834,12 @@ func (s *Spool) Readers() int {
 	return len(s.readers)
 }
 
-// WriteTo is CopyTo with nobody who could leave.
+// WriteTo is CopyTo without a context.
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	return r.CopyTo(context.Background(), w, nil)
 }
 
-// Next is next, with nothing to be done before it waits.
+// Next is next without idle and flush.
 func (r *Reader) Next(ctx context.Context) ([]byte, error) {
 	return r.next(ctx, nil, nil)
 }

@@ -3,14 +3,13 @@ package stack
 
 import "runtime"
 
-// Grow has a goroutine's stack grow to 8 KiB at once. The first thing that a
-// goroutine does, it costs little: there is next to nothing to be copied. Left to
-// itself the runtime doubles the 2 KiB that each goroutine begins with whenever a
-// call has no room, and copies, frame by frame, all that is there by then: for a
-// rebuild that was a quarter of its processor time.
+// Grow grows a goroutine's stack to 8 KiB at once. Called first in a goroutine it is cheap, because
+// there is almost no stack to copy. Without Grow the runtime doubles the first 2 KiB whenever a
+// call has no room, and copies the whole stack frame by frame: a quarter of a rebuild's processor
+// time.
 //
 //go:noinline
 func Grow() {
-	var room [5 << 10]byte // with the frame before, and what the runtime keeps free, more than 4 KiB
+	var room [5 << 10]byte // with the caller's frame and the runtime's reserve, more than 4 KiB
 	runtime.KeepAlive(&room)
 }

@@ -5,8 +5,7 @@ import (
 	"unsafe"
 )
 
-// Calls that need 3 KiB move the stack of a new goroutine, and do not move it
-// after Grow.
+// Calls that need 3 KiB move the stack of a new goroutine, and do not move it after Grow.
 func TestGrow(t *testing.T) {
 	if !moved(func() {}) {
 		t.Error("a new goroutine has room enough: Grow is for nothing")
@@ -29,7 +28,7 @@ func moved(first func()) bool {
 	return <-result
 }
 
-// use takes n bytes of stack, and a little more, in steps as calls take them.
+// use takes a little more than n bytes of stack, in steps like calls.
 //
 //go:noinline
 func use(n int) byte {

@@ -10,7 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// A Sweep invalidates all keys with something in common. It is one line of the log.
+// A Sweep invalidates all keys with something in common. It is a line of the log.
 type Sweep struct {
 	Epoch uint64 `json:"epoch"` // of the commit that wrote the line
 	Kind  Kind   `json:"kind"`
@@ -21,8 +21,7 @@ type Sweep struct {
 	Heard durations.Instant `json:"-"` // when this process learnt of the sweep
 }
 
-// Exact is a string that JSON keeps byte for byte. A tag is any text of a handler, and a JSON string
-// replaces bytes that are not UTF-8.
+// Exact is a string that JSON keeps byte for byte: a JSON string replaces a tag's bytes outside UTF-8.
 type Exact string
 
 // MarshalJSON implements [json.Marshaler].
@@ -58,7 +57,7 @@ func (s *Sweep) hits(key string, tags []string) bool {
 	case ByStart:
 		return strings.HasPrefix(key, string(s.What))
 	}
-	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
+	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes apply to both schemes
 	if secure && s.Plain {
 		return false
 	}
@@ -82,10 +81,10 @@ func (s *Sweep) repeats(earlier Sweep) bool {
 	return !s.Soft && (s.Kind == earlier.Kind && s.What == earlier.What || s.Kind == ByPrefix && s.What == "")
 }
 
-// A Log is one state of the log. It does not change.
+// A Log is a state of the log. It does not change.
 type Log struct {
-	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load began
-	// with no later log in view may have been swept, and counts as swept.
+	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load saw no
+	// later log may have been swept, and counts as swept.
 	Since  uint64  `json:"since"`
 	Sweeps []Sweep `json:"sweeps"` // the oldest first
 
@@ -95,16 +94,14 @@ type Log struct {
 const (
 	// MaxSweeps bounds the sweeps that the log remembers. Each reader fetches the whole log.
 	MaxSweeps = 500
-	// maxBytes bounds the log's bytes, approximately: a log that a store refuses as too large
-	// could not be written again.
+	// maxBytes is about the largest size of a log: a store may refuse a larger log for ever.
 	maxBytes = 256 << 10
 )
 
-// Everything is the epoch after all others.
+// Everything is the epoch after all other epochs.
 const Everything = 1<<64 - 1
 
-// Only returns a log with these sweeps alone, which hit all items whatever log their loads had in
-// view. They were heard at now.
+// Only returns a log of these sweeps alone. They hit all items of all loads, and were heard at now.
 func Only(sweeps []Sweep, now durations.Instant) *Log {
 	l := &Log{Sweeps: slices.Clone(sweeps), epoch: Everything}
 	for i := range l.Sweeps {
@@ -113,16 +110,15 @@ func Only(sweeps []Sweep, now durations.Instant) *Log {
 	return l
 }
 
-// decode returns the log in a store's entry. It returns false if the entry has none: the sweeps in
-// its place are unknown, and nothing that was loaded before it is to be trusted.
+// decode returns the log in a store's entry. The result is false if the entry has no log: then the
+// sweeps are unknown, and every value that was loaded before must count as swept.
 func decode(entry driver.Entry) (*Log, bool) {
 	l := &Log{epoch: entry.Epoch}
 	err := json.Unmarshal(entry.Value, l)
 	return l, err == nil && entry.Kind == driver.KindValue && l.Since > 0
 }
 
-// and returns the log with more sweeps at its end, as of epoch. The oldest sweeps beyond the bounds
-// are forgotten.
+// and returns the log with more sweeps, as of epoch. Old sweeps beyond the bounds are forgotten.
 func (l *Log) and(epoch uint64, more []Sweep) *Log {
 	next := &Log{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), epoch: epoch}
 	if len(more) > MaxSweeps { // the search for repetitions would take too long
@@ -147,7 +143,7 @@ func (l *Log) and(epoch uint64, more []Sweep) *Log {
 	return next
 }
 
-// hear gives each sweep the instant at which this process learnt of it: now, unless known has it.
+// hear gives each sweep the instant of this process's knowledge: now, unless known has the sweep.
 func (l *Log) hear(known *Log, now durations.Instant) {
 	heard := map[uint64]durations.Instant{}
 	if known != nil {
@@ -164,7 +160,7 @@ func (l *Log) hear(known *Log, now durations.Instant) {
 	}
 }
 
-// Position is the log's epoch. A load notes the position of the log that it has in view.
+// Position is the log's epoch. A load records the position of the log that it saw.
 func (l *Log) Position() uint64 {
 	if l == nil {
 		return 0
@@ -172,10 +168,10 @@ func (l *Log) Position() uint64 {
 	return l.epoch
 }
 
-// Against holds the log against an item of key whose load had the log up to position in view. gone
-// says that the item was invalidated. Otherwise stale is when the item became stale, and [durations.Forever] if
-// it did not. traits returns the tags of the item, and whether the item is only a signpost to other
-// items, which no sweep makes stale. Against calls it at most once.
+// Against applies the log to an item of key whose load saw the log up to position. gone reports
+// that the item was invalidated. Otherwise stale is when the item became stale, [durations.Forever]
+// if it did not. traits returns the tags of the item, and whether the item is only a signpost to
+// other items, which no sweep makes stale. Against calls it at most once.
 func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale durations.Instant) {
 	if l == nil || position >= l.epoch {
 		return false, durations.Forever

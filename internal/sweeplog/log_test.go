@@ -18,7 +18,7 @@ func tagged(tags ...string) func() ([]string, bool) {
 
 func signpost() ([]string, bool) { return nil, true }
 
-// What a log has against items of a load that had the log up to epoch 10 in view.
+// The log against an item whose load saw the log up to epoch 10.
 func TestLog_Against(t *testing.T) {
 	const heard = 7 * time.Second
 	secure := httpcache.Secure + "host/a"
@@ -65,7 +65,7 @@ func TestLog_Against(t *testing.T) {
 	}
 }
 
-// The log remembers its latest sweeps, within its bounds, each of them once.
+// The log remembers its latest sweeps, within its bounds, each sweep once.
 func TestLog_Bounds(t *testing.T) {
 	l := &Log{Since: 1}
 	for i := range 2 * MaxSweeps {
@@ -95,7 +95,7 @@ func TestLog_Bounds(t *testing.T) {
 	}
 }
 
-// A log comes back from its entry byte for byte. An entry with something else is no log.
+// A log decodes from its entry byte for byte. An entry with other content is no log.
 func TestLog_Entry(t *testing.T) {
 	l := (&Log{Since: 3}).and(9, []Sweep{{Kind: ByTag, What: "\xff\x00é", Soft: true}, {Kind: ByPrefix, What: "host/", Plain: true}})
 	data, err := json.Marshal(l)

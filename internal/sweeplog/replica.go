@@ -1,9 +1,9 @@
 // Package sweeplog invalidates many keys together: all keys with a common beginning, or with values
-// of a common tag. Nobody knows these keys, so nobody looks for them. A sweep is a line in a log in
-// the store. Each process has a replica of the log. An item knows the log up to which its load had
-// the log in view, and each later sweep is held against the item when the item is read.
+// of a common tag. No process knows all these keys, so they cannot be invalidated one by one. A sweep
+// is a line in a log in the store, and each process has a replica of the log. An item records the
+// position of the log that its load saw. When the item is read, each later sweep is applied to it.
 //
-// log.go has the log itself, replica.go the way between the store's log and this process's.
+// log.go has the log itself, replica.go the exchange between the store's log and this process's.
 package sweeplog
 
 import (
@@ -24,14 +24,14 @@ import (
 const Key = "\x00sweeps"
 
 const (
-	// ttl is the life of the log in a store that keeps entries for so long. A lost log is begun
-	// anew, and everything that was loaded before counts as swept.
+	// ttl is the life of the log in a store that supports so long a life. A lost log is begun anew,
+	// and all values that were loaded before count as swept.
 	ttl = 10 * 365 * 24 * time.Hour
 	// tries bounds the attempts to write a log whose lease is lost, or whose commit is fenced.
 	tries = 5
 )
 
-// Config is a replica's way to its engines and to its cache.
+// Config is a replica's way to the engines and to the cache.
 type Config struct {
 	// Store has the log. If it is nil, the log is this process's alone.
 	Store driver.Store
@@ -49,22 +49,21 @@ type Config struct {
 	// Release gives the lease of the log back. Silent reports an engine without an answer.
 	Release func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error
 	Silent  func(err error)
-	// Take lets a new log take its effect. It calls publish, which makes next the replica's log,
-	// under the lock that all loads begin under, and holds the items that are there against next.
+	// Take makes a new log take effect. It calls publish, which makes next the replica's log, under
+	// the lock under which all loads begin, and applies next to the present items.
 	Take func(known, next *Log, publish func())
 }
 
-// A Replica is a process's copy of the log. The nil Replica is that of a cache without a log. It is
-// safe for concurrent use.
+// A Replica is a process's copy of the log, nil for a cache without a log. All methods are safe for
+// concurrent use.
 type Replica struct {
 	Config
 
 	applying sync.Mutex // held while a log takes its effect
 	log      atomic.Pointer[Log]
-	// asked is the instant of the latest read of the log; 0 if the log is to be read again at
-	// the next occasion.
+	// asked is the instant of the latest read of the log; 0: read it at the next occasion.
 	asked atomic.Int64
-	// silent is the end of the latest read if the store did not answer it; 0 if it did.
+	// silent is the end of the latest read if the store did not answer. 0: it answered.
 	silent atomic.Int64
 	// reading has room for one reader.
 	reading chan struct{}
@@ -73,7 +72,7 @@ type Replica struct {
 // New returns a replica without a log.
 func New(c Config) *Replica { return &Replica{Config: c, reading: make(chan struct{}, 1)} }
 
-// Log returns the log as this process knows it, nil if it knows none.
+// Log returns the log in this process, nil if there is none.
 func (r *Replica) Log() *Log {
 	if r == nil {
 		return nil
@@ -81,8 +80,7 @@ func (r *Replica) Log() *Log {
 	return r.log.Load()
 }
 
-// Asked limits an instant at which the store was asked for an item to the latest read of the log: an
-// item is no more certain than the log is.
+// Asked limits an item's instant by the latest read of the log: no item is more certain than the log.
 func (r *Replica) Asked(item durations.Instant) durations.Instant {
 	if r == nil {
 		return item
@@ -117,8 +115,8 @@ type Turn struct {
 	over    bool
 }
 
-// Turn waits for the turn to read the log. It returns nil if there is no need: no store has a log, or
-// the replica was, when the wait began, no older than age.
+// Turn waits for the turn to read the log. It returns nil if no read is needed: there is no store, or
+// the replica was no older than age when the wait began.
 func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
 	if r == nil || r.Store == nil || budget.Left() <= 0 {
 		return nil
@@ -131,8 +129,8 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	if !old() {
 		return nil
 	}
-	// Callers that come during a read wait for it: what they read of the store with a log that is
-	// too old would be trusted for no time at all.
+	// Callers that come during a read wait for it: with a log that is too old, an item from the
+	// store would count as certain for no time at all.
 	select {
 	case r.reading <- struct{}{}:
 	case <-ctx.Done():
@@ -141,8 +139,8 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	turn := &Turn{replica: r, asked: r.Now()}
 	switch silent := durations.Instant(r.silent.Load()); {
 	case silent > 0 && (silent > began || !old()):
-		// The store's silence was waited for, and it is as recent as it is long. A second read
-		// would be silent for the next caller, one after another.
+		// The caller has waited out a recent silence of the store. A second read would last as long
+		// for the next.
 		budget.Spend(turn.asked - began)
 	case old():
 		return turn
@@ -173,19 +171,19 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 		if err = r.begin(ctx, budget); !errors.Is(err, driver.ErrFenced) {
 			break
 		}
-		if entry, err = r.read(ctx, budget); err == nil { // another process has begun it
+		if entry, err = r.read(ctx, budget); err == nil { // another process has begun the log
 			r.Learn(entry)
 		}
 	}
 	if ctx.Err() != nil {
-		return // the caller has left, and knows nothing
+		return // the caller has left without an answer
 	}
 	silent := durations.Instant(0)
 	if err != nil {
 		silent = r.Now()
 		r.Silent(fmt.Errorf("reading the log of invalidations: %w", err))
 	}
-	// A store that does not answer cannot say that anything was swept.
+	// A store that does not answer cannot report sweeps.
 	r.silent.Store(int64(silent))
 	r.asked.Store(int64(max(1, t.asked)))
 }
@@ -200,7 +198,7 @@ func (r *Replica) Learn(entry driver.Entry) {
 }
 
 // apply makes l the replica's log. Two callers may bring the same log: the process's own sweep and
-// the store's notice of it. Neither returns before the log has taken its effect.
+// the store's notice of it. Both return only after the log has taken effect.
 func (r *Replica) apply(l *Log) {
 	r.applying.Lock()
 	defer r.applying.Unlock()
@@ -217,11 +215,10 @@ func (r *Replica) adopt(l *Log) {
 	r.Take(known, l, func() { r.log.Store(l) })
 }
 
-// Append adds sweeps to the log of a process without a store. epoch returns a new epoch; the positions
-// of the loads under way are below it.
+// Append adds sweeps to the log of a process without a store. epoch returns a new epoch, above the
+// positions of all running loads.
 func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
-	// The lock is held from the reading of the log on: of two sweeps that began with the same log,
-	// one would be lost.
+	// The lock is held from the reading of the log on: two sweeps on one log would lose one.
 	r.applying.Lock()
 	defer r.applying.Unlock()
 	l := r.log.Load()
@@ -231,12 +228,11 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	r.adopt(l.and(epoch(), sweeps))
 }
 
-// begin writes a log if there is none. There must be a log before the first load, so that the first
-// sweep tells the loads before it from those before a log was lost.
+// begin writes a log if there is none. With a log before the first load, the first sweep separates
+// the loads before it from the loads before a log was lost.
 //
-// The lease is for one of the processes that find no log together. It is not worth a long wait: a log
-// without sweeps counts everything that was loaded before as swept, so writing over another one
-// loses nothing.
+// The lease selects a writer among the processes that find no log, and is not worth a long wait: a log
+// without sweeps counts all earlier values as swept, so writing over another such log is harmless.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2))
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
@@ -252,12 +248,11 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 	return err
 }
 
-// Write adds sweeps to the log in the store, and takes the log in.
+// Write adds sweeps to the log in the store, and then to the replica.
 //
 // A store has no compare-and-swap, so the log is written under its lease. The commit counts only if
-// the lease has held until after it: a process that has read the log before the commit might write
-// over it afterwards. Without a Locker that answers, two processes that sweep at the same moment
-// may do so.
+// the lease has held until after it: a process that has read the log before the commit might write over
+// it afterwards. Without a Locker that answers, two processes that sweep at the same moment may do so.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	for try := 1; ; try++ {
@@ -268,7 +263,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 		l, err := r.commit(ctx, budget, sweeps)
 		if lease != nil {
 			held := r.Now() < durations.Add(asked, r.LeaseTTL)
-			// The locker's answer counts. Without one the clock does.
+			// The locker's answer counts. Without an answer the clock counts.
 			lost := r.Release(ctx, budget, lease)
 			if err == nil && (errors.Is(lost, driver.ErrLeaseLost) || lost != nil && !held) {
 				err = driver.ErrLeaseLost
@@ -284,8 +279,8 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 	}
 }
 
-// lease waits for the log's lease. Without a locker, or without its answer, the lease is nil. The
-// lease's time runs from asked on.
+// lease waits for the log's lease, whose time runs from asked on. The lease is nil without a locker, or
+// without the locker's answer.
 func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {
@@ -303,7 +298,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 			return nil, 0, ctx.Err()
 		case !errors.Is(err, driver.ErrHeld):
 			r.Silent(fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
-			return nil, asked, nil // the store must do
+			return nil, asked, nil // without a lease
 		case now >= until:
 			return nil, 0, err
 		default:
@@ -316,8 +311,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 	}
 }
 
-// commit writes the store's log with more sweeps at its end. Without more it writes only if there is
-// no log.
+// commit writes the store's log with more sweeps; without more, only if there is no log.
 func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
 	var epoch uint64
 	entry, err := gate.Ask(ctx, r.Writes, Key, budget, func(ctx context.Context) (entry driver.Entry, err error) {
@@ -332,7 +326,7 @@ func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep)
 	case !ok:
 		l = &Log{Since: epoch}
 	case len(more) == 0:
-		return l, nil // another process has begun it
+		return l, nil // another process has begun the log
 	}
 	l = l.and(epoch, more)
 	value, err := json.Marshal(l)

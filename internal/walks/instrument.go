@@ -40,7 +40,7 @@ func instrument(name string, source []byte) ([]byte, error) {
 		})
 	}
 	if len(insertions) == 1 {
-		return source, nil // nothing would use the import
+		return source, nil // no function would use the import
 	}
 	var b strings.Builder
 	done := 0
@@ -66,10 +66,10 @@ func nameOf(d ast.Decl) string {
 			return v.Names[0].Name
 		}
 	}
-	return "" // it has no function
+	return "" // no function
 }
 
-// typeName is the name of a receiver's type, without its star and its parameters.
+// typeName is the name of a receiver's type, without star and parameters.
 func typeName(t ast.Expr) string {
 	switch t := t.(type) {
 	case *ast.StarExpr:

@@ -3,16 +3,16 @@
 //
 //	go run ./internal/walks [-list] [REVISION...]
 //
-// It prints a table with a column for each revision and a last column for the working tree. It needs
-// git, tar and redis-server, which it starts by itself.
+// It prints a table with a column for each revision and a last column for the working tree. It
+// needs git, tar and redis-server, which it starts by itself.
 //
-// It counts the root package and the packages of the module that the root imports. Adapters, the helpers
-// of adapters alone, and packages of tests are not among these. A function literal counts as the
-// function, or the variable, that encloses it.
+// It counts the root package and the packages of the module that the root imports, without
+// adapters, adapters' helpers and packages of tests. A function literal counts as the function, or
+// the variable, that encloses it.
 //
-// A recording has the entries into functions in their order, on all goroutines, from the call until its
-// rebuild has ended. A return is an entry into a file that the walk had left before. Each number is the
-// median of five recordings.
+// A recording has the entries into functions in their order, on all goroutines, from the call until
+// its rebuild has ended. A return is an entry into a file that the walk had left before. Each
+// number is the median of five recordings.
 package main
 
 import (
@@ -87,7 +87,6 @@ func run(ctx context.Context, revisions []string, list bool) error {
 	return nil
 }
 
-// checkOut writes the files of a revision to dir.
 func checkOut(ctx context.Context, root, revision, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -100,9 +99,8 @@ func checkOut(ctx context.Context, root, revision, dir string) error {
 	return err
 }
 
-// trace goes the walks through the library in tree. The walking program and the probe are those of
-// root, and work is a directory for files. The go command reads the probed files by way of an overlay,
-// so no tree changes.
+// trace runs the walks through the library in tree, with the program and probe of root. work is for
+// files. The go command reads the probed files through an overlay, so no tree changes.
 func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 	overlay, err := probed(ctx, tree, filepath.Join(work, "probed"))
 	if err != nil {
@@ -140,8 +138,7 @@ func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 	return walks, json.Unmarshal([]byte(recorded), &walks)
 }
 
-// probed writes the files that are counted to dir, with probes. It returns where in dir each file of
-// tree is.
+// probed writes the counted files to dir, with probes, and returns their paths there by file of tree.
 func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	counted, err := output(ctx, tree, "go", "list", "-deps", "-f",
 		`{{if and .Module .Module.Main}}{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}`, ".")
@@ -152,7 +149,7 @@ func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	for path := range strings.Lines(counted) {
 		path = strings.TrimSpace(path)
 		if path == "" {
-			continue // of a package that is not counted
+			continue // of an uncounted package
 		}
 		name, err := filepath.Rel(tree, path)
 		if err != nil {
@@ -176,7 +173,7 @@ func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	return at, nil
 }
 
-// startRedis returns the address of an empty redis-server, and the function that ends it.
+// startRedis returns the address of an empty redis-server, and the function for the end.
 func startRedis(ctx context.Context) (addr string, end func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -217,7 +214,7 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 	return strings.TrimSpace(string(out)), nil
 }
 
-// table prints the walks of the columns, and the last column's part of the first's.
+// table prints the walks of the columns, and the ratio of the last column to the first.
 func table(columns []column) string {
 	var b strings.Builder
 	row := func(cells ...string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
@@ -250,7 +247,7 @@ func listing(c column) string {
 	var b strings.Builder
 	for _, w := range c.walks {
 		fmt.Fprintf(&b, "\n%s: %s\n", c.title, w.Name)
-		goroutines := map[int]int{} // their numbers in this walk
+		goroutines := map[int]int{} // goroutine numbers in this walk
 		for _, e := range w.Repeats[0] {
 			if goroutines[e.Goroutine] == 0 {
 				goroutines[e.Goroutine] = len(goroutines) + 1
@@ -261,10 +258,9 @@ func listing(c column) string {
 	return b.String()
 }
 
-// numbers are what is counted of a walk.
+// numbers are the counts of a walk.
 var numbers = [...]string{"functions", "files", "returns", "entries"}
 
-// count counts the numbers of one recording.
 func count(entries []probe.Entry) (n [len(numbers)]int) {
 	type function struct{ file, name string }
 	functions, files := map[function]bool{}, map[string]bool{}
@@ -279,7 +275,7 @@ func count(entries []probe.Entry) (n [len(numbers)]int) {
 	return [...]int{len(functions), len(files), returns, len(entries)}
 }
 
-// median is one of the numbers of a walk.
+// median is the median of a count of a walk.
 func median(w probe.Walk, number int) int {
 	var values []int
 	for _, entries := range w.Repeats {

@@ -1,5 +1,5 @@
 // Package probe records the functions that a walk enters. The tool in internal/walks puts a call of
-// Enter at the start of each function that it counts.
+// Enter at the start of each counted function.
 package probe
 
 import (
@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// A Walk is one way through the library, recorded several times.
+// A Walk is a way through the library, recorded several times.
 type Walk struct {
 	Name    string
 	Repeats [][]Entry
 }
 
-// An Entry is one entry into a function.
 type Entry struct {
 	File      string // its path below the module's root
 	Function  string
@@ -27,11 +26,11 @@ var (
 	mu        sync.Mutex
 	recording bool
 	entries   []Entry
-	last      Entry     // also of what is not recorded
+	last      Entry     // also outside of recordings
 	at        time.Time // the time of last
 )
 
-// Enter tells that a function is entered.
+// Enter records the entry into a function.
 func Enter(file, function string) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -42,7 +41,7 @@ func Enter(file, function string) {
 	}
 }
 
-// Record records from now on.
+// Record begins a recording.
 func Record() {
 	mu.Lock()
 	defer mu.Unlock()

@@ -1,6 +1,6 @@
-// Walk goes the walks that internal/walks counts, and writes the functions that each walk has entered
-// to its standard output, as JSON. It uses only names that old revisions of the library have too. Its
-// argument is the address of an empty Redis.
+// Walk runs the walks that internal/walks counts, and writes the functions that each walk has
+// entered to its standard output, as JSON. It uses only names that old revisions of the library
+// have too. Its argument is the address of an empty Redis.
 package main
 
 import (
@@ -35,7 +35,6 @@ func main() {
 	}
 }
 
-// walkAll goes all walks, over the Redis at addr.
 func walkAll(addr string) ([]probe.Walk, error) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	defer rdb.Close()
@@ -43,7 +42,7 @@ func walkAll(addr string) ([]probe.Walk, error) {
 	defer locker.Close()
 	s := &subject{rdb: rdb, locker: locker}
 	var walks []probe.Walk
-	// One face after the other: the notices of a store reach all caches that are open.
+	// One face after the other: a store's notices reach all open caches.
 	for _, open := range []func() (face, []way){s.openCache, s.openMiddleware} {
 		opened, ways := open()
 		for _, w := range ways {
@@ -58,7 +57,7 @@ func walkAll(addr string) ([]probe.Walk, error) {
 	return walks, nil
 }
 
-// A subject is the library over one Redis. It has one caller at a time, so the counts need no lock.
+// A subject is the library over one Redis, with one caller at a time: the counts need no lock.
 type subject struct {
 	rdb    *redis.Client
 	locker *redislock.Locker
@@ -125,14 +124,14 @@ func (s *subject) page(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, "page")
 }
 
-// A way is a walk before it is gone.
+// A way is a walk before it is run.
 type way struct {
 	name  string
 	call  func(key string) error
-	key   string        // the beginning of its keys, which no other walk through its face has
-	warm  bool          // the key has been asked for before the recording
-	pause time.Duration // the time between that and the recording
-	count *int          // tells whether the call went this way: each recording adds want
+	key   string        // the prefix of the keys, unique among the face's walks
+	warm  bool          // the key is requested once before the recording
+	pause time.Duration // the time between that request and the recording
+	count *int          // proves the way of the call: each recording adds want
 	want  int
 }
 
@@ -142,7 +141,7 @@ const repeats = 5
 // walk records a way through a face, each time with another key.
 func (s *subject) walk(f face, w way) (probe.Walk, error) {
 	recorded := probe.Walk{Name: w.name}
-	// The first call of all dials, and sends the scripts whole.
+	// The first call dials, and sends whole scripts.
 	if err := w.call("first-" + w.key); err != nil {
 		return recorded, err
 	}
@@ -189,8 +188,7 @@ func (s *subject) ended(f face) error {
 	return err
 }
 
-// quiet returns when no function has been entered for a while: the library enters none while it has
-// nothing to do. A real Redis answers, so the time is real.
+// quiet waits until no function has been entered for a while, in real time: a real Redis answers.
 func quiet() error {
 	const silence, limit = 100 * time.Millisecond, 10 * time.Second
 	for began := time.Now(); time.Since(began) < limit; time.Sleep(silence / 10) {

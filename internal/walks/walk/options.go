@@ -14,12 +14,10 @@ import (
 
 type stats = observe.Stats
 
-// cacheOptions are those of the Cache.
 func (s *subject) cacheOptions() bellwether.Options {
 	return bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: "values"}}
 }
 
-// pageOptions are those of the Middleware.
 func (s *subject) pageOptions() bellwether.HTTPOptions {
 	return bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: "pages"}}
 }

@@ -13,12 +13,10 @@ import (
 
 type stats = bellwether.Stats
 
-// cacheOptions are those of the Cache.
 func (s *subject) cacheOptions() bellwether.Options {
 	return bellwether.Options{TTL: time.Minute, Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: "values"}
 }
 
-// pageOptions are those of the Middleware.
 func (s *subject) pageOptions() bellwether.HTTPOptions {
 	return bellwether.HTTPOptions{Options: bellwether.Options{Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: "pages"}}
 }
