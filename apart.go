@@ -9,17 +9,17 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the values that a process keeps and finds without a flight: a variant, the response
-// to a request past the cache, or an answer without a rebuild. An invalidation cannot end a flight
-// here, so a witness shows whether one came before the value is kept.
+// This file is the values that a process keeps and finds without a flight: a variant, the response to
+// a request past the cache, an answer without a rebuild. An invalidation cannot end a flight here, so
+// a witness shows whether one came in between.
 
 // apart returns a run without a flight, to read, write and decode entries.
 func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
 	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
 }
 
-// put keeps a value that no flight of its key has made. If over is not nil, put only replaces the
-// item over: any other item is later, and so is an invalidation.
+// put keeps a value without a flight. If over is not nil, put only replaces the item over: an
+// invalidation, or any other item, is later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
@@ -36,8 +36,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 	d.keep(ctx, v, f)
 }
 
-// A draft is a value that is made without a flight. Its epoch is claimed first, so a later
-// invalidation fences it off.
+// A draft is a value in the making without a flight. A later invalidation fences its epoch off.
 type draft[V any] struct {
 	run      *run[V]
 	epoch    uint64
@@ -57,7 +56,6 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 
 func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
 
-// keep keeps the draft's value, unless something later is known of the key.
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	r, e := d.run, d.run.engine
 	now := e.clock.Now()
@@ -72,8 +70,8 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 			r.keepBeside(it)
 		}
 	case e.Store != nil:
-		// The value is past its windows, and only ends the present entry. A KindUnshared entry is
-		// for waiting processes, and none waits for a draft.
+		// The value is past its windows, and only ends the present entry. No process waits for it, so
+		// no KindUnshared entry is needed.
 		if errors.Is(r.write(ctx, driver.Entry{Epoch: d.epoch}), driver.ErrFenced) {
 			return
 		}
@@ -82,8 +80,8 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
 }
 
-// keep puts an item without a flight into the near tier, unless it was swept or the engine is
-// closed. still reports, under the lock, whether nothing else came in between.
+// keep puts an item without a flight into the near tier, unless it was swept, the engine is closed,
+// or still reports, under the lock, that something has come in between.
 func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
@@ -94,9 +92,8 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	}
 }
 
-// putUnless keeps a value of a request that has itself invalidated the key, so many times, in a
-// cache without a store. If w has seen more invalidations, the value may be older than another such
-// request's change.
+// putUnless keeps, in a cache without a store, the value of a request that has invalidated the key
+// itself, so many times. After more invalidations it may be older than another such request's change.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}

@@ -14,12 +14,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is GetMany, many keys in one call, and the caches of batch loads. Each key has its own
-// flight with its own lease, epoch and failures; other callers join it, and it waits for no other
-// key. The common work of these flights is in member.go.
+// This file is GetMany, many keys in one call. Each key has its own flight, with its own lease, epoch
+// and failures; other callers join it, and it waits for no other key. The flights' common work is in
+// member.go.
 
-// A BatchError has the errors of the failed keys of a batch. GetMany returns a BatchError, and a
-// batch load may return one.
+// A BatchError has the errors of a batch's failed keys. GetMany returns one, and a batch load may.
 type BatchError struct {
 	// Errors has the error of each failed key.
 	Errors map[string]error
@@ -46,17 +45,17 @@ func (e *BatchError) Unwrap() []error {
 	return errs
 }
 
-// NewBatch returns a Cache whose load takes many keys in one call. [Cache.GetMany] usually loads
-// all its missing keys in one call, and [Cache.Get] loads one key in a call. All callers share the
-// same load.
+// NewBatch returns a Cache whose load takes many keys in one call. [Cache.GetMany] usually loads all
+// its missing keys in one call, and [Cache.Get] loads one key in a call. All callers share the same
+// load.
 //
 // The map has the values. If the error is nil or a [*BatchError], a key without a value does not
-// exist, and is remembered as after [ErrNotFound]. A key in the BatchError has failed. With any
-// other error, all keys without a value have failed. The cache ignores values of other keys.
+// exist, and is remembered as after [ErrNotFound]. A key in the BatchError has failed. With any other
+// error, all keys without a value have failed. The cache ignores values of other keys.
 //
 // The load's context is as with [New]. It ends when no key of the call is needed any more.
-// RebuildTimeout is for the whole call. Invalidate of a key does not end the load for the other
-// keys. The call counts as one load of MaxRebuilds.
+// RebuildTimeout is for the whole call. Invalidate of a key does not end the load for the other keys.
+// The call counts as one load of MaxRebuilds.
 //
 // NewBatch panics as New does.
 func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V, error), o Options) *Cache[V] {
@@ -78,8 +77,8 @@ func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V
 }
 
 // NewBatchLoader is [NewBatch] with a load that returns Results, see [NewLoader]. The map has the
-// results of the keys that exist. For a key with [ErrNotFound] in the BatchError it may have a
-// Result with Freshness alone.
+// results of the keys that exist. A key with [ErrNotFound] in the BatchError may have a Result with
+// Freshness alone.
 func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewBatchLoader needs a load, a func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)"))
@@ -105,14 +104,14 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 // [*BatchError] with the failed keys and the errors that Get would return. A key in neither the map
 // nor the error was not found. So GetMany can be the load of another cache, see [NewBatch].
 //
-// The cache asks the store for all keys at once if the store is a [driver.BatchGetter]. It loads
-// the missing keys in one call of [NewBatch]'s load, or each key in its own call of [New]'s load. A
-// key that another call is loading, in any process, is not loaded again. A Get for a key of this
-// call joins its load.
+// The cache asks the store for all keys at once if the store is a [driver.BatchGetter]. It loads the
+// missing keys in one call of [NewBatch]'s load, or each key in a call of [New]'s load. A key that
+// another call is loading, in any process, is not loaded again. A Get for a key of this call joins
+// its load.
 //
 // Slow keys, and keys that another process holds, are loaded later, apart from the other keys.
-// GetMany returns when each key has its answer, or when ctx ends. After the end of ctx it returns
-// the values so far, and the error of ctx for the other keys.
+// GetMany returns when each key has its answer, or when ctx ends: then with the values so far, and
+// the error of ctx for the other keys.
 //
 // Keys may be empty, and may repeat. At most 4,000 keys are under way at a time, and a load gets at
 // most 1,000 keys.
@@ -123,13 +122,12 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 const (
 	// maxTogether is the most keys in one request to the store, and in one load.
 	maxTogether = 1000
-	// maxUnderWay is the most keys of a call under way at a time: a flight has goroutines and
-	// timers. It is several times maxTogether, so that keys that wait long for other processes do
-	// not hold up the rest.
+	// maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
+	// several times maxTogether, so that keys that wait long for other processes do not hold up the
+	// rest.
 	maxUnderWay = 4 * maxTogether
 )
 
-// A batchLoad is a user's load of many keys.
 type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
 
 // bind implements binder, for one key.
@@ -141,8 +139,8 @@ func (l batchLoad[V]) bind() loader[V] {
 	}
 }
 
-// resultOf returns a batch load's result for key, from results and err. from is the item from which
-// the key's load started. batch is the BatchError in err, nil if none.
+// resultOf returns the result for key of a batch load that returned results and err. The key's load
+// started from the item from; batch is the BatchError in err, or nil.
 func resultOf[V any](results map[string]Result[V], batch *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
 	r, found := results[key]
 	switch {
@@ -153,25 +151,23 @@ func resultOf[V any](results map[string]Result[V], batch *BatchError, err error,
 	case err == nil || error(batch) == err:
 		err = ErrNotFound
 	}
-	// With another error, all keys without a result have failed. A BatchError within this error may
-	// not name all failed keys.
+	// Else all keys without a result have failed: a BatchError within another error may not name them
+	// all.
 	return r.product(key, from, err)
 }
 
-// A pending is a key of a call without an answer yet.
 type pending[V any] struct {
 	*waiter[V]
 	early bool // an early rebuild of a fresh item, for which no caller waits
 }
 
-// A manyCall is one call of getMany.
 type manyCall[V any] struct {
 	*engine[V]
 	single binder[V] // the load for keys without a batch load
 	load   batchLoad[V]
 	window *window[V] // nil: the call makes its own batches
-	// places bounds the work under way: two places for each key, for its waiter and for the flight
-	// that it begins.
+	// places bounds the work under way: a place for each key's waiter, and for the flight that it
+	// begins.
 	places  *semaphore.Weighted
 	waiters sync.WaitGroup
 
@@ -186,8 +182,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 		engine: e, single: single, load: load, window: w, places: semaphore.NewWeighted(2 * maxUnderWay),
 		values: make(map[string]V, len(keys)), failed: map[string]error{},
 	}
-	// First the keys without an item to serve, then the keys whose rebuild no caller needs to wait
-	// for.
+	// First the keys without an item to serve, then the keys whose rebuild no caller needs.
 	missing, covered := c.hits(ctx, keys)
 	c.all(ctx, append(missing, covered...))
 	c.waiters.Wait()
@@ -198,7 +193,6 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	return c.values, &BatchError{c.failed}
 }
 
-// all begins the pending keys, maxTogether at a time.
 func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
@@ -212,8 +206,8 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	}
 }
 
-// hits answers the keys of the near tier, and returns the rest: missing keys have no item, and
-// covered keys have an item that can be served.
+// hits answers the keys that need no flight, and returns the rest: missing keys have no item, covered
+// keys have an item that can be served.
 func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []pending[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
@@ -282,8 +276,8 @@ func (c *manyCall[V]) end(a pending[V]) {
 	}
 }
 
-// waitForPlaces waits for places for the keys that have no item to serve, and returns these keys. A
-// covered key gets its item, and its rebuild is left to a later call.
+// waitForPlaces returns the keys for which there are places now. A covered key gets its item without
+// waiting: a later call begins its rebuild.
 func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) []pending[V] {
 	var rest []pending[V]
 	for _, a := range together {
@@ -301,8 +295,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 	if len(rest) == 0 {
 		return nil
 	}
-	// MaxWait bounds the wait: the places may belong to flights that hang, and that no caller waits
-	// for.
+	// Not longer than MaxWait: the places may belong to hanging flights that no caller waits for.
 	limited, cancel := context.WithTimeout(ctx, durations.Add(rest[0].began, c.MaxWait)-c.clock.Now())
 	defer cancel()
 	if c.places.Acquire(limited, int64(2*len(rest))) == nil {

@@ -14,8 +14,7 @@ import (
 const maxChain = 64
 
 var (
-	// errOwnKey is for a load that asks for its own key. It would wait for itself until
-	// RebuildTimeout.
+	// errOwnKey is for a load that asks for its own key: it would wait until RebuildTimeout.
 	errOwnKey = errors.New("bellwether: a load asks its cache for its own key, and would wait for itself; make the value without the cache")
 
 	// errCircle is for a load that asks for a key whose load waits for it.
@@ -28,8 +27,8 @@ var (
 // callsOfLoads guards all askers, since a circle may go through several caches.
 var callsOfLoads sync.Mutex
 
-// askers are the loads that wait for a flight, with the number of their calls. callsOfLoads guards
-// them.
+// askers are the loads that wait for a flight, with the number of their calls. Guarded by
+// callsOfLoads.
 type askers map[*loadContext]int
 
 // await adds a load to the flight's askers, or returns the reason why it must not wait.
@@ -49,8 +48,8 @@ func (f *flight[V]) await(load *loadContext) error {
 	return nil
 }
 
-// awaited reports whether a load for the flight of by waits for a flight in flights, directly or
-// through other loads. callsOfLoads is held.
+// awaited reports whether a load for the flight of by waits for one of flights, directly or through
+// other loads. callsOfLoads is held.
 func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 	for _, flight := range flights {
 		if seen[flight] {

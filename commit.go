@@ -25,11 +25,10 @@ const (
 	notTaken
 )
 
-// nextEpoch returns an epoch for a cache without a store.
 func (e *engine[V]) nextEpoch() uint64 { return e.epoch.Add(1) }
 
-// commit offers the item to the store. An item that the store answers for without taking it stays
-// in this process.
+// commit offers the item to the store. An item that an answering store does not take stays with this
+// process.
 func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	switch {
@@ -56,9 +55,8 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	default:
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}
-	// A KindUnshared entry tells the waiting processes that no value will come. Without it they
-	// would take turns, each to find the same. A store out of memory may have room for so small an
-	// entry.
+	// This entry tells the waiting processes that no value will come: otherwise they would take
+	// turns, each to find the same. A store out of memory may have room for it.
 	entry.Kind, entry.Value = driver.KindUnshared, nil
 	if !lives {
 		entry.TTL = durations.Add(entry.Age, durations.Add(unsharedTTL, 2*entry.BuildTime))
@@ -70,8 +68,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	case !errors.Is(marked, driver.ErrFenced):
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
-		// Perhaps the value itself fenced the KindUnshared entry off: it was written, and the reply
-		// was lost.
+		// Perhaps by the value, which was written although its reply was lost.
 		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
 			return there
 		}
@@ -80,7 +77,6 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	return fenced
 }
 
-// fencedOff counts and reports a commit that the store refused.
 func (r *run[V]) fencedOff(err error) commitOutcome {
 	e := r.engine
 	e.count.fenced.Add(1)
@@ -88,10 +84,10 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 	return fenced
 }
 
-// keepBeside makes the item stand beside the entry that the flight knew when its load began. A
-// later commit or an invalidation takes this entry away, and the item with it. A value is trusted
-// from the beginning of its load, for NearTTL, or aloneTTL with the near tier off: the store has
-// confirmed nothing since. A failure without a value is trusted from now.
+// keepBeside lets the item stand beside the entry that the flight knew when its load began. A later
+// commit or an invalidation takes the entry away, and the item with it. A value is trusted from its
+// load's beginning, for NearTTL, or aloneTTL with the near tier off: the store has confirmed nothing
+// since. A failure without a value is trusted from now.
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
@@ -107,8 +103,8 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 }
 
-// unsharedTTL is the least life of a KindUnshared entry for a value without a TTL. Twice the load's
-// time is added, since the waiting processes make their own values meanwhile.
+// unsharedTTL is the life of a KindUnshared entry for a value without a TTL, plus two loads' time, in
+// which the waiting processes make their own values.
 const unsharedTTL = time.Second
 
 // probeKey is the key of probe's commits. Processes may overwrite each other's entry there.
@@ -116,8 +112,8 @@ const probeKey = "\x00probe"
 
 var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
 
-// probe reports whether the store takes commits again, by a commit to probeKey. Without it the
-// first loads after an outage would have no lease.
+// probe commits to probeKey, and reports whether the store takes commits again. Otherwise the first
+// loads after an outage would go on without a lease.
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
 	key := e.engineKey(probeKey)
@@ -161,8 +157,8 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 	return err
 }
 
-// commitOver is commit for an item whose value is the value of another item, or nil. By a Toucher
-// the value is not sent again to a store that has it.
+// commitOver is commit for an item that has the value of another item, unless nil. A Toucher keeps
+// the value, and it is not sent again.
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
@@ -195,8 +191,7 @@ func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome 
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
-// confirmThere reads the store: committed if the entry is wanted, notTaken if the store is silent,
-// and otherwise fenced.
+// confirmThere reads the store: committed if the entry is wanted, notTaken if silent, else fenced.
 func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := r.read(ctx, r.budget)
 	switch {
@@ -208,9 +203,8 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) boo
 	return fenced
 }
 
-// stillUnshared is commit for a value that stays in this process. The KindUnshared entry that let
-// it be loaded must still be there; otherwise the key was invalidated. A silent store counts as
-// notTaken.
+// stillUnshared is commit for a value of this process alone. The KindUnshared entry that let it be
+// loaded must still be there: otherwise the key was invalidated.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
 }

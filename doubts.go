@@ -8,11 +8,11 @@ import (
 )
 
 // This file is the near tier switched off: an item answers the calls that came before the store was
-// asked for it. A later call makes the flight ask the store again, once for all calls that have
-// come meanwhile, and never without a call.
+// asked for it. For later calls the store is asked again, once for all that have come meanwhile, and
+// never without a call.
 
-// aloneTTL is the time for which a process, with the near tier off, serves an item that the store
-// has not taken. Otherwise each call in an outage would load its key again.
+// aloneTTL is how long, with the near tier off, a process serves an item that the store has not
+// taken. Otherwise each call in an outage would load its key again.
 const aloneTTL = time.Second
 
 // alone is the time for which the process serves an item that no store has confirmed.
@@ -31,8 +31,8 @@ func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	return now < it.Trusted
 }
 
-// doubt makes the flight ask the store again, for a call that came after the last answer. It does
-// nothing with the near tier on.
+// doubt makes the flight ask the store again, for a call that came after the store was last asked. It
+// does nothing with the near tier on.
 func (f *flight[V]) doubt() {
 	select {
 	case f.doubts <- struct{}{}:
@@ -40,8 +40,8 @@ func (f *flight[V]) doubt() {
 	}
 }
 
-// doubtValue is doubt for the value that the load is still writing. Without a Fencer the store has
-// no new answer. Its change of the state would wake all waiting calls, and each would doubt again.
+// doubtValue is doubt for the value that the load still writes. Without a Fencer the store has no new
+// answer; to wake the waiting calls would make each doubt again.
 func (f *flight[V]) doubtValue() {
 	if f.engine.fencer != nil {
 		f.doubt()

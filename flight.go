@@ -15,19 +15,16 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// This file is the collapse: the callers of one key in one process share one flight. It has the
-// flight's fields, and the states that callers see. How callers wait is in wait.go, and the
-// flight's work is in rebuild.go.
+// This file is the collapse: the callers of one key in one process share a flight. It has the
+// flight's fields, the states that callers see, and the flight's end.
 //
-// x/sync/singleflight cannot carry the promises. Its callers wait without a context, a panic of its
-// first caller ends the process, and it gives no answer before the end, such as a stale item or a
-// response that is being written.
+// x/sync/singleflight cannot carry the promises: its callers wait without a context, a panic ends the
+// process, and no answer comes before the end (a stale item, a response that is being written).
 
-// A loader is a load as the engine runs it. It may publish its value before it returns.
 type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 
-// An attempt is one load of a flight, with copies of the flight's data. The flight goes on without
-// a load that it has given up on, so such a load must not read them from the flight.
+// An attempt is one load of a flight, with its own copies of the flight's data: the flight goes on,
+// and changes, after it has given up on a load that still runs.
 type attempt[V any] struct {
 	*flight[V]
 	present  *items.Item[V] // flight.present
@@ -36,9 +33,9 @@ type attempt[V any] struct {
 	running  *loadRun[V]
 }
 
-// A binder returns the loader of a new flight. Only the call that begins the flight calls bind,
-// while its caller is still there. So the loader can copy the request's data then, and the calls
-// that join copy nothing.
+// A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
+// its request is still there: the loader copies the request's data then, and joining calls copy
+// nothing.
 type binder[V any] interface{ bind() loader[V] }
 
 // A flight is one rebuild of one key with its callers in this process. No caller owns the flight.
@@ -50,8 +47,8 @@ type flight[V any] struct {
 	cancel context.CancelCauseFunc // ends the flight: by Close, by desertion, and at its end
 	member *member[V]              // the flight's place in its batch, nil without a batch
 
-	// state is the part that callers see. Writers hold shard.mu; readers take no lock, because ten
-	// thousand callers wake up together when a flight lands.
+	// state is the part that callers see. It is written with shard.mu held, and read without a lock:
+	// ten thousand callers wake up together when a flight lands.
 	state   atomic.Pointer[flightState[V]]
 	callers callerCount
 	herd    *herdCount  // nil without observers of herds
@@ -66,8 +63,8 @@ type flight[V any] struct {
 
 	doubts chan struct{} // a request for confirmOffer, see doubt; has room for one; nil with the near tier on
 
-	// present is the latest known item of the key. It is served if the load fails, and counts the
-	// failures. Only the flight's goroutine uses it; a load has attempt.present.
+	// present is the key's latest known item: it is served if the load fails, and counts the
+	// failures. Only the flight's goroutine uses it.
 	present *items.Item[V]
 
 	// The call that began the flight. These fields do not change.
@@ -79,8 +76,8 @@ type flight[V any] struct {
 	elected bool // guarded by shard.mu: the flight goes on without callers
 
 	budget *gate.Budget // the budget of the call that began the flight
-	// enough is the time before which callers take the result whatever they want, although another
-	// process made it. Only the flight's goroutine uses it.
+	// Callers that began before enough take the result whatever they want, although another process
+	// made it. Only the flight's goroutine uses it.
 	enough instant
 	demand slots.Demand // see demanded
 	askers askers       // guarded by callsOfLoads
@@ -114,8 +111,7 @@ type flightState[V any] struct {
 	err    error   // see failure
 }
 
-// failure returns the error for the flight's callers. It is nil after errAgain, whose callers begin
-// a new flight.
+// failure returns the error for the flight's callers, nil after errAgain.
 func (s *flightState[V]) failure() error {
 	if s.err == errAgain {
 		return nil
@@ -163,9 +159,8 @@ func (f *flight[V]) fallDue() {
 	}
 }
 
-// publish shows callers a value that the load is still writing. Callers of the audience that began
-// before until get it. It returns false if the flight has given up on this load; a later load of
-// the same flight may run by then.
+// publish shows a value that the load still writes to the callers of the audience that began before
+// until. It returns false if the flight has given up on this load, which may then have a successor.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
@@ -211,8 +206,8 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	return true
 }
 
-// catchUp reads the log of sweeps before a value is published. It reports whether the store has
-// something later than the load's epoch.
+// catchUp reads the log of sweeps before a publication. It reports whether the load's epoch is
+// fenced.
 func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e := f.engine
 	f.shard.mu.Lock()
@@ -226,14 +221,13 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	budget := gate.NewBudget(e.EngineTimeout)
 	// The load may have outlasted the trust in the log, and the latest caller has asked just now.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
-	// The lease is over by this process's clock: the process was paused, or the locker was. Another
-	// process may have the lease and a value by now, and the renewal that would tell may be as late
-	// as this load.
+	// By this process's clock the lease is over: the process was paused, or the locker. Another
+	// process may have the lease and a value, and the renewal that would tell may be as late as this
+	// load.
 	return late && f.fenced(ctx, budget, epoch)
 }
 
-// fenced asks a Fencer whether something later than epoch counts. It returns false without a
-// Fencer, without an epoch, and for a silent store.
+// fenced asks a Fencer whether something later than epoch counts. A silent store cannot say so.
 func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
 	if e.fencer == nil || epoch == 0 {
@@ -245,9 +239,9 @@ func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint6
 	return err == nil && fenced
 }
 
-// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation in
-// another process would show only at the commit, and callers that asked after it would join until
-// then. asked is the time of the last confirmation.
+// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation
+// elsewhere would show only at the commit, and callers that asked after it would join. asked is the
+// time of the last confirmation.
 func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, asked instant) {
 	e := f.engine
 	for {
@@ -292,8 +286,7 @@ func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bo
 // streaming reports whether the load has published its value.
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// giveUp cancels the load, unless it has published. The lock keeps the load from publishing in
-// between.
+// giveUp cancels the load, unless it has published: the lock keeps it from publishing in between.
 func (f *flight[V]) giveUp(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -304,9 +297,9 @@ func (f *flight[V]) giveUp(cause error) bool {
 	return true
 }
 
-// beginLoading makes l the flight's load under way. It returns false if the key was invalidated
-// since the last look, unless l is the last load. It returns false on a closed cache too: Close may
-// just have ended the flight that freed this slot.
+// beginLoading makes l the load under way. It returns false if the key was invalidated since the last
+// look, unless l is the last load, and after Close, which may have ended the slot's last flight just
+// now.
 func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	f := r.flight
 	f.shard.mu.Lock()
@@ -323,9 +316,9 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	return true
 }
 
-// settle ends the flight with the item, and puts it into the near tier. The item answers callers
-// that began before it.Trusted. settle returns false if the key was invalidated since the last
-// look. The item was computed or read before then, and the flight has to look again.
+// settle ends the flight with the item, also in the near tier. It answers callers that began before
+// it.Trusted. settle returns false, and the flight has to look again, if the key was invalidated
+// since the last look: the item was read or made before.
 func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.Trusted) }
 
 // settleFor is settle for the callers that began before then.
@@ -335,15 +328,14 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	spared := e.spare(f.key, it)
-	// A soft sweep during the load has left an item without an open window. The item answers no
-	// caller that asked after the sweep.
+	// A soft sweep during the load, which leaves no open window: no caller that asked since may have
+	// the item.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
 	if swept {
 		f.witness.generation++
 	}
 	if f.outdated() {
-		// Clients that read a response while it is written keep it. The value answers no other
-		// call.
+		// Clients that read a response while it is written keep it. No other call gets it.
 		if f.streaming() {
 			f.land(nil, 0, errAgain)
 		}
@@ -355,8 +347,8 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	return true
 }
 
-// keep puts the flight's result into the near tier. If the flight has left the map, a later flight
-// may have put a later item there, which stays. shard.mu is held.
+// keep puts the result into the near tier. A successor of an unlisted flight may have put a later
+// item there, which stays. shard.mu is held.
 func (f *flight[V]) keep(it *items.Item[V]) {
 	if f.shard.flights[f.key] != f {
 		f.engine.advanceNear(f.key, it)
@@ -365,8 +357,8 @@ func (f *flight[V]) keep(it *items.Item[V]) {
 	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
-// give ends the flight with an item that is past its windows, for the callers that began before
-// then. The key's item leaves the near tier.
+// give ends the flight with an item past its windows, for callers that began before then. The key's
+// near item goes.
 func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
@@ -384,8 +376,7 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 	f.land(it, then, nil)
 }
 
-// land ends the flight with err, or with an item for the callers that began before then. shard.mu
-// is held.
+// land ends the flight with err, or an item for callers that began before then. shard.mu is held.
 func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
@@ -414,8 +405,8 @@ func (f *flight[V]) end(err error) {
 	}
 }
 
-// leave takes a caller off the flight. A flight without callers ends before its election: its
-// requests would keep the engines busy for no caller. A flight that refreshes a stale item goes on.
+// leave takes a caller off the flight. Without callers a flight ends before its election, unless it
+// refreshes a stale item: its requests would be for no caller.
 func (f *flight[V]) leave() {
 	if !f.callers.left() || f.refreshes {
 		return
@@ -440,10 +431,9 @@ func (f *flight[V]) lead() {
 	f.elected = true
 }
 
-// landing waits for the end of the flight that has published the item. A caller whose response
-// broke off before it read any of it then finds the flight's result. The wait is short: the cause
-// that broke the response off has ended the load, the load's time, or the flight's place in the
-// map.
+// landing waits for the end of the flight that has published the item. A caller whose response broke
+// off before it read anything then finds the flight's result. The wait is short: the cause of the
+// break has ended the load, or its time, or has unlisted the flight.
 func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) error {
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -465,8 +455,8 @@ func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) 
 	}
 }
 
-// A callerCount is the number of calls that have joined a flight, and neither left nor become
-// readers.
+// A callerCount is the number of calls that joined a flight, and neither left nor read its published
+// value.
 type callerCount struct {
 	n    atomic.Int64
 	all  atomic.Int64                  // calls that have ever joined
@@ -491,9 +481,8 @@ func (c *callerCount) left() (last bool) {
 	return true
 }
 
-// awaitNone waits until the count is 0 or done is closed. Calls that join and leave meanwhile may
-// or may not end the wait. All waiters share one channel: an abandoned load may wait beside the
-// next load of its flight.
+// awaitNone waits until the count is 0 or done is closed. Calls that join and leave meanwhile may or
+// may not end the wait. Its callers share a channel: an abandoned load may wait beside its successor.
 func (c *callerCount) awaitNone(done <-chan struct{}) {
 	none := make(chan struct{})
 	for !c.none.CompareAndSwap(nil, &none) {

@@ -10,36 +10,35 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the hedge (Options.Hedge): a second rebuild of a key whose holder takes too long.
-// One process of the fleet begins it, elected by a lease beside the holder's. The first commit
-// wins; the slower rebuild finds this value in the store and gives up.
+// This file is the hedge (Options.Hedge): a second rebuild of a key whose holder takes too long, in
+// one process of the fleet, elected by a lease beside the holder's. The first commit wins; the other
+// rebuild finds it in the store and gives up.
 //
-// The order of epochs is the same as without hedges. The hedge claims after the holder, so its
-// epoch is greater. If the hedge commits first, the holder's commit is fenced off. If the holder
-// commits first, the hedge looks before its own commit. A commit between this look and the hedge's
-// commit is replaced by the hedge's value, which was loaded later, so the key only moves forward. A
-// failed hedge commits nothing: its commit would fence the holder off.
+// The hedge claims after the holder, so its epoch is greater. Once the hedge has committed, the
+// holder's commit is fenced off. If the holder commits first, the hedge finds its value in a look
+// before its own commit. A holder's commit between this look and the hedge's commit is replaced: the
+// hedge's value was loaded later, so the key only moves forward. A failed hedge commits nothing: its
+// commit would fence the holder off.
 
 const (
 	// hedgeKey is the prefix of the key of the hedge's lease.
 	hedgeKey = "\x00hedge\x00"
-	// minHedge is the least time for a holder before a hedge, however quick its key's builds are.
-	// The value also needs time to reach the other processes.
+	// minHedge is a holder's least time before a hedge, however quick the key's builds: its value
+	// also needs time to reach the other processes.
 	minHedge = 50 * time.Millisecond
 )
 
 // errRival cancels a load after another process's commit.
 var errRival = errors.New("bellwether: another process's value was committed first")
 
-// A hedgeState is a flight's record of its hedge.
 type hedgeState struct {
 	at    instant      // when the holder has taken too long; 0: never
 	tried bool         // the flight has tried to hedge
 	lease driver.Lease // the hedge's lease, nil without a hedge
 }
 
-// hedgeAfter is the build time after which the key is hedged; 0 is never. A key without a known
-// build time counts as a slow key.
+// hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as
+// slow.
 func (r *run[V]) hedgeAfter() time.Duration {
 	e := r.engine
 	if e.Hedge == 0 || e.Locker == nil {
@@ -84,8 +83,8 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	}
 	defer r.freeSlot()
 	e.enter(r.key, phaseHedging)
-	// The lease lasts for as long as the holder's rebuild may. So it needs no renewal, and the
-	// holder's rebuild has at most one hedge.
+	// As long as the holder's rebuild may last: no renewal is needed, and the rebuild has at most one
+	// hedge.
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
@@ -122,9 +121,8 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) boo
 	return r.finish(ctx, l, epoch)
 }
 
-// freeHedge releases the hedge's lease if the flight has ended with a value, which ends the
-// holder's rebuild too, or by Close. Otherwise the lease stays until its end, because that rebuild
-// has had its hedge.
+// freeHedge releases the hedge's lease after a result that ends the holder's rebuild too, and after
+// Close. Otherwise the lease stays until its end: that rebuild has had its hedge.
 func (r *run[V]) freeHedge(ctx context.Context) {
 	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
 		lease := r.waiting.hedge.lease
@@ -132,10 +130,10 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 	}
 }
 
-// rival returns a channel that is closed after another process's commit of a value with a later
-// epoch. A holder always watches: another process, which may know more of the key's builds, begins
-// the hedge. rival asks the store after each notice, and polls as the processes do that wait since
-// then. The first poll comes at minHedge, since no hedge begins before.
+// rival returns a channel that is closed after another process's commit of a later epoch. A holder
+// always watches, however little it knows of builds: another process begins the hedge by its own
+// knowledge. rival looks after each notice, and polls as waiting processes do; first at minHedge,
+// when a hedge may begin.
 func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})
@@ -163,8 +161,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 	return committed
 }
 
-// overtaken reports whether the store has a value of a later epoch. Another goroutine may call it
-// beside the flight's.
+// overtaken reports whether the store has a value of a later epoch. Any goroutine may call it.
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
 	there := r.read(ctx, gate.NewBudget(r.engine.EngineTimeout))
 	e := there.entry

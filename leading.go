@@ -11,10 +11,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
-// This file is the states leading and alone: the flight has the lease, or needs none. It claims an
+// This file is the states leading and alone: the flight has the lease, or needs none, claims an
 // epoch, loads, and ends with the load's result.
 
-// A leadingState is a flight's record of its own loads.
 type leadingState struct {
 	lease   driver.Lease // the flight's lease, nil without one
 	made    instant      // items.Item.Made for the latest load
@@ -26,7 +25,7 @@ type leadingState struct {
 }
 
 // lead is the state leading, with r.leading.lease or without an election. The load takes over the
-// flight's slot, because the load may outlast the flight.
+// flight's slot, since it may outlast the flight.
 func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	e, lease := r.engine, r.leading.lease
 	r.flight.lead()
@@ -49,8 +48,8 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		return outcomeOutdated
 	}
 	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
-		// The store will not take this load's value. Waiting processes would wait in vain for this
-		// holder, and then for the next.
+		// The store will not take this value. Waiting processes would wait in vain, for this holder
+		// and the next.
 		r.releaseBehind(ctx)
 	}
 	if epoch == 0 || e.Locker != nil && lease == nil {
@@ -66,16 +65,15 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	return ending(r.build(ctx, epoch, rival, r.finish))
 }
 
-// loadAlone is the state alone: a KindUnshared entry says that the store has not taken a holder's
-// value.
+// loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.
 func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
 	defer r.freeSlot() // build may return before the load takes the slot
 	return ending(r.build(ctx, r.looking.unshared, nil, r.finish))
 }
 
-// claim takes an epoch and reads the key again, in one request. The previous holder may have
-// committed and released just before this flight's election. Its value then ends the flight here,
-// without a second load.
+// claim takes an epoch and reads the key again, in one request. The last holder may have committed
+// and released just before this flight's election: its value ends the flight here, without a second
+// load.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
 		r.standing.ballot = nil
@@ -83,8 +81,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	}
 	asked := r.engine.clock.Now()
 	r.looking.before, r.looking.asked = r.looking.asked, asked
-	// The claim is a look: an invalidation before it makes nothing void. The flight need not stand
-	// for election or queue again.
+	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
 	outdated := r.lookAgain()
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
@@ -101,8 +98,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	return epoch, r.consider(it, true)
 }
 
-// takeEpoch claims an epoch, and returns it with the present entry. epoch is 0 if the store does
-// not answer.
+// takeEpoch claims an epoch, 0 if the store does not answer, and returns the present entry.
 func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
 	e := r.engine
 	if e.Store == nil {
@@ -124,9 +120,8 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint6
 	return entry, epoch
 }
 
-// build loads the value, under the lease if there is one, and calls finish with the result. It
-// gives up when rival is closed by another process's commit. It reports whether the flight has
-// ended.
+// build loads the value, under the lease if there is one, and calls finish with the result. When
+// rival is closed by another process's commit it gives up. It reports whether the flight has ended.
 func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
 	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
@@ -157,9 +152,9 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				return false
 			}
 		case <-lost:
-			// Another process holds the lease now. The flight waits for its value, whether or not
-			// our load heeds its context. A response that clients are reading goes on, and the
-			// commit decides. After a second loss the load goes on too: a locker that loses every
+			// Another process has the lease now. The flight waits for its value, whether or not our
+			// load heeds its context. A response that clients are reading goes on to its commit,
+			// which may be fenced. So does any load after a second loss: a locker that loses every
 			// lease must not stop every load.
 			lost = nil
 			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
@@ -174,13 +169,12 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	}
 }
 
-// startLoad starts the load, the keeper of the lease and the confirmation of the offered item. lost
-// is closed when another process has the lease. result is nil if the key was invalidated since the
-// claim, or the cache is closed.
+// startLoad starts the load, the lease's keeper and the confirmation of the offer. lost is closed
+// when another process has the lease. result is nil after an invalidation since the claim, or Close.
 func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e := r.engine
-	// The length was asked for before the entry was read, by an Elector or before the claim. The
-	// entry's build time may call for a shorter lease, so the first renewal shortens it.
+	// An Elector's request, and an election before the claim, asked for a length without the present
+	// entry's build time. The first renewal may shorten the lease.
 	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
 	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	if r.leading.lease != nil {
@@ -213,9 +207,8 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	return result, lost
 }
 
-// finish commits the load's result and ends the flight with it. It returns false if the store, or
-// an invalidation in this process, is later than the load. The result then answers no caller, and
-// the flight looks again.
+// finish commits the load's result and ends the flight with it. It returns false if the store, or an
+// invalidation here, is later: no caller gets the result, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.Now() // the value's age counts from here
@@ -250,8 +243,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	return true
 }
 
-// finishNothing is finish for a load whose result is not kept. The present item stays, unless it
-// was invalidated during the load.
+// finishNothing is finish without a result to keep. The present item stays, unless invalidated.
 func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 	e := r.engine
 	if failure, ok := errors.AsType[*fault.Own](err); ok {
@@ -287,8 +279,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 			r.keepBeside(it)
 		}
 		r.committed = e.clock.Now()
-		// The release comes before settle: the other processes ask the store while the callers here
-		// wake up.
+		// Before settle: the other processes ask the store while the callers here wake up.
 		r.releaseBehind(ctx)
 		if r.settle(it) {
 			return true
@@ -302,16 +293,15 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	if r.leading.refused++; r.leading.refused < maxRefused {
 		return false
 	}
-	// The value answers only callers that asked before its load began: the cause of each refusal
-	// came after them.
+	// Only for callers that asked before the load: each cause of a refusal came after them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
 	r.give(&given, e.clock.Instant(l.began))
 	return true
 }
 
-// finishFailed is finish for a failed load. The present item stays. The failure is committed beside
-// it, and answers in every process until the next try is due.
+// finishFailed is finish for a failed load. The failure is committed beside the present item, and
+// answers in every process until the next try is due.
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
 	e := r.engine
 	if ctx.Err() != nil {
@@ -320,13 +310,12 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	l := r.current // before lookAnew, which sets current to nil
 	// The end of a context says nothing about the origin: remembered, one caller's impatience would
-	// be every caller's failure. A deadline, of the rebuild or of a client's call in the load, is
-	// committed all the same. Otherwise the processes that wait for this load would take turns,
-	// each to wait as long.
+	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in it, is
+	// told to the processes that wait: otherwise they would take turns, each to wait as long.
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(err, context.DeadlineExceeded)
-	// A failure that is not told (committed) needs a look: the stale item in its place may have
-	// been invalidated during the load, and no commit checks that.
+	// The stale item in the place of an untold failure may have been invalidated during the load, and
+	// no commit checks that.
 	if !told && r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
@@ -363,8 +352,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 }
 
 // trustedUntold is items.Item.Trusted of a failure that is not committed. No commit checks whether
-// the key was invalidated elsewhere after the claim, so the failure is as old as the claim. It is
-// as new as now if a Fencer reports nothing later, or is silent.
+// the key was invalidated elsewhere after the claim, so the trust counts from the claim; or from now,
+// unless a Fencer reports something later.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
@@ -375,9 +364,9 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 	return e.trustedUntil(asked)
 }
 
-// failureOf returns the item of a failure. Without a present item the failure has the present
-// position of the log. With one it has the item's position, so a sweep since that item's load
-// counts against the item. A failure that is not remembered has no pause before the next try.
+// failureOf returns the item of a failure. Beside a present item it keeps that item's position, so
+// that later sweeps count against the item. A failure that is not remembered has no pause before the
+// next try.
 func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
 	e := r.engine
 	it := &items.Item[V]{Position: r.witness.position}

@@ -13,26 +13,24 @@ import (
 )
 
 // This file is the length of a lease, its renewal and its release. A lease lasts for about one
-// rebuild, so a dead holder delays its key by no more than that.
+// rebuild, so a dead holder costs its key no more than that.
 
-// leaseLength is the length of the lease that the flight asks for. If a stale item can be served
-// for longer than a takeover takes, no caller waits. The longest lease then needs the fewest
-// requests.
+// leaseLength is the length of the lease that the flight asks for. While a stale item can be served
+// for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
 func (r *run[V]) leaseLength() time.Duration {
 	e, it, usual := r.engine, r.present, r.usual()
 	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
 	if usual > 0 {
-		// The claim before the load, and the commit after it, are under the lease too. They are
-		// slow when the engines are busy.
+		// The claim and the commit are under the lease too, and take long while the engines are busy.
 		usual = durations.Add(usual, 2*e.trips.Slower().Truncate(time.Millisecond))
 	}
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// usual is the expected time of the key's rebuild: the time of its last rebuild, or else the median
-// of this process. 0 is unknown.
+// usual is the expected time of the key's rebuild, by its last rebuild or else by this process's; 0
+// is unknown.
 func (r *run[V]) usual() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -40,9 +38,8 @@ func (r *run[V]) usual() time.Duration {
 	return r.engine.builds.Usual()
 }
 
-// soonest is the least expected time of the key's rebuild: the time of its last rebuild, or else
-// the quickest quarter of this process. 0 is unknown. The median would make polls late for a short
-// build among long ones.
+// soonest is the least expected time: as the last rebuild took, or else as all but a quarter of this
+// process's rebuilds; 0 is unknown. Polls by the median would see a short build late among long ones.
 func (r *run[V]) soonest() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -58,9 +55,8 @@ func (r *run[V]) lastBuild() time.Duration {
 }
 
 // keep renews the lease at each third of its length until ctx ends. It closes lost when the engine
-// says, in a reply or by itself, that another process has the lease. Silence of the engine ends
-// nothing. If the lease runs out meanwhile and another process rebuilds too, the store accepts only
-// the later epoch.
+// says, asked or unasked, that another process has the lease. Silence ends nothing: if the lease runs
+// out and another process rebuilds too, the store takes only the later epoch.
 func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term, lost chan<- struct{}) {
 	e := r.engine
 	var told <-chan struct{}
@@ -130,8 +126,8 @@ func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	}
 }
 
-// giveBack releases a lease, also after the end of ctx. If the locker is silent, releaseLater tries
-// again.
+// giveBack releases a lease, also after the end of ctx. If the locker is silent, it is tried again
+// later.
 func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
@@ -140,9 +136,9 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budge
 	return err
 }
 
-// releaseLater releases a lease after an outage: when the breaker closes, and after each
-// gate.Pause, until the locker answers. The key's next holder, also in this process, waits for the
-// release. After LeaseTTL the lease has run out.
+// releaseLater releases a lease when the locker's breaker closes, and after each gate.Pause, until
+// the locker answers or the lease has run out. The key's next holder, also in this process, waits for
+// that.
 func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()

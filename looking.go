@@ -18,7 +18,6 @@ import (
 // This file is the state looking: the flight reads the store. The entry there ends the flight, is
 // offered to callers as a stale item, or is no answer.
 
-// A lookingState is the result of a flight's looks.
 type lookingState struct {
 	over     bool        // the first look brought no answer
 	ahead    *storeReply // a reply that came with a batch or with the log, for the next look; nil otherwise
@@ -29,14 +28,13 @@ type lookingState struct {
 	refused  int         // leadingState.refused at the last look
 }
 
-// lookOnce is the state looking.
 func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
 		r.leading.fenced = false
-		// A pause before the next load, because the cause that fenced the commit, or invalidated
-		// the key during the load, may go on. Callers gather during the pause, and the next load
-		// answers them. Without the pause a quick load that invalidates its own key would answer no
-		// caller: every caller would have come after the load began.
+		// The cause that fenced the commit, or invalidated the key during the load, may go on.
+		// Callers gather during this pause, and the next load answers them. Without the pause a quick
+		// load that invalidates its own key would answer no caller, since each would have come after
+		// it began.
 		select {
 		case <-time.After(minPoll << r.leading.refused):
 		case <-ctx.Done():
@@ -54,7 +52,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	return outcomeNothing
 }
 
-// looked takes the flight off the count of flights before their first look.
+// looked takes the flight off the count of flights that have not looked yet.
 func (r *run[V]) looked() {
 	if r.queues && !r.looking.over {
 		r.looking.over = true
@@ -62,8 +60,8 @@ func (r *run[V]) looked() {
 	}
 }
 
-// lookAndStand looks, and stands for election in the same request if the engine can. The flight
-// takes a slot before this request, because the elected flight has to load at once.
+// lookAndStand is look, with the election in the same request if the engine can. The flight takes a
+// slot first, since the elected flight has to load.
 func (r *run[V]) lookAndStand(ctx context.Context) bool {
 	if r.looking.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
 		if r.present == nil {
@@ -74,7 +72,6 @@ func (r *run[V]) lookAndStand(ctx context.Context) bool {
 	return r.look(ctx)
 }
 
-// lookAnew is look for a flight that has looked before.
 func (r *run[V]) lookAnew(ctx context.Context) bool {
 	r.lookAgain()
 	return r.look(ctx)
@@ -96,12 +93,10 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	}
 	var held *items.Item[V]
 	if known != nil && judge(&known.Lifetime, now) != rebuild {
-		// A silent store cannot say that the item is out of date. The item then answers for as long
-		// as if the store had confirmed it now.
+		// A silent store cannot say that the item is void: it answers as if confirmed now.
 		held = known.Found(durations.Add(now, e.NearTTL))
-		// During an outage a caller whose flight probes the store need not wait for the probe.
-		// After two seconds without a failure the callers wait for the store: the key may have been
-		// invalidated during the lull.
+		// During an outage no caller waits for the probe. After a lull of two seconds without a
+		// failure the store is asked first: the key may have been invalidated meanwhile.
 		if held.Held && e.store.Fails(r.key) {
 			r.offerStale(held)
 		}
@@ -136,8 +131,8 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	return false
 }
 
-// readPersistently reads the store by read, and repeats a read without an answer. One lost packet
-// is not an outage. A dead engine fails again, and opens its breaker or uses up the budget.
+// readPersistently reads the store, and repeats a read without an answer: one lost packet is not an
+// outage. A dead engine fails again, and opens its breaker or uses up the budget.
 func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
 	e := r.engine
 	asking, end := e.store.WhileUp(ctx)
@@ -154,7 +149,7 @@ func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context
 }
 
 // consider ends the flight with the item if it answers, or offers the item as stale. It reports
-// whether the flight has ended. fromStore is false for an item that this process had at hand.
+// whether the flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
 	r.loaded, r.committed, r.enough = false, 0, 0
@@ -169,8 +164,8 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	}
 	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
 	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore), verdict == serveStale:
-		// The call that began this flight refuses the item, or will get a newer value. Other
-		// callers may take the item meanwhile.
+		// The call that began this flight refuses the item, or wants it replaced. Other callers may
+		// take it.
 		r.offer(it)
 	case verdict != rebuild:
 		r.noteOthersBuild(it)
@@ -189,16 +184,16 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	verdict := judge(&it.Lifetime, now)
 	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// The load in the other process failed while this flight waited for it. The failure has no
-		// pause left, and answers only flights that waited. Otherwise the waiting flights would
-		// fail one after another, each after a load of its own.
+		// The other process's load failed while this flight waited for it. Without a pause left the
+		// failure answers only waiting flights: otherwise they would fail one after another, each
+		// after its own load.
 		return fail
 	}
 	return verdict
 }
 
-// refuses reports whether the call that began the flight does not take the item. A failure still
-// answers it during the pause: a client's wish is no reason for an earlier try, see items.Want.
+// refuses reports whether the call that began the flight does not take the item. During a failure's
+// pause it takes it: one client's wish is no reason for an earlier try, see items.Want.
 func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
 	now := r.engine.clock.Now()
 	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
@@ -222,16 +217,15 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	}
 }
 
-// newEnough reports whether a load of another process began after this flight began to wait. Such a
-// load answers the waiting callers whatever they want, as the flight's own load would. Without this
-// rule, each process with a client that wants a new value would load after the other.
+// newEnough reports whether the load of another process began after this flight began to wait. The
+// value then answers the waiting callers whatever they want, as the flight's own load would.
+// Otherwise each process with a client that wants a new value would load after the other.
 //
-// The order of events: this flight finds a holder at waiting.since. The holder's load began earlier
-// and commits first. The next committer claimed its epoch after that first commit, so its load is
-// new enough, if every lease held. A lost lease lets two loads overlap, so the age of the entry
-// must agree: the load's beginning, computed from it, must not be before waiting.since. Both times
-// are taken as early as they can have been. Build is 0 for a value that no flight has made; its age
-// says nothing about a load.
+// The order of events: this flight finds a holder at waiting.since. The holder's load, which began
+// before, commits first. The next committer claimed after that commit, so its load is new enough if
+// every lease held. After a lost lease two loads may have overlapped, so the entry's age must agree:
+// its load must not have begun before waiting.since. Both times are taken as early as possible. A
+// Build of 0 is a value without a flight, whose age says nothing about a load.
 func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	if !r.waiting.sees(it.Epoch) {
 		return false
@@ -255,7 +249,6 @@ type storeReply struct {
 	err   error
 }
 
-// read asks the store for the key's entry.
 func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
 	asked := e.clock.Now()
@@ -265,8 +258,7 @@ func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	return storeReply{entry, asked, err}
 }
 
-// readWithLog reads the log of sweeps, if due, and the key: in one request where the store can. A
-// batch may have read the key before.
+// readWithLog reads the key, and the log of sweeps if due, in one request where the store can.
 func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	r.followLogAhead(ctx, r.logAge())
 	if there := r.looking.ahead; there != nil {
@@ -276,8 +268,8 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	return r.read(ctx, r.budget)
 }
 
-// logAge is the age at which a look reads the log of sweeps again. A flight that was elected before
-// reads it at once: a store that has lost the key may have lost the log too.
+// logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
+// a store that has lost the key may have lost the log too.
 func (r *run[V]) logAge() time.Duration {
 	if r.leading.again {
 		return 0
@@ -285,10 +277,9 @@ func (r *run[V]) logAge() time.Duration {
 	return r.engine.NearTTL / 2
 }
 
-// readMany asks the store for the entries of all keys in one request. It calls take for each answer
-// as soon as the answer comes, one call at a time. answered marks the keys with an answer, and err
-// is the reason for the others. A store that goes on answering is not cut short: each answer begins
-// the time limit anew.
+// readMany reads all keys in one request. It calls take for each answer as soon as it comes, one call
+// at a time. answered marks the keys with an answer; err is the reason for the others. Each answer
+// begins the time limit anew, so an answering store has all the time that it needs.
 func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {

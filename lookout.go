@@ -10,11 +10,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the looks that waiting flights share. The flights of keys that expire together wait
-// together, and look at nearly the same time. The flight whose look is due first looks for the
-// others too, in one request, if the store is a driver.BatchGetter.
+// This file is the looks that waiting flights share. Keys that expire together have flights that look
+// at nearly the same time. The flight whose look is due first makes the other looks too, in one
+// request to a driver.BatchGetter.
 
-// A lookout has the planned looks of waiting flights.
 type lookout struct {
 	store driver.BatchGetter // nil: each flight looks by itself
 
@@ -22,20 +21,17 @@ type lookout struct {
 	plans list.List // of *plannedLook, without the looks under way
 }
 
-// A plannedLook is the next look of one flight.
 type plannedLook struct {
 	key    string
 	budget *gate.Budget
 	from   instant          // from then on another flight may make the look
 	due    <-chan time.Time // when the flight itself makes the look
-	// reply has the reply of another flight's request, nil without an answer; it has room for one.
-	// With a nil channel no other flight makes the look.
-	reply chan *storeReply
-	place *list.Element // guarded by lookout.mu; nil once the look is under way
+	reply  chan *storeReply // another flight's reply, nil if the store was silent; has room for one; nil channel: no other flight may make the look
+	place  *list.Element    // guarded by lookout.mu; nil once the look is under way
 }
 
-// planLook plans the flight's next look in place of its last plan. The look comes after the pause,
-// or with another flight's look in the last quarter of the pause.
+// planLook plans the flight's next look, instead of its last plan: after the pause, or with another
+// flight's look in the last quarter of the pause.
 func (r *run[V]) planLook(pause time.Duration) *plannedLook {
 	e := r.engine
 	r.dropLook()
@@ -59,8 +55,8 @@ func (r *run[V]) dropLook() {
 	}
 }
 
-// sharedPatience is the most time that a shared request takes from a flight's budget. The other
-// half of EngineTimeout is for a look by the flight itself.
+// sharedPatience is the most time that a shared request takes from a flight's budget. The other half
+// of EngineTimeout is for the flight's own look.
 func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 }
 
 func (l *lookout) add(p *plannedLook) {
@@ -97,8 +93,8 @@ func (l *lookout) take(now instant) (taken []*plannedLook) {
 	return taken
 }
 
-// lookTogether makes the planned look, which is due, and other flights' looks that may be made now.
-// It reports whether the flight has ended.
+// lookTogether makes the planned look, which is due, with the looks of other flights that may be made
+// now. It reports whether the flight has ended.
 func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	e := r.engine
 	if p.reply == nil {
@@ -121,8 +117,8 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	return r.lookAt(ctx, <-p.reply)
 }
 
-// lookAt is lookAnew with a reply, nil without an answer. It looks again after a reply from before
-// an invalidation.
+// lookAt is lookAnew with a reply. A nil reply, or one from before an invalidation, makes it look
+// again.
 func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there == nil || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
@@ -131,8 +127,8 @@ func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	return r.look(ctx)
 }
 
-// lookForAll reads the store for all planned looks, and sends each reply. The end of ctx does not
-// end the request: the other flights need their replies.
+// lookForAll reads the store for all planned looks, and sends each its reply. ctx's end does not
+// count: the other flights need their replies.
 func (e *engine[V]) lookForAll(ctx context.Context, plans []*plannedLook) {
 	defer func() { // also after a panic or Goexit of the adapter
 		for _, p := range plans {

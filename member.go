@@ -17,10 +17,9 @@ import (
 )
 
 // This file is a batch: the flights that a call of GetMany, or a batch window, has begun together.
-// The batch reads the store for all its flights before they start. The flights that need a load
-// share a load, see internal/gather.
+// The batch reads the store for all of them before they start. Their loads are common, see
+// internal/gather.
 
-// A batch is a group of flights that begin together.
 type batch[V any] struct {
 	engine *engine[V]
 	single binder[V]    // the load of each flight, if user is nil
@@ -28,8 +27,8 @@ type batch[V any] struct {
 	places *semaphore.Weighted
 	loads  *gather.Group[*member[V], loadResult[V]]
 
-	// complete is closed when all flights of the batch have begun. Before then only the goroutine
-	// that begins them uses members; afterwards members does not change.
+	// complete is closed when all flights have begun. Before then members belongs to the goroutine
+	// that begins them; afterwards it does not change.
 	complete chan struct{}
 	members  []*member[V]
 	read     func(driver.BatchGetter) // reads the store for the members
@@ -39,7 +38,6 @@ type batch[V any] struct {
 	stopReading func()     // ends the batch's read; nil without a member
 }
 
-// A loadResult is a batch load's result for a key.
 type loadResult[V any] struct {
 	product[V]
 	err error
@@ -93,21 +91,20 @@ func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	defer m.mu.Unlock()
 	m.unread++
 	if m.members = append(m.members, m); len(m.members) == 1 {
-		// The read has the values of the first flight's context and not its end: this flight may
-		// end while the batch reads for the others.
+		// Without its end: the first flight may end while the batch reads for the other flights.
 		ctx, m.stopReading = context.WithCancel(context.WithoutCancel(ctx))
 		m.read = func(store driver.BatchGetter) { m.readAll(ctx, store) }
 	}
 }
 
-// first reports whether the new flight is the first of its batch, or has no batch. Only the first
-// member counts among the flights that wait for the store: a call for more keys than MaxQueued
-// would otherwise turn all other callers away.
+// first reports whether the new flight is the first of its batch, or alone. As with slots, a batch
+// counts once among the flights that wait for the store: a call for more keys than MaxQueued would
+// otherwise turn all other callers away.
 func (m *member[V]) first() bool { return m == nil || len(m.members) == 0 }
 
-// desert says that the flight's callers have left before its election. When no unread member has
-// callers, the batch's read ends. Under overload such batches would be most of the store's work,
-// and the batches behind them would come too late in their turn.
+// desert says that the flight's callers have left before its election. The batch's read ends when no
+// unread member has callers: under overload such reads would be most of the store's work, and the
+// batches behind them would come too late.
 func (m *member[V]) desert() {
 	if m == nil {
 		return
@@ -139,8 +136,8 @@ func (b *batch[V]) depart() {
 	}
 }
 
-// takeOff starts the flight with the store's reply, unless it has started. lost is the time that
-// the batch has lost to a silent store. takeOff is called only while depart runs.
+// takeOff starts the flight, unless it has started, with the store's reply and the time that the
+// batch has lost to the store. It is called while depart runs.
 func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,8 +149,7 @@ func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 	}
 }
 
-// readAll reads the store for all members. It asks again for keys without an answer, as a flight
-// would.
+// readAll reads the store for all members. As a flight would, it asks again without an answer.
 func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 	e := b.engine
 	ctx, cancel := context.WithCancel(ctx)
@@ -170,8 +166,7 @@ func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 	}
 }
 
-// readOnce reads the store once, and starts the members with an answer. It returns the other
-// members and the reason.
+// readOnce starts the members for which the store answers. It returns the others, and the reason.
 func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
 	keys := make([]string, len(members))
 	for i, m := range members {
@@ -203,7 +198,6 @@ func (m *member[V]) held() {
 	}
 }
 
-// end says that the flight has ended.
 func (m *member[V]) end() {
 	if m != nil {
 		m.gathered.End()

@@ -13,12 +13,12 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file is the notices of a store (driver.Notifier), by which a process hears of other
-// processes' writes. A notice carries the value for a waiting flight, and moves the near tier
-// forward. Notices only make things sooner: looks find every lost notice.
+// This file is the notices of other processes' writes (driver.Notifier). A notice brings a waiting
+// flight its value, and moves the near tier forward. Notices only make things sooner: looks make up
+// for lost notices.
 
-// listen hears the store's notices until the engine is closed. It is called before the engine's
-// first use.
+// listen hears the store's notices until the engine closes. It is called before the engine's first
+// use.
 func (e *engine[V]) listen() {
 	notifier, ok := e.Store.(driver.Notifier)
 	if !ok {
@@ -55,14 +55,12 @@ type heard struct {
 	made instant
 }
 
-// whole reports whether the notice has an entry that may be believed now. After NearTTL the entry
-// may be invalidated, and only the store can say so.
+// whole reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
 func (n *heard) whole(now instant, nearTTL time.Duration) bool {
 	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < durations.Add(n.made, nearTTL)
 }
 
-// hear handles a notice on the adapter's goroutine. A panic of user code must not end this
-// goroutine.
+// hear handles a notice on the adapter's goroutine, which a panic of user code must not end.
 func (e *engine[V]) hear(n driver.Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {
@@ -90,9 +88,8 @@ func (e *engine[V]) take(key string, told driver.Notice) {
 	defer e.dismissApart(key, w)
 	now := e.clock.Now()
 	var it *items.Item[V]
-	// An item that the store has not taken has no place in the order of epochs. It may be from
-	// after an invalidation, and this notice from before. So the item stays, and the store is
-	// asked.
+	// An item that the store has not taken has no place in the order of epochs: it may be from after
+	// an invalidation, and the notice from before. So the store is asked.
 	if n.whole(now, e.NearTTL) && !known.Beside {
 		it = e.apart(key, nil).decode(n.Entry, nil, n.made)
 	}
@@ -103,8 +100,8 @@ func (e *engine[V]) take(key string, told driver.Notice) {
 	e.keep(key, it, func() bool { return w.generation == 0 })
 }
 
-// pass hands a notice to the key's flight. Without a flight it returns the near item and a witness,
-// if the notice is later than the item. A process without the key ignores the notice.
+// pass hands a notice to the key's flight. Without a flight it returns the near item, and a witness,
+// if the notice is later. A process without the key stays without it.
 func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -114,8 +111,7 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 	case n.Invalidated:
 		e.recall(s, key, n.Epoch)
 	case f != nil:
-		// The flight decodes the notice only if it waits for it. The latest of several notices is
-		// enough.
+		// A waiting flight decodes the notice. Of several it needs only the latest.
 		select {
 		case other := <-f.notices:
 			if other.Epoch > n.Epoch {
@@ -134,8 +130,8 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 	return known, w
 }
 
-// told ends a waiting flight with a notice, if its entry answers. Otherwise the flight looks. It
-// reports whether the flight has ended.
+// told ends a waiting flight with the notice's entry, or else looks. It reports whether the flight
+// has ended.
 func (r *run[V]) told(ctx context.Context, n heard) bool {
 	known, now := r.engine.near.Get(r.key)
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
@@ -151,9 +147,9 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 	return true
 }
 
-// lookBack is lookAgain as of the time made, before the change of a notice. It returns false if
-// made is before the flight, or before the key's last invalidation here. That invalidation may have
-// overtaken the notice, and callers that asked after it must not get the notice's value.
+// lookBack is lookAgain as of made. It returns false if made is before the flight, or before the
+// key's last invalidation here. The invalidation may have overtaken the notice, and callers after it
+// must not get the notice's value.
 func (f *flight[V]) lookBack(made instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()

@@ -9,14 +9,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the offer: the stale item for callers whose patience ends during a rebuild. The
-// store confirms the item while it is offered.
+// This file is the offer: the stale item for callers whose patience ends, confirmed while the key is
+// rebuilt.
 
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
 
-// confirm confirms the offered item until ctx ends. Without it a key that another process
-// invalidates would be served stale for as long as its rebuild takes.
+// confirm confirms the offer until ctx ends. Otherwise a key that another process invalidates would
+// be served stale for as long as its rebuild takes.
 func (f *flight[V]) confirm(ctx context.Context) {
 	tick := time.NewTicker(f.engine.confirmEvery())
 	defer tick.Stop()
@@ -32,8 +32,8 @@ func (f *flight[V]) confirm(ctx context.Context) {
 	}
 }
 
-// offerStale offers callers a stale item, or nil for none. It returns false, and offers nothing, if
-// the key was invalidated since the last look.
+// offerStale offers callers a stale item, nil for none. It returns false, without an offer, if the
+// key was invalidated since the last look.
 func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -44,8 +44,7 @@ func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	return true
 }
 
-// reoffer replaces the offer was after its confirmation. It does nothing if a sweep has withdrawn
-// the offer meanwhile.
+// reoffer replaces the offer after its confirmation, unless a sweep has withdrawn it meanwhile.
 func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -54,8 +53,8 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	}
 }
 
-// confirmOffer asks the store once whether the offered item still holds. It returns false if there
-// is no offer, or ctx has ended.
+// confirmOffer asks the store once about the offer. It returns false without an offer, or after ctx's
+// end.
 func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e := f.engine
 	offered := f.state.Load().offered
@@ -63,8 +62,7 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 		return false
 	}
 	budget := gate.NewBudget(e.EngineTimeout)
-	// The trust in the item depends on the age of the log too, and must last until the next
-	// confirmation.
+	// The trust depends on the log's age too, and must last until the next confirmation.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	there := e.apart(f.key, budget).read(ctx, budget)
 	confirmed := *offered
@@ -72,8 +70,8 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(there.err, ErrUnavailable):
-		// A silent store cannot say that the item is out of date, also not to callers that came
-		// during the silence.
+		// A silent store cannot say that the item is void, also not to the callers that came
+		// meanwhile.
 		confirmed.Trusted = max(confirmed.Trusted, e.clock.Now()+1)
 	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)

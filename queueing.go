@@ -2,10 +2,9 @@ package bellwether
 
 import "context"
 
-// This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for one. While
-// it waits, it looks into the store and hears notices, so another process's value can end the wait.
+// This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for one.
+// Meanwhile it hears notices and looks: another process may have a slot, and so the value, sooner.
 
-// queue is the state queueing.
 func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	switch {
 	case r.takeFreeSlot():
@@ -15,44 +14,41 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	case r.slot == nil:
 		return outcomeOutdated // closed; or the queue is full and the stale item was invalidated
 	case r.storeDown && !r.engine.store.Open():
-		// The store may be back by now, with a later value of the fleet. Without another look this
-		// flight would load a value for its own process alone.
+		// The store may be back by now, with the fleet's later value. Without another look this
+		// flight's value would be for this process alone.
 		return outcomeOutdated
 	}
 	return outcomePlace
 }
 
-// waitForSlot waits for a slot, and reports whether the flight has ended meanwhile. A notice or a
-// look can end it: another process may have a slot, and so the value, sooner.
+// waitForSlot waits for a slot, a notice or a look, and reports whether the flight has ended.
 func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
 	defer source.Unqueue()
 	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
 	if !source.Queue() && !r.leading.again && !demand.ByLoad() {
-		// The queue is full, and more waiting flights would only time out. Two kinds of flight wait
-		// all the same: a flight that had a slot before and has to begin anew, and a flight for
-		// which a load waits. The failure bears the present position of the log, so no earlier
-		// sweep counts against it.
+		// More waiting flights would only time out. Two kinds of flight wait all the same: one had a
+		// slot before and begins anew, and a load waits for the other. The failure has the log's
+		// present position: no earlier sweep counts against it.
 		r.shard.mu.Lock()
 		r.witness.position = e.sweeps.Log().Position()
 		r.shard.mu.Unlock()
-		// made is now, so the failure answers the callers whatever they want. A caller that refused
-		// it would begin flight after flight.
+		// made is now, so that the failure answers every call. A call that refused it would begin
+		// flight after flight.
 		now := e.clock.Now()
 		r.leading.made = now + 1
 		return r.finishFailed(ctx, now, ErrOverloaded, 0)
 	}
-	// One wait lasts across all looks. A new wait after each look would lose the flight's place in
-	// the queue.
+	// One wait across all looks: a new wait after each look would lose the place in the queue.
 	waiting, leave := context.WithCancel(ctx)
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
 		r.slot = source.Wait(waiting, demand)
 	})
-	// The slot may have come at the moment of any return, also of a panic in a look. After this
-	// wait r.slot is the flight's again.
+	// The slot may come at the moment of any return, also of a panic in a look. Afterwards slot is
+	// the flight's.
 	defer func() {
 		leave()
 		<-taken

@@ -10,10 +10,9 @@ import (
 
 // This file is the protocol: the states of a rebuild, and the table from a state and its outcome to
 // the next state. A flight looks into the store, queues for a slot of MaxRebuilds and stands for
-// election. The elected flight claims an epoch, loads, commits and releases; every other flight
-// waits for the elected process's value.
+// election. The elected flight claims an epoch, loads, commits and releases; every other flight waits
+// for the elected process's value.
 
-// A rebuildState is one part of a rebuild, done by one method that returns an outcome.
 type rebuildState uint8
 
 const (
@@ -32,7 +31,6 @@ func (s rebuildState) String() string {
 	return [...]string{"", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed", "given up"}[s]
 }
 
-// A rebuildOutcome is the result of a state.
 type rebuildOutcome uint8
 
 const (
@@ -51,8 +49,7 @@ func (o rebuildOutcome) String() string {
 	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up"}[o]
 }
 
-// transitions lead from a state and its outcome to the next state. docs/design.md has the same
-// table.
+// transitions lead from a state and its outcome to the next state, as the table in docs/design.md.
 var transitions = [stateCount][outcomeCount]rebuildState{
 	stateLooking:  {outcomeAnswered: stateLanded, outcomeNothing: stateQueueing},
 	stateQueueing: {outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking},
@@ -62,9 +59,8 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking, outcomeTimeIsUp: stateGivenUp},
 }
 
-// rebuild goes from state to state until the flight has landed. Otherwise it returns the error that
-// ends the flight: errAgain, or the cause of ctx, which ends by Close, or by desertion before the
-// election. ctx is checked between any two states.
+// rebuild goes from state to state until the flight has landed, or returns the error that ends it.
+// Close, and desertion before the election, end it between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
 	defer r.looked()
@@ -85,7 +81,6 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	}
 }
 
-// in does the work of a state.
 func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 	switch s {
 	case stateLooking:
@@ -115,19 +110,16 @@ func ending(ended bool) rebuildOutcome {
 // A run is the state of one flight's rebuild. Only the flight's goroutine uses a run.
 type run[V any] struct {
 	*flight[V]
-	// storeDown is true after a request to the store without an answer. The flight then goes on
-	// without store and locker: processes that cannot read the leader's value gain nothing from its
-	// lease.
+	// storeDown: the store did not answer the last request. The flight goes on without store and
+	// locker, since a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
-	// slot gives back the flight's slot of MaxRebuilds; nil if the flight has none. A load takes
-	// the slot over when it begins. During waitForSlot the goroutine that waits for the slot writes
-	// this field.
-	slot  func()
-	began instant
-	// planned is the next look of a waiting flight, nil if none is planned.
+	// slot gives the flight's slot of MaxRebuilds back, nil without a slot. A load takes it over when
+	// it begins. During waitForSlot it belongs to the goroutine that waits for the slot.
+	slot    func()
+	began   instant
 	planned *plannedLook
 
-	// The data of the states. A state writes only its own struct, and reads the others.
+	// The data of the states: a state writes only its own struct, and reads the others.
 	looking  lookingState
 	standing standingState
 	waiting  waitingState
@@ -140,10 +132,9 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is the number of void loads, refused at the commit or invalidated, before a flight
-// gives up. Then the value of the last load answers the callers that asked before this load began,
-// and no other caller. Without this bound a store that refuses every commit, or a key that is
-// invalidated during each load, would never answer.
+// maxRefused void loads (refused at the commit, or invalidated) end a flight. The last value answers
+// only callers that asked before its load. Otherwise a store that refuses every commit, or a key that
+// is invalidated during each load, would leave all callers without an answer.
 const maxRefused = 5
 
 // fly runs the flight to its end, also when an engine's adapter panics or calls Goexit.
@@ -183,7 +174,6 @@ func (r *run[V]) noAnswer(ctx context.Context, doing string, err error) {
 	}
 }
 
-// A keyError names the key, and the action that failed.
 type keyError struct {
 	doing string
 	key   string

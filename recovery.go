@@ -4,11 +4,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the effect of an origin's recovery on failed keys. A pause that grew during an
-// outage ends when the outage is over.
+// This file is an origin's recovery: the pauses of its failed keys, which grew in the outage, end
+// with it.
 
-// earlyTryAfter returns the EarlyTry of a failure of a key. known is the key's item before, and
-// pauses is true if the pause is ours to choose.
+// earlyTryAfter returns the EarlyTry of a failure of a key with the item known. pauses is true if the
+// pause is ours to choose.
 func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	switch {
 	case known != nil && known.Failures > 0 && known.Early == items.EarlyTryHad:
@@ -19,9 +19,9 @@ func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	return items.NoEarlyTry
 }
 
-// noteLoad records the end of a load. When the origin has recovered, the pauses of the failures in
-// the near tier end. A process that finds a later failure in the store waits for that failure's
-// pause, so the fleet tries each key once.
+// noteLoad records the end of a load, and ends the pauses of the near tier's failures when the origin
+// has recovered. A process that finds a later failure in the store waits for that failure's pause, so
+// the fleet tries each key once.
 func (e *engine[V]) noteLoad(succeeded bool) {
 	now := e.clock.Now()
 	if e.ErrorTTL <= 0 || !e.origin.Note(succeeded, now, e.ErrorTTL) {

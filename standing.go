@@ -9,20 +9,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the state standing: the flight stands for election. An engine that is store and
-// locker at once (driver.Elector) holds the election in the request of the look.
+// This file is the state standing: the flight stands for election. An engine that is store and locker
+// at once (driver.Elector) holds the election in the request of the look.
 
-// A standingState is the flight's last election.
 type standingState struct {
 	asked  instant       // when the flight stood for election
 	length time.Duration // the length of the requested lease
-	// ballot is the Elector's answer in the last look. It is nil if the look held no election or
-	// found a fresh entry, and once the flight has acted on it.
+	// the Elector's answer in the last look; nil after a look without an election or with a fresh
+	// entry, and once the flight has acted on it.
 	ballot *ballot
 }
 
-// A ballot is the answer of an Elector that had no answering entry. Without lease and held the
-// Elector did not answer.
+// A ballot is an Elector's answer without an answering entry. Without lease and held it is silence.
 type ballot struct {
 	lease driver.Lease
 	epoch uint64
@@ -61,10 +59,10 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	return outcomeElected
 }
 
-// elect stands for election, and returns the lease or the present holder. Both are nil if there is
-// no locker, or none that answers. overtaken is true if a notice came while the flight waited for
-// its turn at the locker. Where a thousand keys expire together, other processes have rebuilt most
-// of them by the time of that turn, and leases for these keys would be useless.
+// elect stands for election, and returns the lease or the present holder; neither without a locker
+// that answers. overtaken is true if a notice came while the flight waited for its turn at the
+// locker. Where a thousand keys expire together, other processes have rebuilt most of them by then,
+// and leases for these keys would be useless.
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {
@@ -107,9 +105,9 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	return nil, r.knownHolder(), false
 }
 
-// knownHolder is the holder for which the flight waits, after an election without an answer. One
-// lost answer says nothing about the holder, and without this rule a fleet that polls would begin a
-// load in each process. It is nil once the lease has ended, or the locker counts as down.
+// knownHolder is the holder for which the flight waits, after an election without an answer. One lost
+// answer says nothing about the holder: without this rule each process of a polling fleet would begin
+// a load. It is nil once the lease has ended, or the locker counts as down.
 func (r *run[V]) knownHolder() *driver.HeldError {
 	e := r.engine
 	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
@@ -124,12 +122,12 @@ func (r *run[V]) electsAtOnce() bool {
 	return e.Engine != nil && !r.storeDown && e.writes.Sound(r.key)
 }
 
-// readAndStand is read for an Elector. The flight stands for election in the same request, unless
-// the entry is fresh and of a later epoch than the entries that the flight has refused. The log has
-// a request of its own: reading the key with the log would be a look without an election.
+// readAndStand is read for an Elector. The flight stands for election in the same request, unless the
+// entry is fresh and later than the entries that the flight has refused. The log has its own request:
+// reading the key with the log would be a look without an election.
 //
-// The election has half of the flight's budget. After silence the flight reads with the other half:
-// an engine that takes no writes may still have a fresh entry.
+// The election has half of the flight's budget, and after silence a read has the rest: an engine that
+// takes no writes may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())
@@ -148,8 +146,8 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 		return r.read(ctx, r.budget)
 	}
 	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
-		// An answer without lease and holder leaves an empty ballot, which counts as silence. With
-		// a nil ballot the flight would look again without end.
+		// Also an answer without lease and holder, which counts as silence: with a nil ballot the
+		// flight would look again without end.
 		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
 	}
 	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {
@@ -158,8 +156,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	return storeReply{won.Entry, asked, err}
 }
 
-// declineElection releases the lease of a ballot that the flight does not use. The flight has
-// ended, or has to look again.
+// declineElection releases a ballot's lease if the flight has ended, or has to look again.
 func (r *run[V]) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil

@@ -2,14 +2,13 @@ package bellwether
 
 import "sync"
 
-// This file tells observers of breakers and evictions. Both happen under locks, so the calls of
-// observers wait in a queue.
+// This file queues the calls to observers of breakers and evictions, since both happen under locks.
 
 // maxTellings is the most calls that wait. One large value usually displaces fewer values.
 const maxTellings = 1 << 16
 
-// tellings is the queue of calls to observers. One goroutine makes the calls, in their order. The
-// zero tellings are ready for use, and are safe for concurrent use.
+// tellings is the queue. One goroutine makes the calls, in their order. The zero value is ready for
+// use, and safe for concurrent use.
 type tellings struct {
 	running sync.WaitGroup // the goroutine of drain
 
@@ -18,7 +17,7 @@ type tellings struct {
 	closed  bool
 }
 
-// add queues f, unless the queue is full or closed. It does not wait, and may be called under any
+// add queues f, unless the queue is full or closed. It waits for nothing, and may be called under any
 // lock.
 func (t *tellings) add(f func()) {
 	t.mu.Lock()

@@ -12,21 +12,19 @@ import (
 )
 
 // This file is a call's way to its answer: a hit of the near tier, or the key's flight, which the
-// call joins or begins. The call then waits for a state of the flight that answers it.
+// call joins or begins and waits for.
 
-// A served is an item with the way that it took to the call.
 type served[V any] struct {
 	item  *items.Item[V]
 	flown bool // the item came from a flight
-	// live is the flight if its load is still writing the value, otherwise nil. The call counts
-	// among the flight's callers until it has its place among the readers, and then calls left.
+	// live is the flight if its load still writes the value, otherwise nil. The call counts among the
+	// flight's callers until it has its place among the readers, and calls left.
 	live *flight[V]
 }
 
-// A waiter is one call on its way to its answer. The waiter and the call's arguments are on the
-// heap, and the work between two waits is in methods, whose frames are gone during a wait. A herd's
-// goroutines are new and have stacks of 2 KB; growing them would be half of the herd's cost up to
-// here.
+// A waiter is one call on its way to its answer. It is on the heap, and the work between two waits is
+// in methods, whose frames are gone during a wait. A herd's goroutines are new, with stacks of 2 KB;
+// growing them would be half of the herd's cost up to here.
 type waiter[V any] struct {
 	engine    *engine[V]
 	ctx       context.Context
@@ -61,8 +59,8 @@ func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]
 	return c
 }
 
-// get answers a call that takes any answer. With a batch window the call's flight begins in the
-// window's batch.
+// get answers a call that takes any answer. Its flight begins in the window's batch, if there is a
+// window.
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
 	it, early, ok := e.hit(key)
 	if !ok {
@@ -96,9 +94,9 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	return c.answer.item.Answer()
 }
 
-// hit answers from the near tier if the answer needs no flight, without allocating. Such an item is
-// fresh, or stale before the next try is due. early is true for a fresh item that is due for an
-// early rebuild. If ok is false, it is the item for the end of the caller's patience, or nil.
+// hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no
+// try is due. early is true for a fresh item that is due for an early rebuild. If ok is false, the
+// item is for the end of the caller's patience, or nil.
 func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
 	if it == nil || now >= it.Trusted {
@@ -127,9 +125,9 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 	c.leave()
 }
 
-// refreshNow is refresh for the item that the near tier has. The flight takes no value of a load
-// that returned before now. The epoch also excludes the near tier's own item: read from the store,
-// this item may look born after now, because its age counts from the reply.
+// refreshNow is refresh for the near tier's item. The flight takes no value of a load that returned
+// before now. The epoch excludes the near item too: its age, as a store tells it, counts from the
+// reply.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
 	it, now := e.near.Get(key)
 	if it == nil {
@@ -163,10 +161,8 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 	return e.hit(key)
 }
 
-// wait waits for the answer, or the error, of the key's flight. If the key has no flight, the call
-// begins one with b's loader.
-//
-// If the flight lands with an item that the call refuses, the call joins or begins the next flight.
+// wait waits for the key's flight, which it begins with b's loader if there is none, and gets its
+// answer or error. After a flight with an item that the call refuses it joins or begins the next one.
 // So all callers that came during one load, and want a later one, share the next load.
 func (c *waiter[V]) wait(b binder[V]) {
 	for c.flight != nil || c.join(b) {
@@ -192,8 +188,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 	}
 }
 
-// pause waits for the flight, expiry, work from Want.Aside and the end of ctx. It reports whether
-// the call goes on.
+// pause waits also for expiry and Want.Aside. It reports whether the call goes on.
 func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	if c.load != nil {
 		c.load.slot.Wait()
@@ -211,8 +206,8 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	return true
 }
 
-// advance goes as far as possible without waiting. If the call is still waiting, news and expiry,
-// which may be nil, are the channels to wait for.
+// advance goes as far as possible without a wait. A call that has to wait does so for news, and for
+// expiry unless nil.
 func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
 	if !c.met {
 		c.met = true
@@ -243,8 +238,7 @@ func (c *waiter[V]) giveUp() {
 	c.leave()
 }
 
-// tally counts the call once, by its first flight. A call that finds an answer in begin counts as a
-// hit there.
+// tally counts the call once, by its first flight. An answer found in begin counts as a hit there.
 func (c *waiter[V]) tally() {
 	switch {
 	case c.tallied:
@@ -257,10 +251,10 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// dueEarly decides by chance whether the answer is due for an early rebuild. It asks only for the
-// call whose flight the store has answered. In a large fleet each process may read a popular key
-// less than once per NearTTL, so no read of the key is a near hit. A value that this process has
-// just loaded is excluded: the herd that waited for it would load it again.
+// dueEarly decides by chance on an early rebuild of the answer, for the call whose flight the store
+// has answered. In a large fleet each process may read a popular key less than once per NearTTL, so
+// no read is a near hit. A value that this process has just loaded is excluded: the herd that waited
+// for it would load it again.
 func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.Made != 0 {
@@ -270,8 +264,7 @@ func (c *waiter[V]) dueEarly() bool {
 	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
 }
 
-// work runs one function from Want.Aside. If the function panics or calls Goexit, the caller leaves
-// its flight.
+// work runs a function from Want.Aside. If it panics or calls Goexit, the caller leaves its flight.
 func (c *waiter[V]) work(do func()) {
 	returned := false
 	defer func() {
@@ -302,7 +295,6 @@ func (c *waiter[V]) stopAsking() {
 	}
 }
 
-// A waitState is a waiter's relation to its flight.
 type waitState uint8
 
 const (
@@ -312,11 +304,11 @@ const (
 	landed             // the flight has landed without an answer for the call
 )
 
-// look decides whether a state of the flight answers the call. At expiry the call has to look again
-// although the state has not changed.
+// look decides whether a state of the flight answers the call. At expiry it has to look at the same
+// state again.
 func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
-	// This comes before landed: the call that began the flight reads the value while it is written,
-	// also after the value has turned out to be for this call alone.
+	// Before landed: the call that began the flight may read the value while it is written, also
+	// after the value has turned out to be for no other call.
 	if state.published != nil && c.joins(state) {
 		return answered, nil
 	}
@@ -326,8 +318,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	return c.lookAhead(state)
 }
 
-// joins makes the value that the load is still writing the call's answer, if the call may have it.
-// Otherwise the call waits for the next flight.
+// joins answers the call with the value that the load still writes, if the call may have it.
 func (c *waiter[V]) joins(state *flightState[V]) bool {
 	f := c.flight
 	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
@@ -340,8 +331,8 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 		c.stopAsking()
 		return true
 	}
-	// The call gives up on this value. If it still counted as a caller, a body over its limit would
-	// wait for the call to begin reading, and the call for the end of the body.
+	// A caller that waits for the next flight must not count here. A body over its limit would wait
+	// for it to begin reading, and the caller would wait for the end of the body.
 	c.leave()
 	if readable {
 		f.doubtValue()
@@ -358,9 +349,9 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 		c.err = err
 		return answered
 	}
-	// The store's reply may have been under way for longer than the near tier trusts an item, so it
-	// may be older than this call. A value whose time for new callers ended while it was written
-	// (until) does not answer later callers at the end either.
+	// The store's reply may have been under way for longer than the near tier trusts an item, and so
+	// be older than this call. A value that was over for new callers while it was written (until)
+	// stays so.
 	over := state.published != nil && c.began >= state.until
 	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)
@@ -369,8 +360,8 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	return landed
 }
 
-// lookAhead is look for a flight that goes on. After Patience the call takes a stale item if there
-// is one, and after MaxWait it ends.
+// lookAhead is look for a flight that goes on. The call takes a stale item after Patience, and none
+// after MaxWait.
 func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
@@ -397,32 +388,32 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 		c.answer = served[V]{item: c.stale}
 		return gone, nil
 	}
-	// The flight's alarm wakes callers whose end is at due or later. A timer for each caller would
-	// be half of the herd's cost.
+	// The flight's alarm wakes callers whose end is at due or later: a timer each would be half of
+	// the herd's cost.
 	if end < f.due || state.overdue {
 		expiry = time.After(end - now)
 	}
 	return waiting, expiry
 }
 
-// staleNow returns the stale item that may answer the call now, or nil. The call's own item comes
-// first, then the flight's offer.
+// staleNow returns the stale item that may answer the call now: its own, or else the flight's offer;
+// or nil.
 func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] {
 	it := c.stale
 	if it == nil {
 		it = state.offered
 	}
 	if it != nil && (state.recalled || !c.trusts(it, now) || !it.Stale(now)) {
-		// The item is invalidated here, perhaps invalidated elsewhere, or past its window. The
-		// flight's offer may have been confirmed since.
+		// Invalidated here, perhaps elsewhere, or past its window. The offer may have been confirmed
+		// since.
 		it = state.offered
 		if it != nil && it.Stale(now) && !c.trusts(it, now) {
 			c.flight.doubt()
 			return nil
 		}
 	}
-	// Sweeps are checked here and not when a sweep comes. The caller has had its item since before
-	// the flight, and a flight cannot tell the tags of its offer from the tags of its load.
+	// Sweeps are checked here and not when they come: the caller's item is older than the flight, and
+	// a flight cannot tell the tags of its offer from those of its load.
 	it = c.engine.spare(c.flight.key, it)
 	if it == nil || !it.Stale(now) || !c.want.Takes(it, now, c.began) {
 		return nil
@@ -440,8 +431,8 @@ func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
 
-// conclude gives the call the item at a flight's end. A new value answers the waiting callers
-// however short its TTL. A failure answers unless a stale item may.
+// conclude gives the call a flight's result. A new value answers however short its TTL; a failure
+// answers unless a stale item may.
 func (c *waiter[V]) conclude(it *items.Item[V]) {
 	if it.Failures > 0 {
 		switch now := c.engine.clock.Now(); {
@@ -455,8 +446,8 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 	c.answer = served[V]{item: it, flown: true}
 }
 
-// join puts the call on the key's flight, or begins a flight. It returns false if the call has its
-// answer or its error instead.
+// join puts the call on the key's flight, or begins one. It returns false if the call has its answer
+// or error.
 func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
@@ -501,8 +492,8 @@ func (c *waiter[V]) board(f *flight[V]) {
 	}
 }
 
-// ask records that the call's load waits for the flight, or returns an error if the load would wait
-// for itself. A call with a stale item does not wait for the load, so it is not recorded.
+// ask records that the call's load waits for the flight, unless the load would wait for itself. A
+// call with a stale item is not recorded: the item answers it, whoever makes another.
 func (c *waiter[V]) ask(f *flight[V]) error {
 	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
 		return nil
@@ -512,8 +503,8 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 	return err
 }
 
-// queuedLooks times MaxQueued flights may wait for their first look. Looks are short beside
-// rebuilds: the store answers thousands of keys at once in an unnoticeable time.
+// queuedLooks times MaxQueued flights may wait for their first look. Looks are short beside rebuilds:
+// the store answers thousands of keys in an unnoticeable time.
 const queuedLooks = 16
 
 // hits answers the call with a near item, if the item needs no flight.
@@ -533,10 +524,9 @@ func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
 
 // begin is join for a key without a flight. shard.mu is held.
 func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
-	// The near tier is read again under the lock. A caller may miss the near tier just before a
-	// flight lands, and come here just after; without this read it would begin a second rebuild.
-	// The flight fills the near tier and leaves the map under this same lock, so the caller sees
-	// the flight or the item.
+	// The near tier is read again under the lock. A caller that missed it just before a flight
+	// landed, and came here just after, would begin a second rebuild. The flight fills the near tier
+	// and leaves the map under this lock, so the caller sees one or the other.
 	e := c.engine
 	it, now := e.near.Get(c.key)
 	if it != nil && now < it.Trusted && c.hits(it, now) {

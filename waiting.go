@@ -10,10 +10,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the state waiting: another process holds the lease, and the flight waits for its
-// value. The waiting of callers for a flight is in wait.go.
+// This file is the state waiting: another process has the lease, and the flight waits for its value.
+// How callers wait for a flight is in wait.go.
 
-// A waitingState is a flight's knowledge of the holder.
 type waitingState struct {
 	holder   *driver.HeldError // the present or last holder; nil if the flight has never waited
 	since    instant           // when the flight first found a holder
@@ -45,15 +44,15 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 }
 
 const (
-	// electPause is how often a flight stands for election if its locker cannot push. The holder
-	// may have given up without a word before its announced end.
+	// electPause is how often a flight stands for election if its locker cannot push: the holder may
+	// have given up without a word.
 	electPause = 500 * time.Millisecond
-	// lookPause is how often a flight looks into the store although its locker pushes. A push may
-	// be lost with the engine that sends it.
+	// lookPause is how often a flight looks although its locker pushes: a push may be lost with its
+	// engine.
 	lookPause = time.Second
-	// noticeLag is how long a flight waits for the store's notice after the lease is free. Release
-	// and notice come on two connections, and the release, which is later, may arrive first. A look
-	// for a value that is on its way would cost a command.
+	// noticeLag is how long a flight waits for the store's notice after the lease is free. They come
+	// on two connections, and the release, sent later, may arrive first. A look for a value that is
+	// on its way would cost a command.
 	noticeLag = 10 * time.Millisecond
 )
 
@@ -67,9 +66,8 @@ func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	return ending(r.await(ctx))
 }
 
-// await waits for the holder's value, and reports whether the flight has ended. Otherwise the
-// flight has to look again. The wait ends when the locker pushes, when the holder's announced time
-// is over, or when a poll of the store finds the value.
+// await waits for the holder's value: until the locker pushes, until the holder's announced time is
+// over, or by polling the store. It reports whether the flight has ended.
 func (r *run[V]) await(ctx context.Context) bool {
 	e, w := r.engine, &r.waiting
 	began := e.clock.Now()
@@ -81,7 +79,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 	e.enter(r.key, phaseWaiting)
 
 	until := r.leaseOver(began, wake != nil)
-	// A locker that answers "free" to Watch and "held" to TryAcquire must not make a loop without a
+	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a
 	// pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
@@ -151,8 +149,8 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 	if !pushed {
 		until = min(until, durations.Add(began, electPause))
 	}
-	// All waiting processes of a dead holder come here at the same time. One of them wins in any
-	// case; the jitter spares the engine the requests of the others.
+	// All waiters of a dead holder come here together, and one wins. The jitter spares the engine the
+	// others.
 	return durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 }
 
@@ -160,8 +158,7 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	e, w := r.engine, &r.waiting
 	pause := lookPause
-	// The locker pushes when the holder is done. A hedge may commit earlier, and only a look finds
-	// it.
+	// The locker pushes when the holder is done. A hedge may be earlier, and only a look finds it.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}
@@ -171,8 +168,8 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	return pause
 }
 
-// lookEvery is the pause between two looks for another process's commit. Where the store sends
-// notices it is lookPause, since a look only finds a lost notice. Otherwise it is poll.
+// lookEvery is the pause between two looks for another process's commit: lookPause if the store sends
+// notices, since a look then only finds a lost notice; otherwise poll.
 func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 	if e.notified {
 		return lookPause
@@ -183,9 +180,8 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 // blind reports whether the flight could not see the holder's value in the store.
 func (r *run[V]) blind() bool { return r.storeDown || r.looking.unshared != 0 }
 
-// watch returns the channel on which the locker pushes, nil if it cannot. After a failed
-// subscription the flight polls the store: the holder is at work, so the failure does not count as
-// this flight's outage.
+// watch returns the channel on which the locker pushes, nil without one. A failed watch is not this
+// flight's outage: the holder is at work, and the store can be polled.
 func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
 	e := r.engine
 	w, ok := e.Locker.(driver.Watcher)
@@ -193,8 +189,8 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *dri
 		return nil
 	}
 	wake, err := gate.AskInTurn(ctx, e.push, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
-		// The watch outlives this call, so it gets the longer context. A call that hangs has to end
-		// with the shorter context.
+		// The watch outlives this call, so it gets the longer context. A hanging call ends with the
+		// shorter one.
 		defer context.AfterFunc(ctx, endWatch)()
 		return w.Watch(watching, held)
 	})

@@ -11,11 +11,11 @@ import (
 )
 
 // This file is the invalidation of keys, in the fleet and in this process, and its effect on values
-// that are made at the same time. Invalidation by tag or prefix is in sweep.go.
+// that are made meanwhile. Invalidation by tag or prefix is in sweep.go.
 
-// invalidate drops the key from the store, and then from this process. The store comes first:
-// anything that a flight read or claimed before the store's floor rose is then void here, and
-// anything that a flight reads later is new.
+// invalidate drops the key from the store, and then from this process. In this order, all that a
+// flight read or claimed before the store's floor rose is void here, and all that it reads later is
+// new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	defer e.recallAll(key) // also after a panic or Goexit of the adapter
 	if e.Store == nil {
@@ -28,8 +28,8 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	return nil
 }
 
-// writeAnyway makes a user's own write, also while the store's breaker is open. Other calls go on
-// without the store; this caller has only the store.
+// writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
+// without the store, and this caller cannot.
 func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(context.Context) error) error {
 	err := gate.AskErr(ctx, e.writes, key, gate.NewBudget(e.EngineTimeout), write)
 	if errors.Is(err, gate.ErrNotAsked) {
@@ -70,8 +70,8 @@ func (e *engine[V]) recallAll(key string) {
 	e.recall(s, key, 1<<64-1)
 }
 
-// recall drops the key's item, and makes the work under way for the key void, up to an epoch. s is
-// the key's shard, and is locked.
+// recall drops the key's item, and makes work on the key void, up to an epoch. s, the key's shard, is
+// locked.
 func (e *engine[V]) recall(s *shard[V], key string, epoch uint64) {
 	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)
@@ -92,10 +92,9 @@ func (e *engine[V]) recall(s *shard[V], key string, epoch uint64) {
 	}
 }
 
-// A witness counts the events that make work on a key void, while a value is read or made. Such an
-// event is an invalidation of the key in this process, a sweep, or a later epoch in the store. The
-// worker notes the generation when it begins; its result counts while the generation is the same.
-// shard.mu guards all fields.
+// A witness counts the events that make work on a key void: an invalidation of the key in this
+// process, a sweep, or a later epoch in the store. The worker takes the generation when it begins,
+// and its result counts while the generation is the same. shard.mu guards all fields.
 type witness[V any] struct {
 	flight     *flight[V]  // the flight that makes the value, nil if none; never changes
 	next       *witness[V] // another witness of the same key
@@ -148,8 +147,8 @@ func (e *engine[V]) dismissApart(key string, w *witness[V]) {
 // outdated reports whether the flight's work since its last look is void. shard.mu is held.
 func (f *flight[V]) outdated() bool { return f.witness.generation != f.looked }
 
-// lookAgain begins the flight's next look: earlier invalidations make nothing void any more. It
-// reports whether one came since the last look.
+// lookAgain begins the flight's next look, which no earlier invalidation makes void. It reports
+// whether there was one since the last look.
 func (f *flight[V]) lookAgain() (outdated bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
