@@ -91,7 +91,7 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 		refuse("Options.BatchWindow", o.BatchWindow, notNegative)
 	}
 	length := o.BatchWindow
-	o.BatchWindow = 0 // newCache refuses a BatchWindow
+	o.BatchWindow = 0
 	c := newCache[V](load, o)
 	c.together = load
 	if length > 0 {
@@ -130,7 +130,6 @@ const (
 
 type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
 
-// bind implements binder, for one key.
 func (l batchLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (product[V], error) {
 		results, err := l(ctx, []Request[V]{requestOf(a.key, a.present)})

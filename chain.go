@@ -65,7 +65,6 @@ func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 	return false
 }
 
-// stopAwaiting undoes one call of await.
 func (f *flight[V]) stopAwaiting(load *loadContext) {
 	callsOfLoads.Lock()
 	defer callsOfLoads.Unlock()

@@ -186,7 +186,6 @@ func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commi
 	return r.commit(ctx, it) // the store has lost the value
 }
 
-// confirmCommit returns the outcome of a commit whose reply was lost.
 func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }

@@ -55,7 +55,6 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	return max(minHedge, time.Duration(min(e.Hedge*float64(usual), float64(e.RebuildTimeout))))
 }
 
-// built records the time of a build.
 func (r *run[V]) built(took time.Duration) {
 	e := r.engine
 	if after := r.hedgeAfter(); after > 0 {

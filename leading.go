@@ -17,7 +17,7 @@ import (
 type leadingState struct {
 	lease   driver.Lease // the flight's lease, nil without one
 	made    instant      // items.Item.Made for the latest load
-	load    currentLoad  // the memory of flight.current
+	load    currentLoad  // the load that flight.current points to
 	again   bool         // an earlier election came to nothing
 	fenced  bool         // the store refused the last commit
 	losses  int          // leases lost

@@ -117,7 +117,6 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 	}
 }
 
-// release releases a lease, and reports a silent locker.
 func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	r.engine.enter(r.key, phaseReleasing)
 	err := r.engine.giveBack(ctx, r.key, gate.NewBudget(r.engine.EngineTimeout), lease)

@@ -42,7 +42,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	}
 	r.looking.refused = r.leading.refused
 	r.declineElection(ctx)
-	if r.looking.ahead == nil { // otherwise a batch has read the key since the flight began
+	if r.looking.ahead == nil { // otherwise a batch has read the key after the flight began
 		r.lookAgain()
 	}
 	if r.lookAndStand(ctx) {
@@ -77,7 +77,6 @@ func (r *run[V]) lookAnew(ctx context.Context) bool {
 	return r.look(ctx)
 }
 
-// look reads the store, and ends the flight if the entry answers.
 func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
 
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
@@ -111,7 +110,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	case there.err == nil:
 		return r.consider(r.decode(there.entry, known, there.asked), true)
 	case ctx.Err() != nil:
-		return false // Close or desertion ended the request: this is not the store's silence, so the item at hand stays unconfirmed
+		return false // Close or desertion ended the request, and not the store's silence: the item stays unconfirmed
 	case errors.Is(there.err, ErrUnavailable):
 		r.noAnswer(ctx, "reading", there.err)
 		if held != nil {
@@ -180,7 +179,6 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	return false
 }
 
-// verdictOn is judge for an item that the flight has found.
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	verdict := judge(&it.Lifetime, now)
 	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
@@ -199,7 +197,6 @@ func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
 	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
 }
 
-// offer is offerStale for the item of the last look.
 func (r *run[V]) offer(it *items.Item[V]) {
 	if !r.offerStale(it) {
 		r.present = nil // invalidated since the read

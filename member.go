@@ -205,7 +205,6 @@ func (m *member[V]) end() {
 	}
 }
 
-// slots is the source of the flight's slot.
 func (f *flight[V]) slots() slots.Source {
 	if f.member == nil {
 		return f.engine.slots
@@ -221,7 +220,6 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 	return result.product, result.err
 }
 
-// load runs the user's load for some members.
 func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], loadResult[V]]) {
 	requests, makes, starts := make([]Request[V], len(seats)), make([]*askers, len(seats)), make([]*items.Item[V], len(seats))
 	for i, s := range seats {

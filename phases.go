@@ -2,7 +2,6 @@ package bellwether
 
 // This file names the phases of a flight, so that a test can wait for a phase instead of a time.
 
-// A phase is one part of a flight's work.
 type phase uint8
 
 const (

@@ -76,7 +76,7 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 		return nil, r.knownHolder(), false
 	}
 	if e.Locker == nil || r.storeDown || !e.writes.Sound(r.key) {
-		return nil, nil, false // without readable commits a lease would only make the processes take turns to fail
+		return nil, nil, false // otherwise the elected processes would take turns to find that the store takes nothing
 	}
 	e.enter(r.key, phaseStanding)
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()

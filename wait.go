@@ -440,7 +440,7 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 		case it.Stale(now):
 			c.engine.count.stale.Add(1)
 		default:
-			c.err = it.Err // the item keeps the old value
+			c.err = it.Err // the answer has the item too, and so the value before the failure
 		}
 	}
 	c.answer = served[V]{item: it, flown: true}

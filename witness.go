@@ -43,7 +43,6 @@ func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(cont
 	return err
 }
 
-// maxInvalidations is the most keys that a call invalidates at one time.
 const maxInvalidations = 16
 
 // invalidateAll is invalidate for several keys. It returns an error, or nil, for each.
