@@ -10,16 +10,16 @@ import (
 )
 
 // This file is the values that a process keeps and finds without a flight: a variant, the response to
-// a request past the cache, an answer without a rebuild. An invalidation cannot end a flight here, so
-// a witness shows whether one came in between.
+// a request past the cache, an answer without a rebuild. An invalidation has no flight to end here,
+// so a witness shows whether one came before the value is kept.
 
 // apart returns a run without a flight, to read, write and decode entries.
 func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
 	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
 }
 
-// put keeps a value without a flight. If over is not nil, put only replaces the item over: an
-// invalidation, or any other item, is later.
+// put keeps a value without a flight. If over is not nil, put keeps the value only in place of the
+// item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
@@ -80,8 +80,8 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
 }
 
-// keep puts an item without a flight into the near tier, unless it was swept, the engine is closed,
-// or still reports, under the lock, that something has come in between.
+// keep puts an item without a flight into the near tier. It does nothing if the item was swept, the
+// engine is closed, or still, called under the lock, returns false.
 func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
@@ -92,8 +92,9 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	}
 }
 
-// putUnless keeps, in a cache without a store, the value of a request that has invalidated the key
-// itself, so many times. After more invalidations it may be older than another such request's change.
+// putUnless keeps the value of a request that has invalidated the key itself. The cache has no store,
+// and times is the number of these invalidations. After more invalidations the value may be older
+// than another request's change.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
@@ -102,7 +103,7 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
-// find returns the item of the near tier, or else of the store; nil without one.
+// find returns the item of the near tier, or of the store, or nil.
 func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 	e := r.engine
 	it, now := e.near.Get(r.key)

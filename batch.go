@@ -150,8 +150,7 @@ func resultOf[V any](results map[string]Result[V], batch *BatchError, err error,
 	case err == nil || error(batch) == err:
 		err = ErrNotFound
 	}
-	// Else all keys without a result have failed: a BatchError within another error may not name them
-	// all.
+	// Else all keys without a result have failed: a BatchError within another error may lack some.
 	return r.product(key, from, err)
 }
 
@@ -327,7 +326,7 @@ func (c *manyCall[V]) beginApart(together []pending[V]) {
 	}
 }
 
-// begin begins flights for the keys without one, and waits for the answers on other goroutines.
+// begin begins flights for keys without flights. The waits for answers are on other goroutines.
 func (c *manyCall[V]) begin(together []pending[V]) {
 	if c.window != nil {
 		for _, a := range together {

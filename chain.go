@@ -27,11 +27,11 @@ var (
 // callsOfLoads guards all askers, since a circle may go through several caches.
 var callsOfLoads sync.Mutex
 
-// askers are the loads that wait for a flight, with the number of their calls. Guarded by
-// callsOfLoads.
+// askers are the loads that wait for a flight, with the number of their calls. callsOfLoads guards
+// them.
 type askers map[*loadContext]int
 
-// await adds a load to the flight's askers, or returns the reason why it must not wait.
+// await adds a load to the flight's askers, or returns why it must not wait.
 func (f *flight[V]) await(load *loadContext) error {
 	callsOfLoads.Lock()
 	defer callsOfLoads.Unlock()
@@ -48,8 +48,8 @@ func (f *flight[V]) await(load *loadContext) error {
 	return nil
 }
 
-// awaited reports whether a load for the flight of by waits for one of flights, directly or through
-// other loads. callsOfLoads is held.
+// awaited reports whether a load for the flight of by waits for a flight in flights. Waits through
+// other loads count. callsOfLoads is held.
 func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 	for _, flight := range flights {
 		if seen[flight] {

@@ -56,7 +56,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}
 	// This entry tells the waiting processes that no value will come: otherwise they would take
-	// turns, each to find the same. A store out of memory may have room for it.
+	// turns, each to find the same. A store out of memory may have room for so small an entry.
 	entry.Kind, entry.Value = driver.KindUnshared, nil
 	if !lives {
 		entry.TTL = durations.Add(entry.Age, durations.Add(unsharedTTL, 2*entry.BuildTime))
@@ -84,10 +84,10 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 	return fenced
 }
 
-// keepBeside lets the item stand beside the entry that the flight knew when its load began. A later
-// commit or an invalidation takes the entry away, and the item with it. A value is trusted from its
-// load's beginning, for NearTTL, or aloneTTL with the near tier off: the store has confirmed nothing
-// since. A failure without a value is trusted from now.
+// keepBeside lets the item stand beside the entry from the beginning of its load. A later commit or
+// an invalidation takes the entry away, and the item too. A value is trusted from the beginning of
+// its load, for NearTTL, or aloneTTL with the near tier off: the store has confirmed nothing since. A
+// failure without a value is trusted from now.
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
@@ -103,8 +103,8 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 }
 
-// unsharedTTL is the life of a KindUnshared entry for a value without a TTL, plus two loads' time, in
-// which the waiting processes make their own values.
+// unsharedTTL is the least life of a KindUnshared entry. Two loads' time is added, in which the
+// waiting processes make their own values.
 const unsharedTTL = time.Second
 
 // probeKey is the key of probe's commits. Processes may overwrite each other's entry there.
@@ -157,8 +157,8 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 	return err
 }
 
-// commitOver is commit for an item that has the value of another item, unless nil. A Toucher keeps
-// the value, and it is not sent again.
+// commitOver is commit for an item with another item's value, or with nil. A Toucher keeps the
+// store's value under the new entry, so the value is not sent again.
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
@@ -202,8 +202,8 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) boo
 	return fenced
 }
 
-// stillUnshared is commit for a value of this process alone. The KindUnshared entry that let it be
-// loaded must still be there: otherwise the key was invalidated.
+// stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the
+// load must still be there: otherwise the key was invalidated.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
 }

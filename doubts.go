@@ -11,11 +11,11 @@ import (
 // asked for it. For later calls the store is asked again, once for all that have come meanwhile, and
 // never without a call.
 
-// aloneTTL is how long, with the near tier off, a process serves an item that the store has not
-// taken. Otherwise each call in an outage would load its key again.
+// aloneTTL is the trust in an untaken item, with the near tier off. Without this trust each call in
+// an outage would load its key again.
 const aloneTTL = time.Second
 
-// alone is the time for which the process serves an item that no store has confirmed.
+// alone is how long the process serves an item that no store has confirmed.
 func (s *settings) alone() time.Duration {
 	if s.eachCall {
 		return aloneTTL
@@ -31,8 +31,8 @@ func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	return now < it.Trusted
 }
 
-// doubt makes the flight ask the store again, for a call that came after the store was last asked. It
-// does nothing with the near tier on.
+// doubt makes the flight ask the store again, for a later call. It does nothing with the near tier
+// on.
 func (f *flight[V]) doubt() {
 	select {
 	case f.doubts <- struct{}{}:
@@ -41,14 +41,15 @@ func (f *flight[V]) doubt() {
 }
 
 // doubtValue is doubt for the value that the load still writes. Without a Fencer the store has no new
-// answer; to wake the waiting calls would make each doubt again.
+// answer. Any answer would wake all waiting calls, and each would doubt again.
 func (f *flight[V]) doubtValue() {
 	if f.engine.fencer != nil {
 		f.doubt()
 	}
 }
 
-// answerDoubts asks the store after each doubt, until ctx ends or the store can say nothing later.
+// answerDoubts asks the store after each doubt. It ends with ctx, or when the store can say nothing
+// later.
 func (f *flight[V]) answerDoubts(ctx context.Context) {
 	e := f.engine
 	for {

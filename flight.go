@@ -18,13 +18,13 @@ import (
 // This file is the collapse: the callers of one key in one process share a flight. It has the
 // flight's fields, the states that callers see, and the flight's end.
 //
-// x/sync/singleflight cannot carry the promises: its callers wait without a context, a panic ends the
-// process, and no answer comes before the end (a stale item, a response that is being written).
+// x/sync/singleflight cannot carry the promises. Its callers wait without a context, and a panic ends
+// the process. No answer comes before the end (a stale item, a response that is being written).
 
 type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 
-// An attempt is one load of a flight, with its own copies of the flight's data: the flight goes on,
-// and changes, after it has given up on a load that still runs.
+// An attempt is one load of a flight, with copies of the flight's data. The flight may give up on a
+// load that still runs, and then goes on and changes.
 type attempt[V any] struct {
 	*flight[V]
 	present  *items.Item[V] // flight.present
@@ -47,8 +47,8 @@ type flight[V any] struct {
 	cancel context.CancelCauseFunc // ends the flight: by Close, by desertion, and at its end
 	member *member[V]              // the flight's place in its batch, nil without a batch
 
-	// state is the part that callers see. It is written with shard.mu held, and read without a lock:
-	// ten thousand callers wake up together when a flight lands.
+	// state is the part that callers see. Writers hold shard.mu. Readers need no lock: ten thousand
+	// callers wake up together when a flight lands.
 	state   atomic.Pointer[flightState[V]]
 	callers callerCount
 	herd    *herdCount  // nil without observers of herds
@@ -63,8 +63,8 @@ type flight[V any] struct {
 
 	doubts chan struct{} // a request for confirmOffer, see doubt; has room for one; nil with the near tier on
 
-	// present is the key's latest known item: it is served if the load fails, and counts the
-	// failures. Only the flight's goroutine uses it.
+	// present is the key's latest known item. It is served if the load fails, and counts the
+	// failures. Only the flight's goroutine uses it; a load has attempt.present.
 	present *items.Item[V]
 
 	// The call that began the flight. These fields do not change.
@@ -76,8 +76,8 @@ type flight[V any] struct {
 	elected bool // guarded by shard.mu: the flight goes on without callers
 
 	budget *gate.Budget // the budget of the call that began the flight
-	// Callers that began before enough take the result whatever they want, although another process
-	// made it. Only the flight's goroutine uses it.
+	// Callers that began before enough take the result, whatever they want. Another process's load
+	// began after them. Only the flight's goroutine uses enough.
 	enough instant
 	demand slots.Demand // see demanded
 	askers askers       // guarded by callsOfLoads
@@ -159,8 +159,8 @@ func (f *flight[V]) fallDue() {
 	}
 }
 
-// publish shows a value that the load still writes to the callers of the audience that began before
-// until. It returns false if the flight has given up on this load, which may then have a successor.
+// publish shows callers a value that the load still writes: the callers of the audience that began
+// before until. It returns false if the flight has given up on this load, which may have a successor.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
@@ -206,8 +206,8 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	return true
 }
 
-// catchUp reads the log of sweeps before a publication. It reports whether the load's epoch is
-// fenced.
+// catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
+// a Fencer if the lease is over. It reports whether the load's epoch is fenced.
 func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e := f.engine
 	f.shard.mu.Lock()
@@ -286,7 +286,8 @@ func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bo
 // streaming reports whether the load has published its value.
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// giveUp cancels the load, unless it has published: the lock keeps it from publishing in between.
+// giveUp cancels the load, unless it has published. The lock keeps the load from publishing in
+// between.
 func (f *flight[V]) giveUp(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -298,8 +299,8 @@ func (f *flight[V]) giveUp(cause error) bool {
 }
 
 // beginLoading makes l the load under way. It returns false if the key was invalidated since the last
-// look, unless l is the last load, and after Close, which may have ended the slot's last flight just
-// now.
+// look, unless l is the last load. It returns false on a closed cache: Close may have ended the
+// flight that had the slot before.
 func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	f := r.flight
 	f.shard.mu.Lock()
@@ -316,9 +317,9 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	return true
 }
 
-// settle ends the flight with the item, also in the near tier. It answers callers that began before
-// it.Trusted. settle returns false, and the flight has to look again, if the key was invalidated
-// since the last look: the item was read or made before.
+// settle ends the flight with the item, and puts the item into the near tier. Callers that began
+// before it.Trusted get the item. settle returns false if the key was invalidated since the last
+// look: the item was read or made before, and the flight has to look again.
 func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.Trusted) }
 
 // settleFor is settle for the callers that began before then.
@@ -328,8 +329,8 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	spared := e.spare(f.key, it)
-	// A soft sweep during the load, which leaves no open window: no caller that asked since may have
-	// the item.
+	// A soft sweep during the load has left no open window. No caller that asked since may have the
+	// item.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
 	if swept {
 		f.witness.generation++
@@ -347,8 +348,8 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	return true
 }
 
-// keep puts the result into the near tier. A successor of an unlisted flight may have put a later
-// item there, which stays. shard.mu is held.
+// keep puts the result into the near tier. If the flight is unlisted, a successor may have put a
+// later item there, which stays. shard.mu is held.
 func (f *flight[V]) keep(it *items.Item[V]) {
 	if f.shard.flights[f.key] != f {
 		f.engine.advanceNear(f.key, it)
@@ -357,8 +358,8 @@ func (f *flight[V]) keep(it *items.Item[V]) {
 	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
-// give ends the flight with an item past its windows, for callers that began before then. The key's
-// near item goes.
+// give ends the flight with an item past its windows. Callers that began before then get the item.
+// The key's near item goes.
 func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
@@ -405,8 +406,8 @@ func (f *flight[V]) end(err error) {
 	}
 }
 
-// leave takes a caller off the flight. Without callers a flight ends before its election, unless it
-// refreshes a stale item: its requests would be for no caller.
+// leave takes a caller off the flight. A flight without callers ends before its election, since its
+// requests would be for no caller. A flight that refreshes a stale item goes on.
 func (f *flight[V]) leave() {
 	if !f.callers.left() || f.refreshes {
 		return
@@ -455,8 +456,8 @@ func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) 
 	}
 }
 
-// A callerCount is the number of calls that joined a flight, and neither left nor read its published
-// value.
+// A callerCount is the number of calls that wait for a flight. A call that reads the published value
+// does not count.
 type callerCount struct {
 	n    atomic.Int64
 	all  atomic.Int64                  // calls that have ever joined
@@ -482,7 +483,7 @@ func (c *callerCount) left() (last bool) {
 }
 
 // awaitNone waits until the count is 0 or done is closed. Calls that join and leave meanwhile may or
-// may not end the wait. Its callers share a channel: an abandoned load may wait beside its successor.
+// may not end the wait. All waiters share a channel: an abandoned load may wait beside its successor.
 func (c *callerCount) awaitNone(done <-chan struct{}) {
 	none := make(chan struct{})
 	for !c.none.CompareAndSwap(nil, &none) {

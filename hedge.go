@@ -10,15 +10,15 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the hedge (Options.Hedge): a second rebuild of a key whose holder takes too long, in
-// one process of the fleet, elected by a lease beside the holder's. The first commit wins; the other
-// rebuild finds it in the store and gives up.
+// This file is the hedge (Options.Hedge): a second rebuild of a key whose holder takes too long. One
+// process of the fleet hedges, elected by a lease beside the holder's. The first commit wins; the
+// other rebuild finds the value in the store and gives up.
 //
 // The hedge claims after the holder, so its epoch is greater. Once the hedge has committed, the
-// holder's commit is fenced off. If the holder commits first, the hedge finds its value in a look
-// before its own commit. A holder's commit between this look and the hedge's commit is replaced: the
-// hedge's value was loaded later, so the key only moves forward. A failed hedge commits nothing: its
-// commit would fence the holder off.
+// holder's commit is fenced off. If the holder commits first, the hedge finds the holder's value in a
+// look before its own commit. A holder's commit between this look and the hedge's commit is replaced:
+// the hedge's value was loaded later, so the key only moves forward. A failed hedge commits nothing:
+// its commit would fence the holder off.
 
 const (
 	// hedgeKey is the prefix of the key of the hedge's lease.
@@ -120,8 +120,8 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) boo
 	return r.finish(ctx, l, epoch)
 }
 
-// freeHedge releases the hedge's lease after a result that ends the holder's rebuild too, and after
-// Close. Otherwise the lease stays until its end: that rebuild has had its hedge.
+// freeHedge releases the hedge's lease after Close, or a result that ends the holder's rebuild.
+// Otherwise the lease stays until its end: that rebuild has had its hedge.
 func (r *run[V]) freeHedge(ctx context.Context) {
 	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
 		lease := r.waiting.hedge.lease
@@ -131,8 +131,8 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 
 // rival returns a channel that is closed after another process's commit of a later epoch. A holder
 // always watches, however little it knows of builds: another process begins the hedge by its own
-// knowledge. rival looks after each notice, and polls as waiting processes do; first at minHedge,
-// when a hedge may begin.
+// knowledge. rival looks after each notice, and polls as waiting processes do. The first poll comes
+// at minHedge, when a hedge may begin.
 func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})

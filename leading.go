@@ -11,8 +11,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
-// This file is the states leading and alone: the flight has the lease, or needs none, claims an
-// epoch, loads, and ends with the load's result.
+// This file is the states leading and alone: the flight has the lease, or needs none. The flight
+// claims an epoch, loads, and ends with the load's result.
 
 type leadingState struct {
 	lease   driver.Lease // the flight's lease, nil without one
@@ -25,7 +25,7 @@ type leadingState struct {
 }
 
 // lead is the state leading, with r.leading.lease or without an election. The load takes over the
-// flight's slot, since it may outlast the flight.
+// flight's slot, because the load may outlast the flight.
 func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	e, lease := r.engine, r.leading.lease
 	r.flight.lead()
@@ -72,8 +72,8 @@ func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
 }
 
 // claim takes an epoch and reads the key again, in one request. The last holder may have committed
-// and released just before this flight's election: its value ends the flight here, without a second
-// load.
+// and released just before this flight's election. The last holder's value then ends the flight here,
+// without a second load.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
 		r.standing.ballot = nil
@@ -98,7 +98,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	return epoch, r.consider(it, true)
 }
 
-// takeEpoch claims an epoch, 0 if the store does not answer, and returns the present entry.
+// takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
 func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
 	e := r.engine
 	if e.Store == nil {
@@ -120,8 +120,8 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint6
 	return entry, epoch
 }
 
-// build loads the value, under the lease if there is one, and calls finish with the result. When
-// rival is closed by another process's commit it gives up. It reports whether the flight has ended.
+// build loads the value, under the lease if any, and calls finish with the result. It gives up when
+// another process's commit closes rival. It reports whether the flight has ended.
 func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
 	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
@@ -152,10 +152,10 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				return false
 			}
 		case <-lost:
-			// Another process has the lease now. The flight waits for its value, whether or not our
-			// load heeds its context. A response that clients are reading goes on to its commit,
-			// which may be fenced. So does any load after a second loss: a locker that loses every
-			// lease must not stop every load.
+			// Another process has the lease now. The flight waits for the other process's value,
+			// whether or not our load heeds its context. A response that clients are reading goes on
+			// to its commit, which may be fenced. After a second loss every load goes on: a locker
+			// that loses all leases must not stop all loads.
 			lost = nil
 			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
 				return false
@@ -170,7 +170,8 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 }
 
 // startLoad starts the load, the lease's keeper and the confirmation of the offer. lost is closed
-// when another process has the lease. result is nil after an invalidation since the claim, or Close.
+// when another process has the lease. result is nil if the key was invalidated since the claim, or
+// the cache is closed.
 func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e := r.engine
 	// An Elector's request, and an election before the claim, asked for a length without the present
@@ -207,8 +208,9 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	return result, lost
 }
 
-// finish commits the load's result and ends the flight with it. It returns false if the store, or an
-// invalidation here, is later: no caller gets the result, and the flight looks again.
+// finish commits the load's result and ends the flight with the result. It returns false if the
+// store, or an invalidation here, is later. No caller gets the result then, and the flight looks
+// again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.Now() // the value's age counts from here
@@ -293,7 +295,8 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	if r.leading.refused++; r.leading.refused < maxRefused {
 		return false
 	}
-	// Only for callers that asked before the load: each cause of a refusal came after them.
+	// The value is only for callers that asked before the load: each cause of a refusal came after
+	// them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
 	r.give(&given, e.clock.Instant(l.began))
@@ -310,12 +313,12 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	l := r.current // before lookAnew, which sets current to nil
 	// The end of a context says nothing about the origin: remembered, one caller's impatience would
-	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in it, is
-	// told to the processes that wait: otherwise they would take turns, each to wait as long.
+	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
+	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(err, context.DeadlineExceeded)
-	// The stale item in the place of an untold failure may have been invalidated during the load, and
-	// no commit checks that.
+	// The stale item that answers instead of an untold failure may have been invalidated during the
+	// load, and no commit checks that.
 	if !told && r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
@@ -352,8 +355,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 }
 
 // trustedUntold is items.Item.Trusted of a failure that is not committed. No commit checks whether
-// the key was invalidated elsewhere after the claim, so the trust counts from the claim; or from now,
-// unless a Fencer reports something later.
+// the key was invalidated elsewhere after the claim, so the trust counts from the claim. It counts
+// from now after a Fencer was asked, unless the Fencer reports something later.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
@@ -364,9 +367,9 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 	return e.trustedUntil(asked)
 }
 
-// failureOf returns the item of a failure. Beside a present item it keeps that item's position, so
-// that later sweeps count against the item. A failure that is not remembered has no pause before the
-// next try.
+// failureOf returns the item of a failure. Beside a present item the failure keeps the item's
+// position, so that later sweeps count against the item. A failure that is not remembered has no
+// pause before the next try.
 func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
 	e := r.engine
 	it := &items.Item[V]{Position: r.witness.position}

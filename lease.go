@@ -29,8 +29,8 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// usual is the expected time of the key's rebuild, by its last rebuild or else by this process's; 0
-// is unknown.
+// usual is the expected time of the key's rebuild: as its last rebuild took, or else the median of
+// this process. 0 is unknown.
 func (r *run[V]) usual() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -39,7 +39,8 @@ func (r *run[V]) usual() time.Duration {
 }
 
 // soonest is the least expected time: as the last rebuild took, or else as all but a quarter of this
-// process's rebuilds; 0 is unknown. Polls by the median would see a short build late among long ones.
+// process's rebuilds. 0 is unknown. By the median, polls would see a short build late where most are
+// long.
 func (r *run[V]) soonest() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -125,8 +126,8 @@ func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	}
 }
 
-// giveBack releases a lease, also after the end of ctx. If the locker is silent, it is tried again
-// later.
+// giveBack releases a lease, also after the end of ctx. If the locker is silent, releaseLater
+// follows.
 func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
@@ -135,9 +136,9 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budge
 	return err
 }
 
-// releaseLater releases a lease when the locker's breaker closes, and after each gate.Pause, until
-// the locker answers or the lease has run out. The key's next holder, also in this process, waits for
-// that.
+// releaseLater releases a lease of a silent locker. It tries when the breaker closes, and after each
+// gate.Pause, until the locker answers or the lease has run out. The key's next holder, also in this
+// process, waits until then.
 func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()

@@ -33,8 +33,8 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 		r.leading.fenced = false
 		// The cause that fenced the commit, or invalidated the key during the load, may go on.
 		// Callers gather during this pause, and the next load answers them. Without the pause a quick
-		// load that invalidates its own key would answer no caller, since each would have come after
-		// it began.
+		// load that invalidates its own key would answer no caller: every caller would have come
+		// after the load began.
 		select {
 		case <-time.After(minPoll << r.leading.refused):
 		case <-ctx.Done():
@@ -92,10 +92,12 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	}
 	var held *items.Item[V]
 	if known != nil && judge(&known.Lifetime, now) != rebuild {
-		// A silent store cannot say that the item is void: it answers as if confirmed now.
+		// A silent store cannot say that the item is void. The item answers as if the store had
+		// confirmed the item now.
 		held = known.Found(durations.Add(now, e.NearTTL))
-		// During an outage no caller waits for the probe. After a lull of two seconds without a
-		// failure the store is asked first: the key may have been invalidated meanwhile.
+		// During an outage no caller waits for the flight that probes the store. After two seconds
+		// without a failure the store is asked first: another process may have invalidated the key
+		// meanwhile.
 		if held.Held && e.store.Fails(r.key) {
 			r.offerStale(held)
 		}
@@ -147,8 +149,8 @@ func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context
 	return there
 }
 
-// consider ends the flight with the item if it answers, or offers the item as stale. It reports
-// whether the flight has ended. fromStore is false for an item that was at hand.
+// consider ends the flight with an item that answers, or offers a stale item. It reports whether the
+// flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
 	r.loaded, r.committed, r.enough = false, 0, 0
@@ -163,8 +165,8 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	}
 	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
 	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore), verdict == serveStale:
-		// The call that began this flight refuses the item, or wants it replaced. Other callers may
-		// take it.
+		// The call that began this flight refuses the item, or has the item replaced. Other callers
+		// may take the item meanwhile.
 		r.offer(it)
 	case verdict != rebuild:
 		r.noteOthersBuild(it)
@@ -182,8 +184,8 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	verdict := judge(&it.Lifetime, now)
 	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// The other process's load failed while this flight waited for it. Without a pause left the
-		// failure answers only waiting flights: otherwise they would fail one after another, each
+		// Another process's load failed while this flight waited. The failure has no pause left, but
+		// answers the flights that waited. Otherwise these flights would fail one after another, each
 		// after its own load.
 		return fail
 	}
@@ -191,7 +193,7 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 }
 
 // refuses reports whether the call that began the flight does not take the item. During a failure's
-// pause it takes it: one client's wish is no reason for an earlier try, see items.Want.
+// pause the call takes any item: a client's wish is no reason for an earlier try, see items.Want.
 func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
 	now := r.engine.clock.Now()
 	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
@@ -214,15 +216,15 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	}
 }
 
-// newEnough reports whether the load of another process began after this flight began to wait. The
-// value then answers the waiting callers whatever they want, as the flight's own load would.
-// Otherwise each process with a client that wants a new value would load after the other.
+// newEnough reports whether another process's load began after this flight began to wait. The value
+// then answers the waiting callers whatever they want, as the flight's own load would. Otherwise each
+// process with a client that wants a new value would load after the other.
 //
-// The order of events: this flight finds a holder at waiting.since. The holder's load, which began
-// before, commits first. The next committer claimed after that commit, so its load is new enough if
-// every lease held. After a lost lease two loads may have overlapped, so the entry's age must agree:
-// its load must not have begun before waiting.since. Both times are taken as early as possible. A
-// Build of 0 is a value without a flight, whose age says nothing about a load.
+// The order of events: this flight finds a holder at waiting.since. The holder's load began before,
+// and commits first. The next committer claimed after this first commit, so the next load is new
+// enough if every lease held. After a lost lease two loads may have overlapped. So the entry's age
+// must agree: the load must not have begun before waiting.since. Both times are taken as early as
+// possible. A Build of 0 is a value without a flight, and its age says nothing about a load.
 func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	if !r.waiting.sees(it.Epoch) {
 		return false
@@ -255,7 +257,8 @@ func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	return storeReply{entry, asked, err}
 }
 
-// readWithLog reads the key, and the log of sweeps if due, in one request where the store can.
+// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store
+// can.
 func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	r.followLogAhead(ctx, r.logAge())
 	if there := r.looking.ahead; there != nil {
@@ -266,7 +269,7 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 }
 
 // logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
-// a store that has lost the key may have lost the log too.
+// a store that has lost the key during the flight's load may have lost the log too.
 func (r *run[V]) logAge() time.Duration {
 	if r.leading.again {
 		return 0
@@ -274,9 +277,9 @@ func (r *run[V]) logAge() time.Duration {
 	return r.engine.NearTTL / 2
 }
 
-// readMany reads all keys in one request. It calls take for each answer as soon as it comes, one call
-// at a time. answered marks the keys with an answer; err is the reason for the others. Each answer
-// begins the time limit anew, so an answering store has all the time that it needs.
+// readMany reads all keys in one request. It calls take for each answer as soon as the answer comes,
+// one call at a time. answered marks the keys with an answer, and err is the reason for the others.
+// Each answer begins the time limit anew: a store that goes on answering has all the time.
 func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {

@@ -77,7 +77,7 @@ func (l *lookout) remove(p *plannedLook) bool {
 	return true
 }
 
-// take removes and returns the looks that may be made now, up to one less than fit into a request.
+// take removes and returns the looks that may be made now. The request has room for one more.
 func (l *lookout) take(now instant) (taken []*plannedLook) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,8 +93,8 @@ func (l *lookout) take(now instant) (taken []*plannedLook) {
 	return taken
 }
 
-// lookTogether makes the planned look, which is due, with the looks of other flights that may be made
-// now. It reports whether the flight has ended.
+// lookTogether makes the planned look, which is due, and other flights' looks. It reports whether the
+// flight has ended.
 func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	e := r.engine
 	if p.reply == nil {
@@ -117,8 +117,8 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	return r.lookAt(ctx, <-p.reply)
 }
 
-// lookAt is lookAnew with a reply. A nil reply, or one from before an invalidation, makes it look
-// again.
+// lookAt is lookAnew with a reply. After a nil reply, or a reply from before an invalidation, it
+// looks.
 func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there == nil || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)

@@ -17,7 +17,7 @@ import (
 )
 
 // This file is a batch: the flights that a call of GetMany, or a batch window, has begun together.
-// The batch reads the store for all of them before they start. Their loads are common, see
+// The batch reads the store for all its flights before they start, and they load together, see
 // internal/gather.
 
 type batch[V any] struct {
@@ -136,8 +136,8 @@ func (b *batch[V]) depart() {
 	}
 }
 
-// takeOff starts the flight, unless it has started, with the store's reply and the time that the
-// batch has lost to the store. It is called while depart runs.
+// takeOff starts the flight with the store's reply, unless it has started. The flight's budget loses
+// lost, the batch's time for the store. takeOff is called while depart runs.
 func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -49,7 +49,7 @@ func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 	<-ended
 }
 
-// A heard is a notice with a time, by the engine's own clock, before its change.
+// A heard is a notice with a time before its change, by the engine's clock.
 type heard struct {
 	driver.Notice
 	made instant
@@ -60,7 +60,7 @@ func (n *heard) whole(now instant, nearTTL time.Duration) bool {
 	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < durations.Add(n.made, nearTTL)
 }
 
-// hear handles a notice on the adapter's goroutine, which a panic of user code must not end.
+// hear handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
 func (e *engine[V]) hear(n driver.Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {

@@ -2,8 +2,8 @@ package bellwether
 
 import "context"
 
-// This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for one.
-// Meanwhile it hears notices and looks: another process may have a slot, and so the value, sooner.
+// This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for a slot. A
+// waiting flight hears notices and looks: another process may have a slot, and so the value, sooner.
 
 func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	switch {
@@ -21,34 +21,34 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	return outcomePlace
 }
 
-// waitForSlot waits for a slot, a notice or a look, and reports whether the flight has ended.
+// waitForSlot waits for a slot, a notice or a look. It reports whether the flight has ended.
 func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
 	defer source.Unqueue()
 	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
 	if !source.Queue() && !r.leading.again && !demand.ByLoad() {
-		// More waiting flights would only time out. Two kinds of flight wait all the same: one had a
-		// slot before and begins anew, and a load waits for the other. The failure has the log's
-		// present position: no earlier sweep counts against it.
+		// More waiting flights would only time out. A flight that had a slot before, and a flight for
+		// which a load waits, wait all the same. The failure has the log's present position, so no
+		// earlier sweep counts against the failure.
 		r.shard.mu.Lock()
 		r.witness.position = e.sweeps.Log().Position()
 		r.shard.mu.Unlock()
-		// made is now, so that the failure answers every call. A call that refused it would begin
-		// flight after flight.
+		// made is now, so that the failure answers every call. A call that refused the failure would
+		// begin flight after flight.
 		now := e.clock.Now()
 		r.leading.made = now + 1
 		return r.finishFailed(ctx, now, ErrOverloaded, 0)
 	}
-	// One wait across all looks: a new wait after each look would lose the place in the queue.
+	// The wait lasts across all looks. A new wait after each look would lose the place in the queue.
 	waiting, leave := context.WithCancel(ctx)
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
 		r.slot = source.Wait(waiting, demand)
 	})
-	// The slot may come at the moment of any return, also of a panic in a look. Afterwards slot is
-	// the flight's.
+	// The slot may come at the moment of any return, also of a panic in a look. After this wait the
+	// slot belongs to the flight.
 	defer func() {
 		leave()
 		<-taken

@@ -49,7 +49,7 @@ func (o rebuildOutcome) String() string {
 	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up"}[o]
 }
 
-// transitions lead from a state and its outcome to the next state, as the table in docs/design.md.
+// transitions lead from a state and its outcome to the next state. docs/design.md has this table.
 var transitions = [stateCount][outcomeCount]rebuildState{
 	stateLooking:  {outcomeAnswered: stateLanded, outcomeNothing: stateQueueing},
 	stateQueueing: {outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking},
@@ -59,8 +59,8 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking, outcomeTimeIsUp: stateGivenUp},
 }
 
-// rebuild goes from state to state until the flight has landed, or returns the error that ends it.
-// Close, and desertion before the election, end it between any two states.
+// rebuild goes from state to state until the flight has landed. Otherwise it returns the error that
+// ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
 	defer r.looked()
@@ -110,16 +110,17 @@ func ending(ended bool) rebuildOutcome {
 // A run is the state of one flight's rebuild. Only the flight's goroutine uses a run.
 type run[V any] struct {
 	*flight[V]
-	// storeDown: the store did not answer the last request. The flight goes on without store and
-	// locker, since a lease is useless while other processes cannot read the leader's value.
+	// storeDown is true if the store did not answer the last request. The flight then goes on without
+	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
-	// slot gives the flight's slot of MaxRebuilds back, nil without a slot. A load takes it over when
-	// it begins. During waitForSlot it belongs to the goroutine that waits for the slot.
+	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot
+	// over when the load begins. During waitForSlot the goroutine that waits for the slot owns this
+	// field.
 	slot    func()
 	began   instant
 	planned *plannedLook
 
-	// The data of the states: a state writes only its own struct, and reads the others.
+	// The data of the states. A state writes only its own struct, and reads the others.
 	looking  lookingState
 	standing standingState
 	waiting  waitingState
@@ -132,12 +133,13 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused void loads (refused at the commit, or invalidated) end a flight. The last value answers
-// only callers that asked before its load. Otherwise a store that refuses every commit, or a key that
-// is invalidated during each load, would leave all callers without an answer.
+// maxRefused is the number of void loads before a flight gives up. Void is a load that was refused at
+// the commit, or invalidated. The last load's value then answers only callers that asked before this
+// load. Otherwise a store that refuses every commit, or an invalidation during each load, would leave
+// all callers without an answer.
 const maxRefused = 5
 
-// fly runs the flight to its end, also when an engine's adapter panics or calls Goexit.
+// fly runs the flight to its end, also after a panic or Goexit of an adapter.
 func (f *flight[V]) fly(ctx context.Context) {
 	stack.Grow()
 	r := &run[V]{flight: f}
@@ -150,7 +152,7 @@ func (f *flight[V]) fly(ctx context.Context) {
 	}, func(err error) { r.endRun(ctx, err) })
 }
 
-// endRun ends the flight with err, unless it has landed, and frees the slot and the hedge's lease.
+// endRun ends the flight with err, unless it has landed. It frees the slot and the hedge's lease.
 func (r *run[V]) endRun(ctx context.Context, err error) {
 	defer func() {
 		r.freeSlot()
@@ -167,7 +169,7 @@ func (r *run[V]) endRun(ctx context.Context, err error) {
 	}
 }
 
-// noAnswer reports an engine's silence, unless Close or the desertion of the flight ended the call.
+// noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
 func (r *run[V]) noAnswer(ctx context.Context, doing string, err error) {
 	if r.engine.open.Err() == nil && ctx.Err() == nil {
 		r.engine.noAnswer(r.key, &keyError{doing, r.key, err})

@@ -4,8 +4,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is an origin's recovery: the pauses of its failed keys, which grew in the outage, end
-// with it.
+// This file is the recovery of an origin. The pauses of its failed keys, which grew in the outage,
+// end.
 
 // earlyTryAfter returns the EarlyTry of a failure of a key with the item known. pauses is true if the
 // pause is ours to choose.
@@ -19,9 +19,9 @@ func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	return items.NoEarlyTry
 }
 
-// noteLoad records the end of a load, and ends the pauses of the near tier's failures when the origin
-// has recovered. A process that finds a later failure in the store waits for that failure's pause, so
-// the fleet tries each key once.
+// noteLoad records the end of a load. A recovered origin ends the pauses of the near tier's failures.
+// A process that finds a later failure in the store waits for that failure's pause, so the fleet
+// tries each key once.
 func (e *engine[V]) noteLoad(succeeded bool) {
 	now := e.clock.Now()
 	if e.ErrorTTL <= 0 || !e.origin.Note(succeeded, now, e.ErrorTTL) {

@@ -15,12 +15,13 @@ import (
 type standingState struct {
 	asked  instant       // when the flight stood for election
 	length time.Duration // the length of the requested lease
-	// the Elector's answer in the last look; nil after a look without an election or with a fresh
-	// entry, and once the flight has acted on it.
+	// ballot is the Elector's answer in the last look. It is nil after a look without an election,
+	// after a fresh entry, and once the flight has acted on the ballot.
 	ballot *ballot
 }
 
-// A ballot is an Elector's answer without an answering entry. Without lease and held it is silence.
+// A ballot is an Elector's answer without an answering entry. It is silence if lease and held are
+// nil.
 type ballot struct {
 	lease driver.Lease
 	epoch uint64
@@ -59,10 +60,10 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	return outcomeElected
 }
 
-// elect stands for election, and returns the lease or the present holder; neither without a locker
+// elect stands for election. It returns the lease or the present holder, and neither without a locker
 // that answers. overtaken is true if a notice came while the flight waited for its turn at the
-// locker. Where a thousand keys expire together, other processes have rebuilt most of them by then,
-// and leases for these keys would be useless.
+// locker. Where a thousand keys expire together, other processes rebuild most of them before this
+// turn, and leases for these keys would be useless.
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {
@@ -105,9 +106,9 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	return nil, r.knownHolder(), false
 }
 
-// knownHolder is the holder for which the flight waits, after an election without an answer. One lost
-// answer says nothing about the holder: without this rule each process of a polling fleet would begin
-// a load. It is nil once the lease has ended, or the locker counts as down.
+// knownHolder is the holder for which the flight waits, after an election without an answer. A lost
+// answer says nothing about the holder, and without this rule each process of a polling fleet would
+// begin a load. knownHolder is nil once the lease has ended, or the locker counts as down.
 func (r *run[V]) knownHolder() *driver.HeldError {
 	e := r.engine
 	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
@@ -124,9 +125,9 @@ func (r *run[V]) electsAtOnce() bool {
 
 // readAndStand is read for an Elector. The flight stands for election in the same request, unless the
 // entry is fresh and later than the entries that the flight has refused. The log has its own request:
-// reading the key with the log would be a look without an election.
+// a request for key and log together cannot hold an election.
 //
-// The election has half of the flight's budget, and after silence a read has the rest: an engine that
+// The election has half of the flight's budget. After silence a read has the rest: an engine that
 // takes no writes may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
@@ -146,8 +147,8 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 		return r.read(ctx, r.budget)
 	}
 	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
-		// Also an answer without lease and holder, which counts as silence: with a nil ballot the
-		// flight would look again without end.
+		// An answer without lease and holder makes a ballot too, which counts as silence. With a nil
+		// ballot the flight would look again without end.
 		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
 	}
 	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {

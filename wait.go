@@ -11,20 +11,20 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is a call's way to its answer: a hit of the near tier, or the key's flight, which the
-// call joins or begins and waits for.
+// This file is a call's way to its answer: a hit of the near tier, or the key's flight. The call
+// joins or begins the flight, and waits for its answer.
 
 type served[V any] struct {
 	item  *items.Item[V]
 	flown bool // the item came from a flight
-	// live is the flight if its load still writes the value, otherwise nil. The call counts among the
-	// flight's callers until it has its place among the readers, and calls left.
+	// live is the flight if its load is still writing the value, otherwise nil. The call counts among
+	// the flight's callers until the call has its place among the readers, and calls left.
 	live *flight[V]
 }
 
-// A waiter is one call on its way to its answer. It is on the heap, and the work between two waits is
-// in methods, whose frames are gone during a wait. A herd's goroutines are new, with stacks of 2 KB;
-// growing them would be half of the herd's cost up to here.
+// A waiter is one call on its way to its answer. Waiters are on the heap, and the work between two
+// waits is in methods, whose frames are gone during a wait. The goroutines of a herd are new and have
+// stacks of 2 KB; growing the stacks would be half of the herd's cost up to here.
 type waiter[V any] struct {
 	engine    *engine[V]
 	ctx       context.Context
@@ -59,8 +59,7 @@ func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]
 	return c
 }
 
-// get answers a call that takes any answer. Its flight begins in the window's batch, if there is a
-// window.
+// get answers a call that takes any answer. With a window the flight begins in the window's batch.
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
 	it, early, ok := e.hit(key)
 	if !ok {
@@ -126,8 +125,8 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 }
 
 // refreshNow is refresh for the near tier's item. The flight takes no value of a load that returned
-// before now. The epoch excludes the near item too: its age, as a store tells it, counts from the
-// reply.
+// before now. The epoch excludes the near item itself: a store's reply may make the item look younger
+// than it is.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
 	it, now := e.near.Get(key)
 	if it == nil {
@@ -161,9 +160,9 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 	return e.hit(key)
 }
 
-// wait waits for the key's flight, which it begins with b's loader if there is none, and gets its
-// answer or error. After a flight with an item that the call refuses it joins or begins the next one.
-// So all callers that came during one load, and want a later one, share the next load.
+// wait waits for the answer, or the error, of the key's flight. Without a flight it begins one with
+// b's loader. If the call refuses the flight's item, the call joins or begins the next flight. So all
+// callers that came during one load, and want a later load, share the next load.
 func (c *waiter[V]) wait(b binder[V]) {
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
@@ -206,8 +205,8 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	return true
 }
 
-// advance goes as far as possible without a wait. A call that has to wait does so for news, and for
-// expiry unless nil.
+// advance goes as far as possible without a wait. A waiting call waits for news, and for expiry
+// unless nil.
 func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
 	if !c.met {
 		c.met = true
@@ -251,10 +250,10 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// dueEarly decides by chance on an early rebuild of the answer, for the call whose flight the store
-// has answered. In a large fleet each process may read a popular key less than once per NearTTL, so
-// no read is a near hit. A value that this process has just loaded is excluded: the herd that waited
-// for it would load it again.
+// dueEarly decides by chance whether the answer is due for an early rebuild. It is for the call whose
+// flight the store has answered. In a large fleet each process may read a popular key less than once
+// per NearTTL, so no read is a near hit. A value just loaded by this process is excluded: the herd
+// that waited for the value would load the key again.
 func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.Made != 0 {
@@ -264,7 +263,7 @@ func (c *waiter[V]) dueEarly() bool {
 	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
 }
 
-// work runs a function from Want.Aside. If it panics or calls Goexit, the caller leaves its flight.
+// work runs a function from Want.Aside. After a panic or Goexit the caller has left its flight.
 func (c *waiter[V]) work(do func()) {
 	returned := false
 	defer func() {
@@ -304,10 +303,10 @@ const (
 	landed             // the flight has landed without an answer for the call
 )
 
-// look decides whether a state of the flight answers the call. At expiry it has to look at the same
+// look decides whether a state of the flight answers the call. At expiry the call looks at the same
 // state again.
 func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
-	// Before landed: the call that began the flight may read the value while it is written, also
+	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
 	if state.published != nil && c.joins(state) {
 		return answered, nil
@@ -318,7 +317,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	return c.lookAhead(state)
 }
 
-// joins answers the call with the value that the load still writes, if the call may have it.
+// joins answers the call with the value that the load still writes, if permitted.
 func (c *waiter[V]) joins(state *flightState[V]) bool {
 	f := c.flight
 	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
@@ -331,8 +330,9 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 		c.stopAsking()
 		return true
 	}
-	// A caller that waits for the next flight must not count here. A body over its limit would wait
-	// for it to begin reading, and the caller would wait for the end of the body.
+	// The call waits for the next flight, and must not count as a caller of this one. A body over its
+	// limit waits until all callers have begun to read, and the call would wait for the end of the
+	// body.
 	c.leave()
 	if readable {
 		f.doubtValue()
@@ -349,9 +349,9 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 		c.err = err
 		return answered
 	}
-	// The store's reply may have been under way for longer than the near tier trusts an item, and so
-	// be older than this call. A value that was over for new callers while it was written (until)
-	// stays so.
+	// The store's reply may have been under way for longer than the near tier trusts an item, and be
+	// older than this call. A value that was over for new callers (until) during the load is over for
+	// them now too.
 	over := state.published != nil && c.began >= state.until
 	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)
@@ -388,32 +388,32 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 		c.answer = served[V]{item: c.stale}
 		return gone, nil
 	}
-	// The flight's alarm wakes callers whose end is at due or later: a timer each would be half of
-	// the herd's cost.
+	// The flight's alarm wakes callers whose end is at due or later. Timers for all callers would be
+	// half of the herd's cost.
 	if end < f.due || state.overdue {
 		expiry = time.After(end - now)
 	}
 	return waiting, expiry
 }
 
-// staleNow returns the stale item that may answer the call now: its own, or else the flight's offer;
-// or nil.
+// staleNow returns the stale item that may answer the call now, or nil. The call's own item comes
+// before the flight's offer.
 func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] {
 	it := c.stale
 	if it == nil {
 		it = state.offered
 	}
 	if it != nil && (state.recalled || !c.trusts(it, now) || !it.Stale(now)) {
-		// Invalidated here, perhaps elsewhere, or past its window. The offer may have been confirmed
-		// since.
+		// The item is invalidated here, perhaps elsewhere, or past its window. The offer may have
+		// been confirmed since.
 		it = state.offered
 		if it != nil && it.Stale(now) && !c.trusts(it, now) {
 			c.flight.doubt()
 			return nil
 		}
 	}
-	// Sweeps are checked here and not when they come: the caller's item is older than the flight, and
-	// a flight cannot tell the tags of its offer from those of its load.
+	// Sweeps are checked here and not when they come. The caller's item is older than the flight, and
+	// a flight cannot tell the tags of its offer from the tags of its load.
 	it = c.engine.spare(c.flight.key, it)
 	if it == nil || !it.Stale(now) || !c.want.Takes(it, now, c.began) {
 		return nil
@@ -431,7 +431,7 @@ func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
 
-// conclude gives the call a flight's result. A new value answers however short its TTL; a failure
+// conclude gives the call the flight's result. A new value answers however short its TTL. A failure
 // answers unless a stale item may.
 func (c *waiter[V]) conclude(it *items.Item[V]) {
 	if it.Failures > 0 {
@@ -446,8 +446,8 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 	c.answer = served[V]{item: it, flown: true}
 }
 
-// join puts the call on the key's flight, or begins one. It returns false if the call has its answer
-// or error.
+// join puts the call on the key's flight, begun now if there is none. It returns false if the call
+// has its answer or error instead.
 func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
@@ -492,8 +492,9 @@ func (c *waiter[V]) board(f *flight[V]) {
 	}
 }
 
-// ask records that the call's load waits for the flight, unless the load would wait for itself. A
-// call with a stale item is not recorded: the item answers it, whoever makes another.
+// ask records that the call's load waits for the flight. It returns an error if the load would wait
+// for itself. A call with a stale item is not recorded: the stale item answers the call when its
+// patience ends.
 func (c *waiter[V]) ask(f *flight[V]) error {
 	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
 		return nil
@@ -524,9 +525,9 @@ func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
 
 // begin is join for a key without a flight. shard.mu is held.
 func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
-	// The near tier is read again under the lock. A caller that missed it just before a flight
-	// landed, and came here just after, would begin a second rebuild. The flight fills the near tier
-	// and leaves the map under this lock, so the caller sees one or the other.
+	// The near tier is read again under the lock. A caller may miss the near tier just before a
+	// flight lands, come here just after, and begin a second rebuild. The flight fills the near tier
+	// and leaves the map under this lock, so the caller sees the flight or the item.
 	e := c.engine
 	it, now := e.near.Get(c.key)
 	if it != nil && now < it.Trusted && c.hits(it, now) {

@@ -50,7 +50,7 @@ const (
 	// lookPause is how often a flight looks although its locker pushes: a push may be lost with its
 	// engine.
 	lookPause = time.Second
-	// noticeLag is how long a flight waits for the store's notice after the lease is free. They come
+	// noticeLag is the wait for the store's notice after the lease is free. Notice and release come
 	// on two connections, and the release, sent later, may arrive first. A look for a value that is
 	// on its way would cost a command.
 	noticeLag = 10 * time.Millisecond
@@ -120,7 +120,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 	}
 }
 
-// freed records the end of the lease, and returns the time until the flight may stand for election.
+// freed records the end of the lease. It returns the time until the flight may stand for election.
 func (r *run[V]) freed(earliest instant) time.Duration {
 	e := r.engine
 	r.waiting.freed = true
@@ -130,7 +130,7 @@ func (r *run[V]) freed(earliest instant) time.Duration {
 	return earliest - e.clock.Now()
 }
 
-// late returns the channel that fires when the holder has taken too long; nil without a hedge.
+// late returns the channel that fires when a hedge is due, nil without a hedge.
 func (h *hedgeState) late(now instant) <-chan time.Time {
 	if h.at == 0 || h.tried {
 		return nil
@@ -149,8 +149,8 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 	if !pushed {
 		until = min(until, durations.Add(began, electPause))
 	}
-	// All waiters of a dead holder come here together, and one wins. The jitter spares the engine the
-	// others.
+	// All waiters of a dead holder come here together, and a single waiter wins. The jitter spares
+	// the engine the requests of the others.
 	return durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 }
 
@@ -158,7 +158,8 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	e, w := r.engine, &r.waiting
 	pause := lookPause
-	// The locker pushes when the holder is done. A hedge may be earlier, and only a look finds it.
+	// The locker pushes when the holder is done. A hedge may commit earlier, and only looks find its
+	// value.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}
@@ -168,8 +169,8 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	return pause
 }
 
-// lookEvery is the pause between two looks for another process's commit: lookPause if the store sends
-// notices, since a look then only finds a lost notice; otherwise poll.
+// lookEvery is the pause between two looks for another process's commit. It is lookPause if the store
+// sends notices: looks then only make up for lost notices. Otherwise it is poll.
 func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 	if e.notified {
 		return lookPause
@@ -180,8 +181,8 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 // blind reports whether the flight could not see the holder's value in the store.
 func (r *run[V]) blind() bool { return r.storeDown || r.looking.unshared != 0 }
 
-// watch returns the channel on which the locker pushes, nil without one. A failed watch is not this
-// flight's outage: the holder is at work, and the store can be polled.
+// watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
+// outage: the holder is at work, and the store can be polled.
 func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
 	e := r.engine
 	w, ok := e.Locker.(driver.Watcher)
@@ -189,8 +190,8 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *dri
 		return nil
 	}
 	wake, err := gate.AskInTurn(ctx, e.push, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
-		// The watch outlives this call, so it gets the longer context. A hanging call ends with the
-		// shorter one.
+		// The watch outlives this call, so the watch gets the longer context. A hanging call ends
+		// with the shorter context.
 		defer context.AfterFunc(ctx, endWatch)()
 		return w.Watch(watching, held)
 	})

@@ -13,9 +13,8 @@ import (
 // This file is the invalidation of keys, in the fleet and in this process, and its effect on values
 // that are made meanwhile. Invalidation by tag or prefix is in sweep.go.
 
-// invalidate drops the key from the store, and then from this process. In this order, all that a
-// flight read or claimed before the store's floor rose is void here, and all that it reads later is
-// new.
+// invalidate drops the key from the store, and then from this process. In this order, any entry or
+// epoch that a flight got before the store's floor rose is void here, and any later entry is new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	defer e.recallAll(key) // also after a panic or Goexit of the adapter
 	if e.Store == nil {
@@ -69,8 +68,8 @@ func (e *engine[V]) recallAll(key string) {
 	e.recall(s, key, 1<<64-1)
 }
 
-// recall drops the key's item, and makes work on the key void, up to an epoch. s, the key's shard, is
-// locked.
+// recall drops the key's item, and makes work on the key void. Later epochs stay. s, the key's shard,
+// is locked.
 func (e *engine[V]) recall(s *shard[V], key string, epoch uint64) {
 	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)
