@@ -48,8 +48,8 @@ func (f *flight[V]) await(load *loadContext) error {
 	return nil
 }
 
-// awaited reports whether a load for the flight of by waits for a flight in flights. Waits through
-// other loads count. callsOfLoads is held.
+// awaited reports whether a load for by's flight waits for a flight in flights. Waits through other
+// loads count. callsOfLoads is held.
 func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 	for _, flight := range flights {
 		if seen[flight] {

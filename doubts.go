@@ -11,8 +11,8 @@ import (
 // asked for it. For later calls the store is asked again, once for all that have come meanwhile, and
 // never without a call.
 
-// aloneTTL is the trust in an untaken item, with the near tier off. Without this trust each call in
-// an outage would load its key again.
+// aloneTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an
+// outage would load its key again.
 const aloneTTL = time.Second
 
 // alone is how long the process serves an item that no store has confirmed.

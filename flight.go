@@ -160,7 +160,8 @@ func (f *flight[V]) fallDue() {
 }
 
 // publish shows callers a value that the load still writes: the callers of the audience that began
-// before until. It returns false if the flight has given up on this load, which may have a successor.
+// before until. ctx is the load's context. It returns false if the flight has given up on this load,
+// which may have a successor.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
@@ -227,7 +228,8 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	return late && f.fenced(ctx, budget, epoch)
 }
 
-// fenced asks a Fencer whether something later than epoch counts. A silent store cannot say so.
+// fenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
+// an epoch or an answer: a silent store cannot say so.
 func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
 	if e.fencer == nil || epoch == 0 {
@@ -433,8 +435,8 @@ func (f *flight[V]) lead() {
 }
 
 // landing waits for the end of the flight that has published the item. A caller whose response broke
-// off before it read anything then finds the flight's result. The wait is short: the cause of the
-// break has ended the load, or its time, or has unlisted the flight.
+// off before the caller read anything then finds the flight's result. The wait is short: the cause of
+// the break has ended the load, or its time, or has unlisted the flight.
 func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) error {
 	s := e.shards.of(key)
 	s.mu.Lock()

@@ -329,7 +329,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 			r.keepBeside(it)
 		case l != nil: // a load has failed, and not the wait for a slot
 			it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
-			return r.settleFor(it, max(it.Trusted, r.leading.made)) // a caller that asked before the load began gets the failure in any case
+			return r.settleFor(it, max(it.Trusted, r.leading.made)) // callers that asked before the load get the failure
 		}
 		return r.settle(it)
 	}

@@ -20,8 +20,8 @@ import (
 
 type lookingState struct {
 	over     bool        // the first look brought no answer
-	ahead    *storeReply // a reply that came with a batch or with the log, for the next look; nil otherwise
-	asked    instant     // when the store was asked for the last look or claim; after a notice, a time before its change
+	ahead    *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
+	asked    instant     // when the store was asked in the last look or claim; for a notice, a time before its change
 	before   instant     // the value of asked for the look before
 	past     uint64      // the epoch of the latest fresh entry that did not answer the flight
 	unshared uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
@@ -112,7 +112,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	case there.err == nil:
 		return r.consider(r.decode(there.entry, known, there.asked), true)
 	case ctx.Err() != nil:
-		return false // Close or desertion ended the request, and not the store's silence: the item stays unconfirmed
+		return false // Close or desertion, not silence, ended the request: the item stays unconfirmed
 	case errors.Is(there.err, ErrUnavailable):
 		r.noAnswer(ctx, "reading", there.err)
 		if held != nil {

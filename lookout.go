@@ -26,7 +26,7 @@ type plannedLook struct {
 	budget *gate.Budget
 	from   instant          // from then on another flight may make the look
 	due    <-chan time.Time // when the flight itself makes the look
-	reply  chan *storeReply // another flight's reply, nil if the store was silent; has room for one; nil channel: no other flight may make the look
+	reply  chan *storeReply // another flight's reply, nil if silent; has room for one; without a channel no other flight makes the look
 	place  *list.Element    // guarded by lookout.mu; nil once the look is under way
 }
 

@@ -164,7 +164,7 @@ func (r *run[V]) endRun(ctx context.Context, err error) {
 			r.gone() // an observer's Goexit may end the goroutine here
 		}
 	}()
-	if panicked, ok := err.(*PanicError); ok { // the panic of an adapter: a load's panic is the load's failure
+	if panicked, ok := err.(*PanicError); ok { // an adapter's panic: a load's panic is the load's failure
 		r.engine.OnError(r.key, panicked) // may call Goexit
 	}
 }
