@@ -9,20 +9,17 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is what a process keeps and finds without a flight: a variant, what a
-// request past the cache has shown, an answer for one that wants no rebuild. There
-// is no flight that an invalidation could end then, so whoever keeps a value has a
-// witness that none has come in between.
+// This file is the values that a process keeps and finds without a flight: a variant, the response to
+// a request past the cache, an answer without a rebuild. An invalidation has no flight to end here,
+// so a witness shows whether one came before the value is kept.
 
-// apart is a run without a flight that others could join, to read, write and decode
-// with.
+// apart returns a run without a flight, to read, write and decode entries.
 func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
 	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
 }
 
-// put keeps a value that no flight of its key has made: a variant's, or what a
-// request that went past the cache has shown. If over is not nil, it does so only in the
-// place of that: an invalidation, or whatever else has come in between, knows better.
+// put keeps a value without a flight. If over is not nil, put keeps the value only in place of the
+// item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
@@ -32,23 +29,22 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 		if !e.holdsNear(key, over) {
 			return
 		}
-	case there.Epoch != over.Epoch || there.Epoch == 0: // 0 is nobody's in a store
+	case there.Epoch != over.Epoch || there.Epoch == 0: // epoch 0 is never an entry's in a store
 		return
 	}
 	d.position = position
 	d.keep(ctx, v, f)
 }
 
-// A draft is a value that is made without a flight. Its epoch was claimed before, so an
-// invalidation meanwhile fences it off.
+// A draft is a value in the making without a flight. A later invalidation fences its epoch off.
 type draft[V any] struct {
 	run      *run[V]
 	epoch    uint64
-	position uint64 // the log's, see item
+	position uint64 // the log's position, see items.Item
 	witness  *witness[V]
 }
 
-// draft begins the draft of a value for the run's key. The entry is what the store has there.
+// draft begins a draft for the run's key, and returns the store's present entry.
 func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 	e := r.engine
 	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
@@ -58,10 +54,8 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 	return d, there
 }
 
-// end ends the draft, kept or not.
 func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
 
-// keep keeps the draft's value, unless something later is known of the key.
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	r, e := d.run, d.run.engine
 	now := e.clock.Now()
@@ -76,22 +70,20 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 			r.keepBeside(it)
 		}
 	case e.Store != nil:
-		// It ends what is there. Nobody waits for it, and is to be told that
-		// there is no value to come.
+		// The value is past its windows, and only ends the present entry. No process waits for it, so
+		// no KindUnshared entry is needed.
 		if errors.Is(r.write(ctx, driver.Entry{Epoch: d.epoch}), driver.ErrFenced) {
 			return
 		}
 	}
-	// There is no flight here that an invalidation could end. After one the store
-	// alone has the value, if it has.
+	// After an invalidation the near tier does not take the value. Only the store may have it.
 	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
 }
 
-// keep puts an item that ends no flight into the near tier, unless it was swept or the
-// engine is closed. still tells, under the lock, whether nothing else has come in
-// between.
+// keep puts an item without a flight into the near tier. It does nothing if the item was swept, the
+// engine is closed, or still, called under the lock, returns false.
 func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
-	e.weigh(key, it) // before the lock: it runs user code
+	e.weigh(key, it) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,26 +92,25 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	}
 }
 
-// putUnless keeps, where there is no store, a value that was made by a request
-// which has invalidated the key itself, so many times: if w has seen more than that,
-// the value may be older than what another such request has done.
+// putUnless keeps the value of a request that has invalidated the key itself. The cache has no store,
+// and times is the number of these invalidations. After more invalidations the value may be older
+// than another request's change.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
 	it.Lifetime = items.NewLifetime(now, f)
-	// A flight that has begun since the invalidation has something newer.
+	// A flight that began after the invalidation has a newer value.
 	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
-// find returns what the near tier or the store knows of the run's key, nil if that is
-// nothing.
+// find returns the item of the near tier, or of the store, or nil.
 func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 	e := r.engine
 	it, now := e.near.Get(r.key)
 	if it != nil && now < it.Trusted || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
-	e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // no flight has of late, perhaps
+	e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // perhaps no flight has followed the log of late
 	there := r.read(ctx, r.budget)
 	if there.err != nil {
 		r.storeDown = errors.Is(there.err, ErrUnavailable)

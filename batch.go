@@ -14,18 +14,17 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is GetMany: many keys asked for in one call. Each key has a flight of
-// its own, with its own lease, epoch and failures, that other callers join and
-// that waits for no other. What the flights do together is in member.go.
+// This file is GetMany, many keys in one call. Each key has its own flight, with its own lease, epoch
+// and failures; other callers join it, and it waits for no other key. The flights' common work is in
+// member.go.
 
-// A BatchError says which keys of a batch failed, and how. GetMany returns it,
-// and a batch load may.
+// A BatchError has the errors of a batch's failed keys. GetMany returns one, and a batch load may.
 type BatchError struct {
-	// Errors has the error of each key that failed.
+	// Errors has the error of each failed key.
 	Errors map[string]error
 }
 
-// Error tells of one key; there may be thousands.
+// Error names only the first key: there may be thousands.
 func (e *BatchError) Error() string {
 	if len(e.Errors) == 0 {
 		return "bellwether: no key failed"
@@ -46,18 +45,17 @@ func (e *BatchError) Unwrap() []error {
 	return errs
 }
 
-// NewBatch returns a Cache of what load returns for many keys at a time: what
-// [Cache.GetMany] has to load, in one call as a rule, and what [Cache.Get] has,
-// one key in a call. Being the only one, it is the same for all callers.
+// NewBatch returns a Cache whose load takes many keys in one call. [Cache.GetMany] usually loads all
+// its missing keys in one call, and [Cache.Get] loads one key in a call. All callers share the same
+// load.
 //
-// The map has the values. What is not in it does not exist, and is remembered as
-// [ErrNotFound] is, if the error is nil or a [*BatchError]; keys that a
-// BatchError names have failed. With any other error all keys have failed that
-// are not in the map. A key of the map that was not asked for is left aside.
+// The map has the values. If the error is nil or a [*BatchError], a key without a value does not
+// exist, and is remembered as after [ErrNotFound]. A key in the BatchError has failed. With any other
+// error, all keys without a value have failed. The cache ignores values of other keys.
 //
-// Its context is that of a load, see [New], and ends when nobody has any more use
-// for any of its keys: RebuildTimeout counts for the whole, Invalidate of one key
-// ends nothing for the others. Of MaxRebuilds it is one.
+// The load's context is as with [New]. It ends when no key of the call is needed any more.
+// RebuildTimeout is for the whole call. Invalidate of a key does not end the load for the other keys.
+// The call counts as one load of MaxRebuilds.
 //
 // NewBatch panics as New does.
 func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V, error), o Options) *Cache[V] {
@@ -78,9 +76,9 @@ func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V
 	}, o)
 }
 
-// NewBatchLoader is [NewBatch] with a load that says more than values, see [NewLoader]. The map has
-// the results of the keys that exist, and may have one of Freshness alone for a key that a BatchError
-// says is [ErrNotFound].
+// NewBatchLoader is [NewBatch] with a load that returns Results, see [NewLoader]. The map has the
+// results of the keys that exist. A key with [ErrNotFound] in the BatchError may have a Result with
+// Freshness alone.
 func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewBatchLoader needs a load, a func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)"))
@@ -88,13 +86,12 @@ func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V])
 	return newBatch(load, o)
 }
 
-// newBatch returns a Cache of a batch load.
 func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 	if o.BatchWindow < 0 {
 		refuse("Options.BatchWindow", o.BatchWindow, notNegative)
 	}
 	length := o.BatchWindow
-	o.BatchWindow = 0 // newCache has no use for it
+	o.BatchWindow = 0
 	c := newCache[V](load, o)
 	c.together = load
 	if length > 0 {
@@ -103,41 +100,36 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 	return c
 }
 
-// GetMany returns the values of keys: what Get returns for each of them, asked
-// for at one time. The error is nil or a [*BatchError]: the keys that it names
-// have failed, by what Get would return; those that neither it nor the map has
-// were not found. So GetMany is itself a load for [NewBatch].
+// GetMany returns the values of keys, as concurrent calls of Get would. The error is nil or a
+// [*BatchError] with the failed keys and the errors that Get would return. A key in neither the map
+// nor the error was not found. So GetMany can be the load of another cache, see [NewBatch].
 //
-// The store is asked for all keys at once if it is a [driver.BatchGetter]. What has to
-// be loaded is loaded in one call of the load that [NewBatch] was given; of [New]'s
-// in one call for each key. A key that another call is loading is not loaded
-// again, here or in any process; and a Get for a key of this call joins it.
+// The cache asks the store for all keys at once if the store is a [driver.BatchGetter]. It loads the
+// missing keys in one call of [NewBatch]'s load, or each key in a call of [New]'s load. A key that
+// another call is loading, in any process, is not loaded again. A Get for a key of this call joins
+// its load.
 //
-// No key waits for another's trouble: what another process holds, and what is
-// late, is loaded later, apart from the rest. But GetMany returns when it has an
-// answer for each key, or ctx ends: then it has the values that are there, and
-// ctx's error for the other keys.
+// Slow keys, and keys that another process holds, are loaded later, apart from the other keys.
+// GetMany returns when each key has its answer, or when ctx ends: then with the values so far, and
+// the error of ctx for the other keys.
 //
-// Keys may be empty, and may repeat. Of very many, 4,000 are under way at a time,
-// and a load is given 1,000 at most.
+// Keys may be empty, and may repeat. At most 4,000 keys are under way at a time, and a load gets at
+// most 1,000 keys.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	return c.engine.getMany(ctx, keys, c.bind, c.together, c.window)
 }
 
 const (
-	// maxTogether is how many keys the store is asked for, and a load is given,
-	// at most at a time.
+	// maxTogether is the most keys in one request to the store, and in one load.
 	maxTogether = 1000
-	// maxUnderWay is how many keys of one call are under way at most: a flight
-	// has goroutines and timers. It is several times maxTogether, so that those
-	// that wait long for others do not hold up the rest.
+	// maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
+	// several times maxTogether, so that keys that wait long for other processes do not hold up the
+	// rest.
 	maxUnderWay = 4 * maxTogether
 )
 
-// A batchLoad is a user's load of many keys.
 type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
 
-// bind implements binder, for one key.
 func (l batchLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (product[V], error) {
 		results, err := l(ctx, []Request[V]{requestOf(a.key, a.present)})
@@ -146,8 +138,8 @@ func (l batchLoad[V]) bind() loader[V] {
 	}
 }
 
-// resultOf is what a batch load that has returned results and err says of key, whose load has started
-// from the item. batch is the BatchError in err, nil if there is none.
+// resultOf returns the result for key of a batch load that returned results and err. The key's load
+// started from the item from; batch is the BatchError in err, or nil.
 func resultOf[V any](results map[string]Result[V], batch *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
 	r, found := results[key]
 	switch {
@@ -158,32 +150,29 @@ func resultOf[V any](results map[string]Result[V], batch *BatchError, err error,
 	case err == nil || error(batch) == err:
 		err = ErrNotFound
 	}
-	// Else all keys that have no result have failed: a BatchError within another error may not
-	// be all that it says.
+	// Else all keys without a result have failed: a BatchError within another error may lack some.
 	return r.product(key, from, err)
 }
 
-// A pending is one key of a call that has no answer yet.
 type pending[V any] struct {
 	*waiter[V]
-	early bool // nobody waits: its value is fresh, and to be rebuilt before it expires
+	early bool // an early rebuild of a fresh item, for which no caller waits
 }
 
-// A manyCall is one call of getMany.
 type manyCall[V any] struct {
 	*engine[V]
-	single binder[V] // for keys that do not go with a batch
+	single binder[V] // the load for keys without a batch load
 	load   batchLoad[V]
-	window *window[V] // nil: the call's batches are its own
-	// places bounds what is under way: two for each key, one for its waiter and
-	// one for the flight that it has begun.
+	window *window[V] // nil: the call makes its own batches
+	// places bounds the work under way: a place for each key's waiter, and for the flight that it
+	// begins.
 	places  *semaphore.Weighted
 	waiters sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	values map[string]V
 	failed map[string]error
-	early  []pending[V] // what the store has answered, and is to be rebuilt before it expires
+	early  []pending[V] // items that the store answered with, and that are due for an early rebuild
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V], w *window[V]) (map[string]V, error) {
@@ -191,8 +180,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 		engine: e, single: single, load: load, window: w, places: semaphore.NewWeighted(2 * maxUnderWay),
 		values: make(map[string]V, len(keys)), failed: map[string]error{},
 	}
-	// First those that have nothing to be served meanwhile, then those of which
-	// nobody need wait for the rebuild.
+	// First the keys without an item to serve, then the keys whose rebuild no caller needs.
 	missing, covered := c.hits(ctx, keys)
 	c.all(ctx, append(missing, covered...))
 	c.waiters.Wait()
@@ -203,7 +191,6 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	return c.values, &BatchError{c.failed}
 }
 
-// all begins what there is to do, some at a time.
 func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
@@ -217,8 +204,8 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	}
 }
 
-// hits answers what the near tier can, and returns the rest: what is missing, and
-// what is covered by something that can be served.
+// hits answers the keys that need no flight, and returns the rest: missing keys have no item, covered
+// keys have an item that can be served.
 func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []pending[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
@@ -240,7 +227,7 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		case ok:
 		default:
 			w := c.waiter(ctx, key, it)
-			w.began = began // MaxWait is the call's
+			w.began = began // MaxWait is for the whole call
 			if it == nil {
 				missing = append(missing, pending[V]{w, false})
 			} else {
@@ -261,12 +248,12 @@ func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
 	switch {
 	case err == nil:
 		c.values[key] = v
-	case err != ErrNotFound: // itself: to ask what it wraps would run user code, where nobody recovers
+	case err != ErrNotFound: // not errors.Is: it would run user code, outside of any guard
 		c.failed[key] = err
 	}
 }
 
-// take takes the answer of a waiter that has it.
+// take records a waiter's answer, and frees its place.
 func (c *manyCall[V]) take(a pending[V]) {
 	defer c.places.Release(1)
 	c.end(a)
@@ -279,8 +266,7 @@ func (c *manyCall[V]) end(a pending[V]) {
 		a.tell()
 	}
 	if a.dueEarly() {
-		// Together with the others, and so later: one at a time they would be a
-		// load each.
+		// Later, together with the other early keys: each alone would be a load of its own.
 		early := pending[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
 		c.mu.Lock()
 		c.early = append(c.early, early)
@@ -288,9 +274,8 @@ func (c *manyCall[V]) end(a pending[V]) {
 	}
 }
 
-// waitForPlaces returns those for which there are places now. Who is covered is
-// served with that and does not wait: of a call for very many stale keys, a later
-// call begins the rest of the rebuilds.
+// waitForPlaces returns the keys for which there are places now. A covered key gets its item without
+// waiting: a later call begins its rebuild.
 func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) []pending[V] {
 	var rest []pending[V]
 	for _, a := range together {
@@ -301,15 +286,14 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 			c.count.stale.Add(1)
 			a.answer.item = a.stale
 			c.end(a)
-		default: // it has nothing, or not any more
+		default: // no item, or no longer a servable item
 			rest = append(rest, a)
 		}
 	}
 	if len(rest) == 0 {
 		return nil
 	}
-	// Not for longer than MaxWait: what has the places may be flights that hang,
-	// and that nobody waits for any more.
+	// Not longer than MaxWait: the places may belong to hanging flights that no caller waits for.
 	limited, cancel := context.WithTimeout(ctx, durations.Add(rest[0].began, c.MaxWait)-c.clock.Now())
 	defer cancel()
 	if c.places.Acquire(limited, int64(2*len(rest))) == nil {
@@ -327,28 +311,28 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 	return nil
 }
 
-// beginApart begins a batch of the call's own, of flights for those of the keys that have none.
+// beginApart begins a batch of the call's own for the keys without flights.
 func (c *manyCall[V]) beginApart(together []pending[V]) {
 	b := c.batch()
 	defer close(b.complete)
-	// Before it has flights: closing the engine waits for it, and so for them.
+	// Before the flights begin: close waits for this goroutine, and so for the flights.
 	c.behind(b.depart)
 	for i, a := range together {
 		m := &member[V]{batch: b, key: a.key, order: i}
 		a.join(m)
 		if m.fly == nil {
-			c.places.Release(1) // that of the flight that it has not begun
+			c.places.Release(1) // the place of a flight that the key did not need
 		}
 	}
 }
 
-// begin begins flights for those of the keys that have none, and waits for the answers behind.
+// begin begins flights for keys without flights. The waits for answers are on other goroutines.
 func (c *manyCall[V]) begin(together []pending[V]) {
 	if c.window != nil {
 		for _, a := range together {
 			c.window.join(a.waiter)
 		}
-		c.places.Release(int64(len(together))) // those of flights: the window's batches have their own
+		c.places.Release(int64(len(together))) // the places of flights: the window's batches have their own
 	} else {
 		c.beginApart(together)
 	}

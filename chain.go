@@ -7,16 +7,14 @@ import (
 	"sync"
 )
 
-// This file knows which loads of this process wait for which others, of all caches: a
-// load that would wait for itself gets an error at once, and so does a chain of loads
-// without end.
+// This file tracks which loads of this process, in all caches, wait for other loads. A load that
+// would wait for itself gets an error at once, and so does a chain of more than maxChain loads.
 
-// maxChain is how many loads may wait for each other, one for the next.
+// maxChain is the longest chain of loads that wait, each for the next.
 const maxChain = 64
 
 var (
-	// errOwnKey is for a load that asks for the key that it loads. It would wait for
-	// itself until RebuildTimeout.
+	// errOwnKey is for a load that asks for its own key: it would wait until RebuildTimeout.
 	errOwnKey = errors.New("bellwether: a load asks its cache for its own key, and would wait for itself; make the value without the cache")
 
 	// errCircle is for a load that asks for a key whose load waits for it.
@@ -26,14 +24,14 @@ var (
 	errChain = fmt.Errorf("bellwether: %d loads that wait for each other, and the last load asks for another key; shorten the chain, or get some keys before their loads", maxChain)
 )
 
-// callsOfLoads guards all askers: a circle may go through several caches.
+// callsOfLoads guards all askers, since a circle may go through several caches.
 var callsOfLoads sync.Mutex
 
-// askers are the loads whose calls wait for a flight, with the number of their calls.
-// callsOfLoads guards them.
+// askers are the loads that wait for a flight, with the number of their calls. callsOfLoads guards
+// them.
 type askers map[*loadContext]int
 
-// await adds a load to those that wait for the flight, or returns why it must not wait.
+// await adds a load to the flight's askers, or returns why it must not wait.
 func (f *flight[V]) await(load *loadContext) error {
 	callsOfLoads.Lock()
 	defer callsOfLoads.Unlock()
@@ -50,8 +48,8 @@ func (f *flight[V]) await(load *loadContext) error {
 	return nil
 }
 
-// awaited reports whether a load that makes what by is of waits, itself or by loads
-// between, for one of these flights. callsOfLoads is held.
+// awaited reports whether a load for by's flight waits for a flight in flights. Waits through other
+// loads count. callsOfLoads is held.
 func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 	for _, flight := range flights {
 		if seen[flight] {
@@ -67,7 +65,6 @@ func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 	return false
 }
 
-// stopAwaiting takes back one call of await.
 func (f *flight[V]) stopAwaiting(load *loadContext) {
 	callsOfLoads.Lock()
 	defer callsOfLoads.Unlock()

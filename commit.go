@@ -11,25 +11,24 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the commit of what a load came to, and what becomes of it.
+// This file is the commit of a load's result, and the outcomes of a commit.
 
-// A commitOutcome is what became of an item that was offered to the store.
+// A commitOutcome is the result of offering an item to the store.
 type commitOutcome uint8
 
 const (
-	// committed: the store has it, or has said that nothing later counts.
+	// The store has the item, or has confirmed that nothing later counts.
 	committed commitOutcome = iota
-	// fenced: the store has refused it as too late.
+	// The store has refused the item as too late.
 	fenced
-	// notTaken: the store was not asked, or did not answer. It may be there.
+	// The store was not asked, or did not answer. The item may be there.
 	notTaken
 )
 
-// nextEpoch is an epoch where there is no store to give one.
 func (e *engine[V]) nextEpoch() uint64 { return e.epoch.Add(1) }
 
-// commit offers it to the store. A value that the store answers for and does not
-// take stays with this process.
+// commit offers the item to the store. An item that an answering store does not take stays with this
+// process.
 func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	switch {
@@ -56,9 +55,8 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	default:
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}
-	// The processes that wait for this value are told that there is none to
-	// come. Without that they would take turns, each only to find the same out.
-	// An engine out of memory may have room for so little.
+	// This entry tells the waiting processes that no value will come: otherwise they would take
+	// turns, each to find the same. A store out of memory may have room for so small an entry.
 	entry.Kind, entry.Value = driver.KindUnshared, nil
 	if !lives {
 		entry.TTL = durations.Add(entry.Age, durations.Add(unsharedTTL, 2*entry.BuildTime))
@@ -70,7 +68,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	case !errors.Is(marked, driver.ErrFenced):
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
-		// Perhaps by the value, which was written after all.
+		// Perhaps by the value, which was written although its reply was lost.
 		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
 			return there
 		}
@@ -79,7 +77,6 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	return fenced
 }
 
-// fencedOff tells of a commit that the store has refused as too late.
 func (r *run[V]) fencedOff(err error) commitOutcome {
 	e := r.engine
 	e.count.fenced.Add(1)
@@ -87,12 +84,10 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 	return fenced
 }
 
-// keepBeside makes it an item that the store has not taken. It stands beside the
-// entry that the flight knew when its load began, for as long as that entry is
-// there: a later commit or an invalidation takes the entry away, and the item with
-// it. Only what was invalidated after the load began is against a value, and nobody
-// has said since then that nothing was; so the store is asked NearTTL after that, or, with
-// the near tier off, aloneTTL. A failure by itself is of now.
+// keepBeside lets the item stand beside the entry from the beginning of its load. A later commit or
+// an invalidation takes the entry away, and the item too. A value is trusted from the beginning of
+// its load, for NearTTL, or aloneTTL with the near tier off: the store has confirmed nothing since. A
+// failure without a value is trusted from now.
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
@@ -100,7 +95,7 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 	it.Beside, it.Trusted = true, durations.Add(since, r.engine.alone())
 	switch {
-	case r.looking.unshared != 0: // that entry's epoch is its own
+	case r.looking.unshared != 0: // the item has this entry's epoch already
 	case r.present != nil:
 		it.Epoch = r.present.Epoch
 	default:
@@ -108,20 +103,17 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 }
 
-// unsharedTTL is for how long it is remembered of a value without a life that
-// it was for those only who waited for it; and for two loads' time more, since
-// the others make their own meanwhile.
+// unsharedTTL is the least life of a KindUnshared entry. Two loads' time is added, in which the
+// waiting processes make their own values.
 const unsharedTTL = time.Second
 
-// probeKey is where a store is asked whether it takes commits again. No two
-// processes mind each other there: what is found under it is of no use.
+// probeKey is the key of probe's commits. Processes may overwrite each other's entry there.
 const probeKey = "\x00probe"
 
-// probeEntry is what is committed there.
 var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
 
-// probe reports whether the store takes commits again, by one that nobody needs:
-// without it, the first loads after an outage would go on without a lease.
+// probe commits to probeKey, and reports whether the store takes commits again. Otherwise the first
+// loads after an outage would go on without a lease.
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
 	key := e.engineKey(probeKey)
@@ -138,7 +130,7 @@ func (r *run[V]) probe(ctx context.Context) bool {
 	return !e.commits.Fail(e.clock.Now())
 }
 
-// write commits the entry. An elector takes the flight's lease back in the same request.
+// write commits the entry. An Elector releases the flight's lease in the same request.
 func (r *run[V]) write(ctx context.Context, entry driver.Entry) error {
 	e, lease := r.engine, r.leading.lease
 	if e.Engine == nil || lease == nil {
@@ -165,8 +157,8 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 	return err
 }
 
-// commitOver is commit of an item with the value of another, if there is one: the value is not sent
-// again to a store that has it and can keep it.
+// commitOver is commit for an item with another item's value, or with nil. A Toucher keeps the
+// store's value under the new entry, so the value is not sent again.
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	outcome, is := r.touch(ctx, it, value)
 	if is == touched {
@@ -175,16 +167,16 @@ func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commi
 	return r.commit(ctx, it) // with the value
 }
 
-// A touching is what has become of an item that a store was to keep with the value that it has.
+// A touching is the outcome of a Touch.
 type touching uint8
 
 const (
-	untouched touching = iota // the store was not asked, or has not answered
-	touched                   // the store has answered
-	displaced                 // the value is no longer there
+	untouched touching = iota // no Touch was sent, or its reply is unknown
+	touched                   // the store has committed or fenced the entry
+	displaced                 // the value's entry is no longer in the store
 )
 
-// touch has the store keep the value, with all else of it.
+// touch sends the entry of an item without its value to a Toucher that has the value.
 func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOutcome, touching) {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
@@ -214,13 +206,11 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOut
 	return notTaken, untouched
 }
 
-// confirmCommit is the outcome of a commit whose reply was lost.
 func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
-// confirmThere reads the store: committed if its entry is the wanted one, notTaken if the store does
-// not answer, and fenced if something else, or nothing, is there.
+// confirmThere reads the store: committed if the entry is wanted, notTaken if silent, else fenced.
 func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := r.read(ctx, r.budget)
 	switch {
@@ -232,9 +222,8 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) boo
 	return fenced
 }
 
-// stillUnshared is the commit of a value that only this process has: the entry
-// that let it be made must be there still, or it was invalidated meanwhile. A
-// store that does not answer cannot say so.
+// stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the
+// load must still be there: otherwise the key was invalidated.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
 }

@@ -7,16 +7,15 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the near tier switched off: each call has the store asked, and what a
-// flight has to show answers the calls that came before the store was asked for it. For
-// whoever comes later the store is asked again: once for all who have come meanwhile, and
-// not while nobody comes.
+// This file is the near tier switched off: an item answers the calls that came before the store was
+// asked for it. For later calls the store is asked again, once for all that have come meanwhile, and
+// never without a call.
 
-// aloneTTL is for how long, with the near tier off, a process goes on with what the store
-// has not taken: it would else load a key again for each call in an outage.
+// aloneTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an
+// outage would load its key again.
 const aloneTTL = time.Second
 
-// alone is for how long the process goes on with what no store has answered for.
+// alone is how long the process serves an item that no store has confirmed.
 func (s *settings) alone() time.Duration {
 	if s.eachCall {
 		return aloneTTL
@@ -24,8 +23,7 @@ func (s *settings) alone() time.Duration {
 	return s.NearTTL
 }
 
-// trusts reports whether it may answer the call at the time now without another word of
-// the store's.
+// trusts reports whether the item may answer the call now without asking the store.
 func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	if c.engine.eachCall {
 		return c.began < it.Trusted
@@ -33,25 +31,25 @@ func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	return now < it.Trusted
 }
 
-// doubt has the store asked again about what the flight shows, for a call that came after
-// it was asked. It does nothing with the near tier on.
+// doubt makes the flight ask the store again, for a later call. It does nothing with the near tier
+// on.
 func (f *flight[V]) doubt() {
 	select {
 	case f.doubts <- struct{}{}:
-	default: // it is to be asked already, for all
+	default: // the store will be asked anyway, for all calls
 	}
 }
 
-// doubtValue is doubt about the value that is being made. Without a Fencer nobody can say
-// more of it: the answer would wake all who wait, and each would doubt again.
+// doubtValue is doubt for the value that the load still writes. Without a Fencer the store has no new
+// answer. Any answer would wake all waiting calls, and each would doubt again.
 func (f *flight[V]) doubtValue() {
 	if f.engine.fencer != nil {
 		f.doubt()
 	}
 }
 
-// answerDoubts asks the store whenever a call has doubted, until ctx ends or nothing later
-// could be said.
+// answerDoubts asks the store after each doubt. It ends with ctx, or when the store can say nothing
+// later.
 func (f *flight[V]) answerDoubts(ctx context.Context) {
 	e := f.engine
 	for {

@@ -15,79 +15,69 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// This file is the collapse: the callers of one key in one process hang on one
-// flight. Here is what they see of it; how they wait is in wait.go, what the
-// flight does is in rebuild.go.
+// This file is the collapse: the callers of one key in one process share a flight. It has the
+// flight's fields, the states that callers see, and the flight's end.
 //
-// x/sync/singleflight does not carry the promises: its callers wait without a
-// context, its first caller's panic ends the process, and it has no place for
-// an answer before the end (a stale value, a response that is still being
-// written).
+// x/sync/singleflight cannot carry the promises. Its callers wait without a context, and a panic ends
+// the process. No answer comes before the end (a stale item, a response that is being written).
 
-// A loader is a load as the engine runs it: it may publish its value on the
-// flight before it returns.
 type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 
-// An attempt is one load of a flight, with what it starts from. The flight goes
-// on while a load runs that it has given up on, so none of this is read from the
-// flight.
+// An attempt is one load of a flight, with copies of the flight's data. The flight may give up on a
+// load that still runs, and then goes on and changes.
 type attempt[V any] struct {
 	*flight[V]
-	present  *items.Item[V] // the flight's
-	made     instant        // the item.made of what the load makes
-	position uint64         // and its item.position
+	present  *items.Item[V] // flight.present
+	made     instant        // items.Item.Made
+	position uint64         // items.Item.Position
 	running  *loadRun[V]
 }
 
-// A binder gives the loader of a flight that begins now. It is asked while the
-// caller is still there, and only for the caller that begins the flight: what
-// the loader needs of a request can be copied then, and is not copied for the
-// callers that join.
+// A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
+// its request is still there: the loader copies the request's data then, and joining calls copy
+// nothing.
 type binder[V any] interface{ bind() loader[V] }
 
-// A flight is one rebuild of one key with its callers in this process. It
-// belongs to none of them.
+// A flight is one rebuild of one key with its callers in this process. No caller owns the flight.
 type flight[V any] struct {
 	key    string
 	load   loader[V]
 	engine *engine[V]
-	shard  *shard[V]               // the key's
-	cancel context.CancelCauseFunc // ends the flight when the cache is closed
-	member *member[V]              // its place in the batch that has begun it, nil if none has
+	shard  *shard[V]               // the key's shard
+	cancel context.CancelCauseFunc // ends the flight: by Close, by desertion, and at its end
+	member *member[V]              // the flight's place in its batch, nil without a batch
 
-	// state is what callers see. They read it without a lock: when a flight
-	// lands, ten thousand of them wake up at one time. It is written with
-	// shard.mu held.
+	// state is the part that callers see. Writers hold shard.mu. Readers need no lock: ten thousand
+	// callers wake up together when a flight lands.
 	state   atomic.Pointer[flightState[V]]
 	callers callerCount
-	herd    *herdCount  // nil if nobody wants to know
-	due     instant     // when the flight's first caller has waited for MaxWait
-	alarm   *time.Timer // tells the callers that it is due
+	herd    *herdCount  // nil without observers of herds
+	due     instant     // when the first caller has waited for MaxWait
+	alarm   *time.Timer // runs fallDue at due
 
-	witness witness[V]   // its epoch is that of the load since the last look, 0 if there is none
-	looked  uint64       // guarded by shard.mu: the witness's generation at the last look, see outdated
-	current *currentLoad // guarded by shard.mu: the load under way, nil while there is none
+	witness witness[V]   // its epoch is the epoch of the load since the last look, 0 if none
+	looked  uint64       // guarded by shard.mu: witness.generation at the last look, see outdated
+	current *currentLoad // guarded by shard.mu: the load under way, nil if none
 	since   instant      // guarded by shard.mu: when the flight began, or the key was last invalidated
-	notices chan heard   // the latest that was heard of the key; has room for one, and is sent to with shard.mu held; nil if the store tells nothing
+	notices chan heard   // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
 
-	doubts chan struct{} // of calls that came after the store was asked, see doubt; has room for one; nil with the near tier on
+	doubts chan struct{} // a request for confirmOffer, see doubt; has room for one; nil with the near tier on
 
-	// present is the latest item known for the key: what is served if the load
-	// fails, and what tells how often it has failed. It is the flight's goroutine's;
-	// a load has its own, see attempt.
+	// present is the key's latest known item. It is served if the load fails, and counts the
+	// failures. Only the flight's goroutine uses it; a load has attempt.present.
 	present *items.Item[V]
 
-	// What the call was that has begun the flight. None of it changes.
+	// The call that began the flight. These fields do not change.
 	want      items.Want[V]
-	refreshes bool // it does not wait for the flight
-	second    bool // it has waited for another load, whose audience it was not of
-	queues    bool // the flight is among engine.unlooked until its first look
+	refreshes bool // the call does not wait for the flight
+	second    bool // another load published to an audience without the call
+	queues    bool // engine.unlooked counts the flight until its first look
 
-	elected bool // guarded by shard.mu: what the flight does is for all who will ask
+	elected bool // guarded by shard.mu: the flight goes on without callers
 
-	budget *gate.Budget // of the call that has begun the flight
-	// enough is before when callers came for whom what the flight ends with is new,
-	// although another process has made it. It is the flight's goroutine's.
+	budget *gate.Budget // the budget of the call that began the flight
+	// Callers that began before enough take the result, whatever they want. Another process's load
+	// began after them. Only the flight's goroutine uses enough.
 	enough instant
 	demand slots.Demand // see demanded
 	askers askers       // guarded by callsOfLoads
@@ -95,35 +85,33 @@ type flight[V any] struct {
 
 // A currentLoad is a flight's load under way. shard.mu guards all fields.
 type currentLoad struct {
-	abort     context.CancelCauseFunc // cancels it
-	last      bool                    // an invalidation does not cancel it, see maxRefused
+	abort     context.CancelCauseFunc // cancels the load
+	last      bool                    // an invalidation does not cancel the load, see maxRefused
 	storeless bool                    // the flight goes on without the store
-	asked     instant                 // as of when the store had nothing later than the load's epoch
-	heldUntil instant                 // the end of the lease that it runs under, by this process's clock; forever without one
+	asked     instant                 // a time at which the store had nothing later than the load's epoch
+	heldUntil instant                 // the end of the load's lease by this process's clock; forever without a lease
 }
 
-// A flightState is one state of a flight. It never changes; the next one takes
-// its place.
+// A flightState is one state of a flight, as callers see it. It is immutable; change replaces it.
 type flightState[V any] struct {
 	news chan struct{} // closed when the next state is there
 
-	offered   *items.Item[V]    // stale, for callers whose patience ends
-	published *items.Item[V]    // the value that is still being made
-	audience  audience.Audience // of published
-	until     instant           // no caller that began later may ever have published
-	joinable  instant           // callers that began before that may have it now
-	recalled  bool              // the key was invalidated: nothing stale may be served
-	overdue   bool              // some callers may have waited for MaxWait
+	offered   *items.Item[V]    // a stale item for callers whose patience ends
+	published *items.Item[V]    // the value that the load is still writing
+	audience  audience.Audience // the audience of published
+	until     instant           // callers that began at until or later never get published
+	joinable  instant           // callers that began before joinable may have published now
+	recalled  bool              // the key was invalidated: callers' own stale items are void
+	overdue   bool              // due has passed
 
 	landed bool
 	result *items.Item[V]
-	before instant // callers that began before that may have result
-	enough instant // callers that began before that take it, whatever they want
+	before instant // callers that began before may have result
+	enough instant // callers that began before enough take result, whatever they want
 	err    error   // see failure
 }
 
-// failure is the error that the flight's callers get: none if it has ended with
-// errAgain, whose callers go on without it.
+// failure returns the error for the flight's callers, nil after errAgain.
 func (s *flightState[V]) failure() error {
 	if s.err == errAgain {
 		return nil
@@ -131,12 +119,12 @@ func (s *flightState[V]) failure() error {
 	return s.err
 }
 
-// served reports whether the flight has landed with a value to serve, fresh or stale.
+// served reports whether the flight has landed with a fresh or stale value.
 func (s *flightState[V]) served(now instant) bool {
 	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
 }
 
-// demanded is the flight's demand, or its batch's, whose flights share a slot.
+// demanded returns the flight's demand for a slot. The flights of a batch share one.
 func (f *flight[V]) demanded() *slots.Demand {
 	if f.member != nil {
 		return &f.member.loads.Demand
@@ -144,7 +132,7 @@ func (f *flight[V]) demanded() *slots.Demand {
 	return &f.demand
 }
 
-// change gives the flight its next state. shard.mu is held.
+// change replaces the flight's state, and wakes the callers. shard.mu is held.
 func (f *flight[V]) change(to func(*flightState[V])) {
 	was := f.state.Load()
 	is := *was
@@ -155,15 +143,14 @@ func (f *flight[V]) change(to func(*flightState[V])) {
 }
 
 var (
-	// errAgain ends a flight that has waited long enough for others. Its
-	// callers begin a new one if they have time left.
+	// errAgain ends a flight without an answer. Callers with time left begin a new flight.
 	errAgain = errors.New("bellwether: flight ended without an answer")
 
-	// errDeserted ends a flight whose callers have all left before it was elected.
+	// errDeserted ends a flight whose callers have all left before its election.
 	errDeserted = errors.New("bellwether: no caller waits for the flight")
 )
 
-// fallDue wakes the callers, so that those who have waited long enough go.
+// fallDue wakes the callers after MaxWait of the first caller.
 func (f *flight[V]) fallDue() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -172,10 +159,9 @@ func (f *flight[V]) fallDue() {
 	}
 }
 
-// publish answers the flight's callers that are of the audience and come before until,
-// with a value that the load whose context is ctx is still making. It returns false if
-// the flight has given up on the load, which then may have a successor in the same
-// flight.
+// publish shows callers a value that the load still writes: the callers of the audience that began
+// before until. ctx is the load's context. It returns false if the flight has given up on this load,
+// which may have a successor.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
@@ -195,7 +181,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 		return false
 	}
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Made: a.made, Position: a.position}
-	// By a tag, perhaps, that was not known until now, see sweepFlight.
+	// A sweep may name a tag that only the published value has, see sweepFlight.
 	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
 		f.witness.generation++
 	}
@@ -204,7 +190,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 		l.abort(fault.ErrInvalidated)
 		return false
 	case f.outdated():
-		until = a.made - 1 // for those who asked before the load began
+		until = a.made - 1 // only callers that asked before the load began
 		f.unlist()
 	}
 	joinable := forever
@@ -221,8 +207,8 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	return true
 }
 
-// catchUp hears what the fleet has had to say of the key while it was loaded, before
-// a value of that load is shown. It reports whether that does not count any more.
+// catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
+// a Fencer if the lease is over. It reports whether the load's epoch is fenced.
 func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e := f.engine
 	f.shard.mu.Lock()
@@ -234,16 +220,16 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 		return false
 	}
 	budget := gate.NewBudget(e.EngineTimeout)
-	// The load may have taken longer than the log is trusted, and who joins the
-	// flight last has asked just now.
+	// The load may have outlasted the trust in the log, and the latest caller has asked just now.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
-	// Late: this process has been paused, or its locker has. Another may have the lease,
-	// and its value, by now, and the renewal that would tell may be as late as this load.
+	// By this process's clock the lease is over: the process was paused, or the locker. Another
+	// process may have the lease and a value, and the renewal that would tell may be as late as this
+	// load.
 	return late && f.fenced(ctx, budget, epoch)
 }
 
-// fenced asks the store whether something later than epoch counts. A store that does not
-// answer cannot say so, nor can one that is no Fencer, nor any of an epoch of none.
+// fenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
+// an epoch or an answer: a silent store cannot say so.
 func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
 	if e.fencer == nil || epoch == 0 {
@@ -255,10 +241,9 @@ func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint6
 	return err == nil && fenced
 }
 
-// vouch asks the store, until ctx ends, whether the value that a load of that
-// epoch is making still counts. Without it, an invalidation by another process
-// would be seen at the commit only, and who joins until then has asked after it.
-// asked is when the store last said that it does.
+// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation
+// elsewhere would show only at the commit, and callers that asked after it would join. asked is the
+// time of the last confirmation.
 func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, asked instant) {
 	e := f.engine
 	for {
@@ -274,8 +259,7 @@ func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, 
 	}
 }
 
-// vouchFor asks the store whether the value still counts. It returns false if there is
-// nothing more to ask.
+// vouchFor confirms the published value once. It returns false if no more confirmation is needed.
 func (f *flight[V]) vouchFor(ctx context.Context, it *items.Item[V], epoch uint64) bool {
 	e, budget := f.engine, gate.NewBudget(f.engine.EngineTimeout)
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
@@ -284,8 +268,8 @@ func (f *flight[V]) vouchFor(ctx context.Context, it *items.Item[V], epoch uint6
 	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
 }
 
-// vouched lets callers join that began before joinable, or nobody any more. It
-// returns false if there is nothing more to ask.
+// vouched lets callers join that began before joinable, or no more callers if fenced. It returns
+// false if no more confirmation is needed.
 func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -301,12 +285,11 @@ func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bo
 	return true
 }
 
-// streaming reports whether callers have been answered with a value that is
-// still being made.
+// streaming reports whether the load has published its value.
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// giveUp cancels the load, unless callers are reading what it makes. Under the
-// lock, so that the load cannot publish in between.
+// giveUp cancels the load, unless it has published. The lock keeps the load from publishing in
+// between.
 func (f *flight[V]) giveUp(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -317,9 +300,9 @@ func (f *flight[V]) giveUp(cause error) bool {
 	return true
 }
 
-// beginLoading makes l, with that epoch, the flight's load under way, unless the key
-// was invalidated since the flight last looked, or the cache is closed: the slot may be
-// that of another flight which Close has ended just now. The last load begins all the same.
+// beginLoading makes l the load under way. It returns false if the key was invalidated since the last
+// look, unless l is the last load. It returns false on a closed cache: Close may have ended the
+// flight that had the slot before.
 func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	f := r.flight
 	f.shard.mu.Lock()
@@ -328,7 +311,7 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 		return false
 	}
 	if f.outdated() {
-		f.present = nil // what the load makes is of after that; this is not
+		f.present = nil // the item is from before the invalidation, unlike the load's value
 	}
 	r.leading.load = l
 	f.current, f.elected = &r.leading.load, true
@@ -336,41 +319,39 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	return true
 }
 
-// settle ends the flight with it, and keeps it in the near tier. The item answers the callers
-// that began before its trust ends. It returns false, and the flight has to look again, if
-// the key was invalidated since the flight last looked: what it has then was computed, or
-// read, before.
+// settle ends the flight with the item, and puts the item into the near tier. Callers that began
+// before it.Trusted get the item. settle returns false if the key was invalidated since the last
+// look: the item was read or made before, and the flight has to look again.
 func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.Trusted) }
 
 // settleFor is settle for the callers that began before then.
 func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	e := f.engine
-	e.weigh(f.key, it) // before the lock: it runs user code
+	e.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	spared := e.spare(f.key, it)
-	// What was swept softly while it was made, and has no window that is open,
-	// is for nobody who has asked since.
+	// A soft sweep during the load has left no open window. No caller that asked since may have the
+	// item.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
 	if swept {
 		f.witness.generation++
 	}
 	if f.outdated() {
-		// Clients that read a response while it is made have it already. It
-		// is theirs, and nobody else's.
+		// Clients that read a response while it is written keep it. No other call gets it.
 		if f.streaming() {
 			f.land(nil, 0, errAgain)
 		}
 		return f.streaming()
 	}
-	// Between this and the flight's leaving the map, join sees neither or both.
+	// One lock for both: join sees the flight in the map, or the item in the near tier.
 	f.keep(spared)
 	f.land(spared, then, nil)
 	return true
 }
 
-// keep puts what the flight ends with into the near tier. One that has left the map
-// may have a successor, which has put something later there. shard.mu is held.
+// keep puts the result into the near tier. If the flight is unlisted, a successor may have put a
+// later item there, which stays. shard.mu is held.
 func (f *flight[V]) keep(it *items.Item[V]) {
 	if f.shard.flights[f.key] != f {
 		f.engine.advanceNear(f.key, it)
@@ -379,27 +360,26 @@ func (f *flight[V]) keep(it *items.Item[V]) {
 	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
-// give ends the flight with it, which is over, for the callers that began before then. What
-// the near tier has of the key goes.
+// give ends the flight with an item past its windows. Callers that began before then get the item.
+// The key's near item goes.
 func (f *flight[V]) give(it *items.Item[V], then instant) {
-	f.engine.weigh(f.key, it) // before the lock: it runs user code
+	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.keep(it)
 	f.land(it, then, nil)
 }
 
-// giveFailure is give for a failure, which replaces nothing.
+// giveFailure is give for a failure. The key's item stays in the near tier.
 func (f *flight[V]) giveFailure(err error, then instant) {
 	it := &items.Item[V]{Err: err}
-	it.Failures, it.RetryAt = 1, forever // whatever else they want, it answers them
+	it.Failures, it.RetryAt = 1, forever // the failure answers them, whatever else they want
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.land(it, then, nil)
 }
 
-// land ends the flight with err, or with an item for the callers that began before then.
-// shard.mu is held.
+// land ends the flight with err, or an item for callers that began before then. shard.mu is held.
 func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
@@ -408,14 +388,14 @@ func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.unlist()
 }
 
-// unlist lets nobody join the flight any more. shard.mu is held.
+// unlist removes the flight from the map: no more callers join. shard.mu is held.
 func (f *flight[V]) unlist() {
 	if f.shard.flights[f.key] == f {
 		delete(f.shard.flights, f.key)
 	}
 }
 
-// end ends a flight without an item, if it has not ended yet.
+// end ends the flight with err, unless it has landed, and dismisses its witness.
 func (f *flight[V]) end(err error) {
 	f.cancel(nil)
 	f.shard.mu.Lock()
@@ -428,9 +408,8 @@ func (f *flight[V]) end(err error) {
 	}
 }
 
-// leave takes a caller off the flight. A flight that nobody waits for, and that has
-// not come to its load, would have the engines asked for nobody: it ends. What
-// refreshes something stale goes on.
+// leave takes a caller off the flight. A flight without callers ends before its election, since its
+// requests would be for no caller. A flight that refreshes a stale item goes on.
 func (f *flight[V]) leave() {
 	if !f.callers.left() || f.refreshes {
 		return
@@ -440,7 +419,7 @@ func (f *flight[V]) leave() {
 	}
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	// Under the lock nobody joins.
+	// No caller can join under the lock.
 	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.elected && !state.landed && state.offered == nil {
 		f.unlist()
 		f.cancel(errDeserted)
@@ -448,17 +427,16 @@ func (f *flight[V]) leave() {
 	}
 }
 
-// lead has the flight go on whether or not anybody waits for it.
+// lead makes the flight go on without callers.
 func (f *flight[V]) lead() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.elected = true
 }
 
-// landing waits for the end of the flight that has published it. A caller that
-// could have nothing of it any more, because it broke off, then finds what the
-// flight came to. No such flight stays up for long: what broke the value off
-// has ended its load, or its load's time, or has taken it from the map.
+// landing waits for the end of the flight that has published the item. A caller whose response broke
+// off before the caller read anything then finds the flight's result. The wait is short: the cause of
+// the break has ended the load, or its time, or has unlisted the flight.
 func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) error {
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -480,12 +458,12 @@ func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) 
 	}
 }
 
-// A callerCount is how many calls have joined a flight and neither gone nor
-// taken their place among the readers of what it has published.
+// A callerCount is the number of calls that wait for a flight. A call that reads the published value
+// does not count.
 type callerCount struct {
 	n    atomic.Int64
-	all  atomic.Int64                  // how many have ever joined
-	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil unless somebody waits for that
+	all  atomic.Int64                  // calls that have ever joined
+	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil without a waiter
 }
 
 func (c *callerCount) joined() {
@@ -495,7 +473,7 @@ func (c *callerCount) joined() {
 
 func (c *callerCount) ever() int { return int(c.all.Load()) }
 
-// left reports whether it was the last.
+// left takes a call off, and reports whether it was the last.
 func (c *callerCount) left() (last bool) {
 	if c.n.Add(-1) > 0 {
 		return false
@@ -506,9 +484,8 @@ func (c *callerCount) left() (last bool) {
 	return true
 }
 
-// awaitNone waits until the count is 0, or done is closed. Whoever joins and leaves
-// meanwhile may end it or not. All who wait have one channel: a load that was given up
-// on may wait beside its successor.
+// awaitNone waits until the count is 0 or done is closed. Calls that join and leave meanwhile may or
+// may not end the wait. All waiters share a channel: an abandoned load may wait beside its successor.
 func (c *callerCount) awaitNone(done <-chan struct{}) {
 	none := make(chan struct{})
 	for !c.none.CompareAndSwap(nil, &none) {
@@ -517,7 +494,7 @@ func (c *callerCount) awaitNone(done <-chan struct{}) {
 			break
 		}
 	}
-	// After that: who leaves last after this look finds the channel.
+	// This read comes after the swap: a call that leaves after the read finds the channel.
 	if c.n.Load() == 0 {
 		return
 	}

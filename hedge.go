@@ -10,39 +10,35 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the second rebuild of a key whose holder takes too long, for those
-// who have switched it on. One process of the fleet begins it, elected by a lease
-// of its own beside the holder's. Whichever value is committed first is everybody's;
-// who makes the other one finds it in the store and gives up.
+// This file is the hedge (Options.Hedge): a second rebuild of a key whose holder takes too long. One
+// process of the fleet hedges, elected by a lease beside the holder's. The first commit wins; the
+// other rebuild finds the value in the store and gives up.
 //
-// The order of epochs is what it is without hedges. The hedge claims after the
-// holder, so its epoch is the greater: once it has committed, the holder's commit
-// is fenced off. If the holder commits first, the hedge looks before it commits. A
-// commit that comes between that look and the hedge's own commit is replaced by it:
-// by what was loaded later, and so only moves forward. A hedge that fails commits
-// nothing, or it would fence the holder off.
+// The hedge claims after the holder, so its epoch is greater. Once the hedge has committed, the
+// holder's commit is fenced off. If the holder commits first, the hedge finds the holder's value in a
+// look before its own commit. A holder's commit between this look and the hedge's commit is replaced:
+// the hedge's value was loaded later, so the key only moves forward. A failed hedge commits nothing:
+// its commit would fence the holder off.
 
 const (
-	// hedgeKey begins the key of the lease that elects who hedges.
+	// hedgeKey is the prefix of the key of the hedge's lease.
 	hedgeKey = "\x00hedge\x00"
-	// minHedge is the least that a holder has before it is hedged, however quick
-	// its key's builds are: to bring its value to the others takes time, too.
+	// minHedge is a holder's least time before a hedge, however quick the key's builds: its value
+	// also needs time to reach the other processes.
 	minHedge = 50 * time.Millisecond
 )
 
-// errRival is the cause that cancels a load when another process's value is
-// committed.
+// errRival cancels a load after another process's commit.
 var errRival = errors.New("bellwether: another process's value was committed first")
 
-// A hedgeState is what a flight knows of its hedge.
 type hedgeState struct {
-	at    instant      // when the holder that it waits for has taken too long; 0: never
-	tried bool         // the flight has tried to begin a second rebuild
-	lease driver.Lease // the lease under which it has begun one
+	at    instant      // when the holder has taken too long; 0: never
+	tried bool         // the flight has tried to hedge
+	lease driver.Lease // the hedge's lease, nil without a hedge
 }
 
-// hedgeAfter is how long a build of the key may take before it is hedged, 0 if it
-// never is. A key of which nothing is known is taken for one of the slower ones.
+// hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as
+// slow.
 func (r *run[V]) hedgeAfter() time.Duration {
 	e := r.engine
 	if e.Hedge == 0 || e.Locker == nil {
@@ -55,11 +51,10 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	if usual == 0 {
 		return 0
 	}
-	// Beyond RebuildTimeout there is nothing to hedge.
+	// A load ends at RebuildTimeout in any case.
 	return max(minHedge, time.Duration(min(e.Hedge*float64(usual), float64(e.RebuildTimeout))))
 }
 
-// built notes how long a build took.
 func (r *run[V]) built(took time.Duration) {
 	e := r.engine
 	if after := r.hedgeAfter(); after > 0 {
@@ -68,16 +63,15 @@ func (r *run[V]) built(took time.Duration) {
 	e.builds.Note(took)
 }
 
-// hedge begins a second rebuild beside a holder's, if it may. It reports whether
-// the flight has ended.
+// hedge begins a second rebuild if the flight may. It reports whether the flight has ended.
 func (r *run[V]) hedge(ctx context.Context) bool {
 	e := r.engine
 	if r.callers.n.Load() == 0 {
-		return false // what is stale has answered them
+		return false // a stale item has answered the callers
 	}
 	r.waiting.hedge.tried = true
 	allowed := e.hedges.Take()
-	// That the holder is slow is known before its build ends, if it ever does.
+	// The holder counts as slow now: its build may never end.
 	e.hedges.Note(true)
 	if !allowed {
 		return false
@@ -88,8 +82,8 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	}
 	defer r.freeSlot()
 	e.enter(r.key, phaseHedging)
-	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
-	// and whatever becomes of this hedge, there is no other.
+	// As long as the holder's rebuild may last: no renewal is needed, and the rebuild has at most one
+	// hedge.
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
@@ -112,24 +106,22 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	return r.build(ctx, epoch, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
 }
 
-// finishHedge is finish for a hedge.
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) bool {
 	if l.err != nil && !fault.NotFound(l.err) {
-		if ctx.Err() == nil { // else closed
+		if ctx.Err() == nil { // otherwise Close ended the load
 			r.engine.count.loadFailures.Add(1)
 			r.hedgeFailed(l.err)
 		}
-		return false // the holder is still there
+		return false // the holder goes on
 	}
 	if r.overtaken(ctx, r.waiting.known) {
-		return false // and the flight looks, and finds it
+		return false // the flight's next look finds the value
 	}
 	return r.finish(ctx, l, epoch)
 }
 
-// freeHedge gives the hedge's lease back when the flight has ended with something
-// that ends the holder's rebuild too, or by Close. Else it stays, until it is over: that
-// rebuild has had its hedge.
+// freeHedge releases the hedge's lease after Close, or a result that ends the holder's rebuild.
+// Otherwise the lease stays until its end: that rebuild has had its hedge.
 func (r *run[V]) freeHedge(ctx context.Context) {
 	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
 		lease := r.waiting.hedge.lease
@@ -137,11 +129,10 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 	}
 }
 
-// rival returns a channel that is closed when another process has committed a
-// value of a later epoch than that. A holder watches however little it knows of
-// builds: its hedge is begun by what another process knows. It asks the store when
-// it is told of a commit, and polls as those do who wait since then; but only from
-// minHedge on, since no holder is hedged before.
+// rival returns a channel that is closed after another process's commit of a later epoch. A holder
+// always watches, however little it knows of builds: another process begins the hedge by its own
+// knowledge. rival looks after each notice, and polls as waiting processes do. The first poll comes
+// at minHedge, when a hedge may begin.
 func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})
@@ -169,8 +160,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 	return committed
 }
 
-// overtaken reports whether the store has a value of a later epoch than that. It
-// may be called beside the flight's goroutine.
+// overtaken reports whether the store has a value of a later epoch. Any goroutine may call it.
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
 	there := r.read(ctx, gate.NewBudget(r.engine.EngineTimeout))
 	e := there.entry

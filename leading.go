@@ -11,23 +11,21 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
-// This file is the state leading, and alone: the flight has the lease, or needs none. It claims an epoch,
-// loads and ends with what the load came to.
+// This file is the states leading and alone: the flight has the lease, or needs none. The flight
+// claims an epoch, loads, and ends with the load's result.
 
-// A leadingState is what a flight knows of its own loads.
 type leadingState struct {
-	lease   driver.Lease // the flight's own while it rebuilds with one
-	made    instant      // the item.made of what the latest load makes
-	load    currentLoad  // that load, while it is the flight's current one
-	again   bool         // the flight has been elected before, and has to begin anew
-	fenced  bool         // the last of its commits was refused
-	losses  int          // how often its lease was lost
-	refused int          // how often its loads came to nothing, see maxRefused
+	lease   driver.Lease // the flight's lease, nil without one
+	made    instant      // items.Item.Made for the latest load
+	load    currentLoad  // the load that flight.current points to
+	again   bool         // an earlier election came to nothing
+	fenced  bool         // the store refused the last commit
+	losses  int          // leases lost
+	refused int          // loads that came to nothing, see maxRefused
 }
 
-// lead is the state leading: it rebuilds the key as the holder of r.leading.lease, which is nil if there is no
-// election. The flight has a place among MaxRebuilds, which goes to the load: the load may outlast
-// the flight.
+// lead is the state leading, with r.leading.lease or without an election. The load takes over the
+// flight's slot, because the load may outlast the flight.
 func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	e, lease := r.engine, r.leading.lease
 	r.flight.lead()
@@ -50,8 +48,8 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		return outcomeOutdated
 	}
 	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
-		// Nobody will find this load's value in the store. Who waited for it
-		// would wait in vain, and the next after that one.
+		// The store will not take this value. Waiting processes would wait in vain, for this holder
+		// and the next.
 		r.releaseBehind(ctx)
 	}
 	if epoch == 0 || e.Locker != nil && lease == nil {
@@ -67,24 +65,23 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	return ending(r.build(ctx, epoch, rival, r.finish))
 }
 
-// loadAlone is the state alone: the store has the mark of a holder whose value it has not taken.
+// loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.
 func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
-	defer r.freeSlot() // the load may not have begun
+	defer r.freeSlot() // build may return before the load takes the slot
 	return ending(r.build(ctx, r.looking.unshared, nil, r.finish))
 }
 
-// claim reads the key again, now that nobody else may rebuild it, and takes an
-// epoch for the rebuild, in one call. Who has won the lease just after another
-// released it finds that one's value here, and the flight has ended.
+// claim takes an epoch and reads the key again, in one request. The last holder may have committed
+// and released just before this flight's election. The last holder's value then ends the flight here,
+// without a second load.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
-	if b := r.standing.ballot; b != nil { // the election was a look, and a claim
+	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
 		r.standing.ballot = nil
 		return b.epoch, false
 	}
 	asked := r.engine.clock.Now()
 	r.looking.before, r.looking.asked = r.looking.asked, asked
-	// It is a look: an invalidation before it is nothing that it could miss, and
-	// is no reason to stand for election again, nor to queue for another slot.
+	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
 	outdated := r.lookAgain()
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
@@ -96,13 +93,12 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	known, _ := r.engine.near.Get(r.key)
 	it := r.decode(entry, known, asked)
 	if it == nil && r.state.Load().offered != nil {
-		r.offerStale(nil) // it was invalidated since the look
+		r.offerStale(nil) // invalidated since the look
 	}
 	return epoch, r.consider(it, true)
 }
 
-// takeEpoch returns a new epoch for the key, and its present entry. The epoch
-// is 0 if the store does not answer.
+// takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
 func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
 	e := r.engine
 	if e.Store == nil {
@@ -124,15 +120,14 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint6
 	return entry, epoch
 }
 
-// build loads the value, under the lease if the flight has one, and ends the
-// flight with it by finish. It gives up when rival is closed: another process has
-// committed its value. It reports whether the flight has ended.
+// build loads the value, under the lease if any, and calls finish with the result. It gives up when
+// another process's commit closes rival. It reports whether the flight has ended.
 func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
 	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	defer func() { r.unwatchLoad(ended) }() // also if an observer does not return
+	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
 	result, lost := r.startLoad(loading, abort, epoch)
 	if result == nil {
 		r.leading.refused++
@@ -146,9 +141,9 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				return false
 			}
 			if l.err != nil && limited.Err() != nil {
-				l.err = context.Cause(limited) // what else it says is the echo of that
+				l.err = context.Cause(limited) // the load's error only repeats the end of its context
 			}
-			abort(nil) // ends the keeper: it must not renew what is being released
+			abort(nil) // stops the keeper, which must not renew a lease that is being released
 			return finish(ctx, l, epoch)
 		case <-rival:
 			rival = nil
@@ -157,31 +152,30 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				return false
 			}
 		case <-lost:
-			// Another holds the lease by now, and its value is the one to wait
-			// for, whether or not our load heeds its context. A response that
-			// clients are reading goes on; the fenced commit decides. So it
-			// does when a lease is lost once more: a locker that loses each is
-			// no reason not to finish any load.
+			// Another process has the lease now. The flight waits for the other process's value,
+			// whether or not our load heeds its context. A response that clients are reading goes on
+			// to its commit, which may be fenced. After a second loss every load goes on: a locker
+			// that loses all leases must not stop all loads.
 			lost = nil
 			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():
 			if len(result) > 0 {
-				continue // both at once: the load was in time
+				continue // the load ended in time
 			}
 			return finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
 		}
 	}
 }
 
-// startLoad starts the load, and what stands beside it: the keeper of the lease, if the flight has one,
-// and the confirmation of what is offered. lost is closed when the lease is another's. result is nil if
-// the key was invalidated since the epoch was claimed, or the cache is closed.
+// startLoad starts the load, the lease's keeper and the confirmation of the offer. lost is closed
+// when another process has the lease. result is nil if the key was invalidated since the claim, or
+// the cache is closed.
 func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e := r.engine
-	// An election in the same request as the look, and a claim that has found another entry, may
-	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
+	// An Elector's request, and an election before the claim, asked for a length without the present
+	// entry's build time. The first renewal may shorten the lease.
 	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
 	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	if r.leading.lease != nil {
@@ -205,7 +199,7 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	}
 	a := attempt[V]{flight: r.flight, present: r.present, made: r.leading.made, position: r.witness.position}
 	r.loaded = false
-	watched := r.watchLoad(loading) // it may not return
+	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)
 	free := r.slot
 	r.slot = nil
@@ -214,14 +208,14 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	return result, lost
 }
 
-// finish ends the flight with what the load came to, after the store has taken
-// it. It returns false if the store, or an invalidation here, has something
-// later to say: then nobody gets it, and the flight looks again.
+// finish commits the load's result and ends the flight with the result. It returns false if the
+// store, or an invalidation here, is later. No caller gets the result then, and the flight looks
+// again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	now := e.clock.Now() // its age counts from here
+	now := e.clock.Now() // the value's age counts from here
 	if !r.storeDown {
-		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
+		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
 	switch {
@@ -230,7 +224,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	case l.err == nil || fault.NotFound(l.err):
 		return r.finishFound(ctx, now, l, epoch)
 	case ctx.Err() != nil:
-		r.loaded = false // closed: that is no failure of the load's
+		r.loaded = false // Close ended the load: not a failure of the load
 		r.end(context.Cause(ctx))
 		return true
 	}
@@ -238,7 +232,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e.noteLoad(false)
 	r.failure = l.err
 	if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
-		r.end(l.err) // those of other clients ask again
+		r.end(l.err) // the callers of other clients begin a new flight
 		return true
 	}
 	heard := r.callers.n.Load() > 0 || r.streaming()
@@ -251,8 +245,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	return true
 }
 
-// finishNothing is finish for a load that has nothing to keep: what was there stays,
-// unless it was invalidated meanwhile.
+// finishNothing is finish without a result to keep. The present item stays, unless invalidated.
 func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 	e := r.engine
 	if failure, ok := errors.AsType[*fault.Own](err); ok {
@@ -265,11 +258,11 @@ func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 	if it := r.present; it != nil {
 		e.keep(r.key, it, func() bool { return !r.outdated() })
 	}
-	r.end(errAgain) // who has not seen what was published asks again
+	r.end(errAgain) // callers without the published value begin a new flight
 	return true
 }
 
-// finishFound is finish for a value, or for the word that there is none.
+// finishFound is finish for a value, or for ErrNotFound.
 func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	it := &items.Item[V]{
@@ -288,14 +281,13 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 			r.keepBeside(it)
 		}
 		r.committed = e.clock.Now()
-		// The other processes are woken first, and on their way to the store
-		// while the callers here wake up.
+		// Before settle: the other processes ask the store while the callers here wake up.
 		r.releaseBehind(ctx)
 		if r.settle(it) {
 			return true
 		}
 	case r.streaming():
-		r.end(errAgain) // its readers have it already
+		r.end(errAgain) // the readers have the value
 		return true
 	default:
 		r.leading.fenced = true
@@ -303,41 +295,39 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	if r.leading.refused++; r.leading.refused < maxRefused {
 		return false
 	}
-	// It is for those who asked before its load began: whatever has fenced it
-	// off came after them.
+	// The value is only for callers that asked before the load: each cause of a refusal came after
+	// them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
 	r.give(&given, e.clock.Instant(l.began))
 	return true
 }
 
-// finishFailed is finish for a load that failed: what was there stays there,
-// and the failure is written beside it, so that it answers in every process
-// until the next try is due.
+// finishFailed is finish for a failed load. The failure is committed beside the present item, and
+// answers in every process until the next try is due.
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
 	e := r.engine
 	if ctx.Err() != nil {
-		r.end(context.Cause(ctx)) // closed: that is no failure of the load's
+		r.end(context.Cause(ctx)) // Close ended the load: not a failure of the load
 		return true
 	}
-	l := r.current // a look ends that
-	// A context's end says nothing about the origin: remembered, one caller's
-	// impatience would be everybody's failure. But what has taken too long, the
-	// rebuild or a client's call in it, is told to those who wait for it elsewhere:
-	// they would take turns to wait as long.
+	l := r.current // before lookAnew, which sets current to nil
+	// The end of a context says nothing about the origin: remembered, one caller's impatience would
+	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
+	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(err, context.DeadlineExceeded)
 	switch {
 	case told:
-		// Since the flight looked, a Set may have committed that had claimed before the flight, or a
-		// holder whose lease was lost: the failure stands beside their value, or is not told at all.
+		// A Set that claimed before this flight, or a holder that lost its lease, may have committed
+		// during the load. The failure stands beside their value, or is not told at all.
 		if r.look(ctx) {
 			return true
 		}
 		r.loaded, r.failure = true, err
 	case r.present != nil && r.lookAnew(ctx):
-		// What is served in the place of an untold failure may have been
-		// invalidated while the load ran, and no commit checks that.
+		// The stale item that answers instead of an untold failure may have been invalidated during
+		// the load, and no commit checks that.
 		return true
 	}
 	it := r.failureOf(now, err, remembered)
@@ -347,13 +337,13 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 			r.keepBeside(it)
 		case l != nil: // a load has failed, and not the wait for a slot
 			it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
-			return r.settleFor(it, max(it.Trusted, r.leading.made)) // who asked before the load began has it in any case
+			return r.settleFor(it, max(it.Trusted, r.leading.made)) // callers that asked before the load get the failure
 		}
 		return r.settle(it)
 	}
 	it.Epoch, it.Beside = epoch, false
 	written, is := r.touch(ctx, it, r.present)
-	if is == displaced { // since the look
+	if is == displaced { // by a commit after the look
 		if r.look(ctx) {
 			return true
 		}
@@ -373,7 +363,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return true
 	}
 	if r.streaming() {
-		r.end(errAgain) // its readers have seen it break off; no other load could be shown here
+		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
 		return true
 	}
 	if r.leading.refused++; r.leading.refused < maxRefused {
@@ -383,10 +373,9 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	return true
 }
 
-// trustedUntold is the item.trusted of a failure that is not written into the store: no
-// commit finds out whether its key was invalidated elsewhere since the load's epoch was
-// asked for. It answers those whom the answer of then may answer; or of now, if the store says
-// that it still holds.
+// trustedUntold is items.Item.Trusted of a failure that is not committed. No commit checks whether
+// the key was invalidated elsewhere after the claim, so the trust counts from the claim. It counts
+// from now after a Fencer was asked, unless the Fencer reports something later.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
@@ -397,9 +386,9 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 	return e.trustedUntil(asked)
 }
 
-// failureOf is the item of a failure. A failure by itself is of now. Beside what was there
-// it bears that one's position: what has been swept since that was made is not served for
-// it. remembered tells whether it has a pause before the next try.
+// failureOf returns the item of a failure. Beside a present item the failure keeps the item's
+// position, so that later sweeps count against the item. A failure that is not remembered has no
+// pause before the next try.
 func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
 	e := r.engine
 	it := &items.Item[V]{Position: r.witness.position}

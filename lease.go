@@ -12,28 +12,25 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
-// This file is how long a lease lasts, and how it is kept until it is given back.
-// It lasts for about one rebuild, so that a holder that dies costs its key no more
-// than that.
+// This file is the length of a lease, its renewal and its release. A lease lasts for about one
+// rebuild, so a dead holder costs its key no more than that.
 
-// leaseLength is the length of the lease that the flight stands for now. While
-// there is something stale to serve for longer than a takeover takes, nobody
-// waits, and the longest lease is the one that asks least of the engines.
+// leaseLength is the length of the lease that the flight asks for. While a stale item can be served
+// for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
 func (r *run[V]) leaseLength() time.Duration {
 	e, it, usual := r.engine, r.present, r.usual()
 	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
 	if usual > 0 {
-		// What a holder asks of its engines is done under the lease too, and takes
-		// long while they are busy: the claim before the load, the commit after it.
+		// The claim and the commit are under the lease too, and take long while the engines are busy.
 		usual = durations.Add(usual, 2*e.trips.Slower().Truncate(time.Millisecond))
 	}
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// usual is how long the key's rebuild may be expected to take: as the last one
-// did, else as rebuilds do here; 0 if nothing is known.
+// usual is the expected time of the key's rebuild: as its last rebuild took, or else the median of
+// this process. 0 is unknown.
 func (r *run[V]) usual() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -41,9 +38,9 @@ func (r *run[V]) usual() time.Duration {
 	return r.engine.builds.Usual()
 }
 
-// soonest is how long the key's rebuild may be expected to take at the least: as long as the last one
-// did, else as all but a quarter of the rebuilds do here; 0 if nothing is known. Keys differ: one
-// with a short build is not seen late because most builds are long.
+// soonest is the least expected time: as the last rebuild took, or else as all but a quarter of this
+// process's rebuilds. 0 is unknown. By the median, polls would see a short build late where most are
+// long.
 func (r *run[V]) soonest() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -51,7 +48,6 @@ func (r *run[V]) soonest() time.Duration {
 	return r.engine.builds.Quicker()
 }
 
-// lastBuild is how long the key's last rebuild took, 0 if that is not known.
 func (r *run[V]) lastBuild() time.Duration {
 	if r.present == nil {
 		return 0
@@ -59,10 +55,9 @@ func (r *run[V]) lastBuild() time.Duration {
 	return r.present.Build
 }
 
-// keep renews the lease at a third of its length until ctx ends. It closes lost
-// when the engine says that the lease is another's, asked or by itself. An
-// engine that says nothing ends nothing: if the lease runs out meanwhile and
-// another rebuilds too, the store lets only the later of the two write.
+// keep renews the lease at each third of its length until ctx ends. It closes lost when the engine
+// says, asked or unasked, that another process has the lease. Silence ends nothing: if the lease runs
+// out and another process rebuilds too, the store takes only the later epoch.
 func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term, lost chan<- struct{}) {
 	e := r.engine
 	var told <-chan struct{}
@@ -101,11 +96,11 @@ func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term,
 	}
 }
 
-// prolong notes that the lease of the load whose context is ctx lasts until then.
+// prolong records the new end of the lease, for the load whose context is ctx.
 func (r *run[V]) prolong(ctx context.Context, until instant) {
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
-	if l := r.current; l != nil && ctx.Err() == nil { // else the next load may have begun
+	if l := r.current; l != nil && ctx.Err() == nil { // otherwise the next load may have begun
 		l.heldUntil = until
 	}
 }
@@ -115,7 +110,7 @@ func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience
 	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(patience), func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
-// releaseBehind gives the lease back, if there is one, and does not wait for it.
+// releaseBehind releases the lease on another goroutine, if there is one.
 func (r *run[V]) releaseBehind(ctx context.Context) {
 	if lease := r.leading.lease; lease != nil {
 		r.leading.lease = nil
@@ -123,7 +118,6 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 	}
 }
 
-// release gives a lease of the flight's back, and reports it if the locker is silent.
 func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	r.engine.enter(r.key, phaseReleasing)
 	err := r.engine.giveBack(ctx, r.key, gate.NewBudget(r.engine.EngineTimeout), lease)
@@ -132,8 +126,8 @@ func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	}
 }
 
-// giveBack releases a lease, also when ctx, the holder's own, has ended. If the locker is
-// silent, the lease is released again later.
+// giveBack releases a lease, also after the end of ctx. If the locker is silent, releaseLater
+// follows.
 func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
@@ -142,9 +136,9 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budge
 	return err
 }
 
-// releaseLater releases a lease when the locker's breaker closes, and else after each
-// gate.Pause, until the locker answers. Until then the key's next holder waits for the
-// lease, also in this process; after LeaseTTL it has run out.
+// releaseLater releases a lease of a silent locker. It tries when the breaker closes, and after each
+// gate.Pause, until the locker answers or the lease has run out. The key's next holder, also in this
+// process, waits until then.
 func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()

@@ -15,28 +15,26 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the state looking: the flight reads the store, and what it finds there answers, is offered
-// to callers for the time being, or is nothing.
+// This file is the state looking: the flight reads the store. The entry there ends the flight, is
+// offered to callers as a stale item, or is no answer.
 
-// A lookingState is what the looks of a flight have brought.
 type lookingState struct {
-	over     bool        // the flight's first look has come to nothing
-	ahead    *storeReply // read for the next look together with others: by a batch, or with the log; nil otherwise
-	asked    instant     // when the store was last asked for an epoch, or found to have that of unshared
-	before   instant     // when the store was asked before that, or told
-	past     uint64      // the epoch of the latest fresh entry that was no answer for the flight
-	unshared uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if it found none
+	over     bool        // the first look brought no answer
+	ahead    *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
+	asked    instant     // when the store was asked in the last look or claim; for a notice, a time before its change
+	before   instant     // the value of asked for the look before
+	past     uint64      // the epoch of the latest fresh entry that did not answer the flight
+	unshared uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
 	refused  int         // leadingState.refused at the last look
 }
 
-// lookOnce is the state looking.
 func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
 		r.leading.fenced = false
-		// Whatever fences commits off, or invalidates the key in each load, may go
-		// on; and callers gather meanwhile, who are answered by a load that begins
-		// after them. A load that invalidates its own key and takes no time would
-		// answer nobody without that: no caller has come before it.
+		// The cause that fenced the commit, or invalidated the key during the load, may go on.
+		// Callers gather during this pause, and the next load answers them. Without the pause a quick
+		// load that invalidates its own key would answer no caller: every caller would have come
+		// after the load began.
 		select {
 		case <-time.After(minPoll << r.leading.refused):
 		case <-ctx.Done():
@@ -44,7 +42,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	}
 	r.looking.refused = r.leading.refused
 	r.declineElection(ctx)
-	if r.looking.ahead == nil { // a batch has read it since the flight began
+	if r.looking.ahead == nil { // otherwise a batch has read the key after the flight began
 		r.lookAgain()
 	}
 	if r.lookAndStand(ctx) {
@@ -54,7 +52,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	return outcomeNothing
 }
 
-// looked takes the flight off the flights that have not looked yet.
+// looked takes the flight off the count of flights that have not looked yet.
 func (r *run[V]) looked() {
 	if r.queues && !r.looking.over {
 		r.looking.over = true
@@ -62,25 +60,23 @@ func (r *run[V]) looked() {
 	}
 }
 
-// lookAndStand is look, which stands for election at the same time if one request can do both
-// and a slot is free: whoever is elected has to load.
+// lookAndStand is look, with the election in the same request if the engine can. The flight takes a
+// slot first, since the elected flight has to load.
 func (r *run[V]) lookAndStand(ctx context.Context) bool {
 	if r.looking.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
 		if r.present == nil {
-			r.present, _ = r.engine.near.Get(r.key) // for the length of the lease
+			r.present, _ = r.engine.near.Get(r.key) // the lease's length depends on the item
 		}
 		return r.lookBy(ctx, r.readAndStand)
 	}
 	return r.look(ctx)
 }
 
-// lookAnew is look for a flight that has looked before.
 func (r *run[V]) lookAnew(ctx context.Context) bool {
 	r.lookAgain()
 	return r.look(ctx)
 }
 
-// look reads the store, and ends the flight if what is there answers.
 func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
 
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
@@ -92,15 +88,16 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		if r.present = known; known == nil || judge(&known.Lifetime, now) != serve {
 			return false
 		}
-		return r.consider(known, false) // another way has brought it, such as Set
+		return r.consider(known, false) // Set or another way without a flight has brought the item
 	}
 	var held *items.Item[V]
 	if known != nil && judge(&known.Lifetime, now) != rebuild {
-		// If the store does not answer, nobody can say that it does not hold. It
-		// answers for as long as it would have if the store had confirmed it.
+		// A silent store cannot say that the item is void. The item answers as if the store had
+		// confirmed the item now.
 		held = known.Found(durations.Add(now, e.NearTTL))
-		// Who finds out whether the store is back does not wait for that. After a lull
-		// the store is asked first: an invalidation may have come meanwhile.
+		// During an outage no caller waits for the flight that probes the store. After two seconds
+		// without a failure the store is asked first: another process may have invalidated the key
+		// meanwhile.
 		if held.Held && e.store.Fails(r.key) {
 			r.offerStale(held)
 		}
@@ -115,11 +112,11 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	case there.err == nil:
 		return r.consider(r.decode(there.entry, known, there.asked), true)
 	case ctx.Err() != nil:
-		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
+		return false // Close or desertion, not silence, ended the request: the item stays unconfirmed
 	case errors.Is(there.err, ErrUnavailable):
 		r.noAnswer(ctx, "reading", there.err)
 		if held != nil {
-			// It answers those, too, who came while the store was silent.
+			// The item answers also the callers that came while the store was silent.
 			return r.consider(held.Found(max(held.Trusted, e.clock.Now()+1)), false)
 		}
 		r.present = known
@@ -129,14 +126,14 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		}
 		r.present = nil
 		if r.state.Load().offered != nil {
-			r.offerStale(nil) // it has been invalidated
+			r.offerStale(nil) // the item was invalidated
 		}
 	}
 	return false
 }
 
-// readPersistently reads the store by read, and again if there is no answer: one lost packet is no outage. An
-// engine that is gone fails again, and opens its breaker, or has used the time up.
+// readPersistently reads the store, and repeats a read without an answer: one lost packet is not an
+// outage. A dead engine fails again, and opens its breaker or uses up the budget.
 func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
 	e := r.engine
 	asking, end := e.store.WhileUp(ctx)
@@ -152,9 +149,8 @@ func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context
 	return there
 }
 
-// consider ends the flight with it if it answers, and offers it to callers if
-// it does so for the time being. fromStore tells a hit of the store from what
-// was at hand.
+// consider ends the flight with an item that answers, or offers a stale item. It reports whether the
+// flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
 	r.loaded, r.committed, r.enough = false, 0, 0
@@ -165,12 +161,12 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 		r.committed = max(it.Born, r.waiting.since)
 	}
 	if r.want.Fits != nil && !r.want.Fits(it) {
-		return false // it answers others, and is no answer to the call that wants one
+		return false // the item answers other calls, never the call that began this flight
 	}
 	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
 	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore), verdict == serveStale:
-		// If the call that began this flight has refused it, or would, whoever else
-		// comes may have it.
+		// The call that began this flight refuses the item, or has the item replaced. Other callers
+		// may take the item meanwhile.
 		r.offer(it)
 	case verdict != rebuild:
 		r.noteOthersBuild(it)
@@ -180,59 +176,55 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 			}
 			return true
 		}
-		r.present = nil // invalidated since it was read
+		r.present = nil // invalidated since the read
 	}
 	return false
 }
 
-// verdictOn is judge for an item that the flight has found.
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	verdict := judge(&it.Lifetime, now)
 	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// It failed while this flight waited for it. Nobody is to be told
-		// later, but those who wait are: else they would fail one after another,
-		// each after a rebuild of its own.
+		// Another process's load failed while this flight waited. The failure has no pause left, but
+		// answers the flights that waited. Otherwise these flights would fail one after another, each
+		// after its own load.
 		return fail
 	}
 	return verdict
 }
 
-// refuses reports whether it is no answer to the call that began the flight, although it
-// answers others. What one client wants is no reason to try sooner after a failure, see
-// items.Want.
+// refuses reports whether the call that began the flight does not take the item. During a failure's
+// pause the call takes any item: a client's wish is no reason for an earlier try, see items.Want.
 func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
 	now := r.engine.clock.Now()
 	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
 }
 
-// offer is offerStale for what the flight has just read.
 func (r *run[V]) offer(it *items.Item[V]) {
 	if !r.offerStale(it) {
-		r.present = nil // invalidated since it was read
+		r.present = nil // invalidated since the read
 	}
 }
 
-// noteOthersBuild notes how long a build took that the flight has waited for.
+// noteOthersBuild records the build time of a value for which the flight has waited.
 func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	switch {
 	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
 	case r.waiting.hedge.tried:
-		r.engine.builds.Note(it.Build) // that it was slow is noted
+		r.engine.builds.Note(it.Build) // hedge has recorded it as slow
 	default:
 		r.built(it.Build)
 	}
 }
 
-// newEnough reports whether it is of a load that began, in another process, after the
-// flight had begun to wait: then it answers who waits whatever they want, as the
-// flight's own load would. Without that, as many processes as have a client that
-// wants what is new would load one after another.
+// newEnough reports whether another process's load began after this flight began to wait. The value
+// then answers the waiting callers whatever they want, as the flight's own load would. Otherwise each
+// process with a client that wants a new value would load after the other.
 //
-// The load that the flight found under way began before. It commits first, so the
-// next to commit has claimed its epoch after that: where leases hold. Where one was
-// lost two loads may have run at a time; so the age that the store knows has to say
-// the same. Both are taken as early as they can have been. What no flight has made
-// says nothing of its load.
+// The order of events: this flight finds a holder at waiting.since. The holder's load began before,
+// and commits first. The next committer claimed after this first commit, so the next load is new
+// enough if every lease held. After a lost lease two loads may have overlapped. So the entry's age
+// must agree: the load must not have begun before waiting.since. Both times are taken as early as
+// possible. A Build of 0 is a value without a flight, and its age says nothing about a load.
 func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	if !r.waiting.sees(it.Epoch) {
 		return false
@@ -240,23 +232,22 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	if r.waiting.first == 0 {
 		r.waiting.first, r.waiting.missing = it.Epoch, r.looking.before
 	}
-	underWay := r.engine.clock.Now() - r.looking.asked // the reply, at most
+	underWay := r.engine.clock.Now() - r.looking.asked // the longest that the reply can have taken
 	began := it.Born - it.Build - underWay
 	if it.Epoch == r.waiting.first || it.Build == 0 || began < r.waiting.since {
 		return false
 	}
-	r.enough = min(began, r.waiting.missing) + 1 // as item.made
+	r.enough = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.Made
 	return true
 }
 
-// A storeReply is what the store said of a flight's key, as of when it was asked.
+// A storeReply is the store's answer for a key, with the time of the request.
 type storeReply struct {
 	entry driver.Entry
 	asked instant
 	err   error
 }
 
-// read asks the store for the key's entry.
 func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
 	asked := e.clock.Now()
@@ -266,8 +257,8 @@ func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	return storeReply{entry, asked, err}
 }
 
-// readWithLog is read after a look at the log of sweeps, if the log is due, in one request where the
-// store can. A batch may have read the key already.
+// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store
+// can.
 func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	r.followLogAhead(ctx, r.logAge())
 	if there := r.looking.ahead; there != nil {
@@ -277,8 +268,8 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	return r.read(ctx, r.budget)
 }
 
-// logAge is the age at which the log of sweeps is read again for a look. A store that has lost the key
-// under the flight's own load may have lost the log as well.
+// logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
+// a store that has lost the key during the flight's load may have lost the log too.
 func (r *run[V]) logAge() time.Duration {
 	if r.leading.again {
 		return 0
@@ -286,28 +277,27 @@ func (r *run[V]) logAge() time.Duration {
 	return r.engine.NearTTL / 2
 }
 
-// readMany asks the store for all the keys' entries at one time. It calls take,
-// one call at a time, for each that the store answers for, as soon as it does so,
-// and returns which those are, and why there are others. A store that goes on
-// answering has all the time that it takes.
+// readMany reads all keys in one request. It calls take for each answer as soon as the answer comes,
+// one call at a time. answered marks the keys with an answer, and err is the reason for the others.
+// Each answer begins the time limit anew: a store that goes on answering has all the time.
 func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {
 		names[i] = e.engineKey(key)
 	}
 	var (
-		mu      sync.Mutex // guards what follows, and answered, until over
+		mu      sync.Mutex // guards the fields below and answered, until over
 		silence = errors.New("no answer for the key")
 		some    bool
 		over    bool
 		began   = e.clock.Now()
-		last    = began // answer
+		last    = began // the last answer
 		heard   func()
 	)
 	answered = make([]bool, len(keys))
 	each := func(i int, entry driver.Entry, err error) {
 		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
-			err = failure // on a goroutine of the adapter's, perhaps
+			err = failure // each may run on a goroutine of the adapter
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -322,7 +312,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys
 		}
 	}
 	err = gate.AskInPieces(ctx, e.store, keys[0], budget, func(ctx context.Context, piece func()) error {
-		defer func() { // however it ends: what it says after that is not heard
+		defer func() { // also after a panic: later answers of the adapter are ignored
 			mu.Lock()
 			defer mu.Unlock()
 			over = true
@@ -336,7 +326,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys
 		if !some {
 			return silence
 		}
-		return nil // of one of its servers, perhaps; it is up
+		return nil // a server of the store may be silent, but the store is up
 	})
 	if err == nil && slices.Contains(answered, false) {
 		budget.Spend(e.clock.Now() - last)

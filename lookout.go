@@ -10,30 +10,28 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the looks that waiting flights share. Keys that expire together have flights that wait
-// together, and their looks are due at nearly the same time. The flight whose look is due first makes
-// the other flights' looks too, in one request, if the store can answer for many keys.
+// This file is the looks that waiting flights share. Keys that expire together have flights that look
+// at nearly the same time. The flight whose look is due first makes the other looks too, in one
+// request to a driver.BatchGetter.
 
-// A lookout has the next looks of the flights that wait.
 type lookout struct {
 	store driver.BatchGetter // nil: each flight looks by itself
 
-	mu    sync.Mutex // guards plans
-	plans list.List  // of *plannedLook: those that no flight makes yet
+	mu    sync.Mutex
+	plans list.List // of *plannedLook, without the looks under way
 }
 
-// A plannedLook is the next look of one flight.
 type plannedLook struct {
 	key    string
 	budget *gate.Budget
-	from   instant          // from then on another flight may make it
-	due    <-chan time.Time // when the flight makes it
-	reply  chan *storeReply // the reply that another flight has had, nil if it had none; has room for one. No other flight makes the look if there is no channel.
-	place  *list.Element    // guarded by lookout.mu: nil once a flight makes it
+	from   instant          // from then on another flight may make the look
+	due    <-chan time.Time // when the flight itself makes the look
+	reply  chan *storeReply // another flight's reply, nil if silent; has room for one; without a channel no other flight makes the look
+	place  *list.Element    // guarded by lookout.mu; nil once the look is under way
 }
 
-// planLook plans the flight's next look, in the place of the one that it has planned before. The look
-// comes after the pause, or with another flight's look in the last quarter of the pause.
+// planLook plans the flight's next look, instead of its last plan: after the pause, or with another
+// flight's look in the last quarter of the pause.
 func (r *run[V]) planLook(pause time.Duration) *plannedLook {
 	e := r.engine
 	r.dropLook()
@@ -42,7 +40,7 @@ func (r *run[V]) planLook(pause time.Duration) *plannedLook {
 		due: time.After(pause),
 	}
 	r.planned = p
-	// A flight that has lost time to engines has not enough left for a request of others.
+	// A flight without enough time for a shared request looks alone.
 	if e.lookout.store != nil && !r.storeDown && r.budget.Left() > e.sharedPatience() {
 		p.reply = make(chan *storeReply, 1)
 		e.lookout.add(p)
@@ -50,7 +48,6 @@ func (r *run[V]) planLook(pause time.Duration) *plannedLook {
 	return p
 }
 
-// dropLook gives up the look that the flight has planned.
 func (r *run[V]) dropLook() {
 	if p := r.planned; p != nil {
 		r.planned = nil
@@ -58,8 +55,8 @@ func (r *run[V]) dropLook() {
 	}
 }
 
-// sharedPatience is what the flights of a request lose at most if the store does not answer. Each has
-// the other half of an EngineTimeout for a look by itself.
+// sharedPatience is the most time that a shared request takes from a flight's budget. The other half
+// of EngineTimeout is for the flight's own look.
 func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 }
 
 func (l *lookout) add(p *plannedLook) {
@@ -68,7 +65,7 @@ func (l *lookout) add(p *plannedLook) {
 	p.place = l.plans.PushBack(p)
 }
 
-// remove takes a look off the planned looks. It returns false if it is not among them.
+// remove removes a look. It returns false if the look is not planned, or under way.
 func (l *lookout) remove(p *plannedLook) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,8 +77,7 @@ func (l *lookout) remove(p *plannedLook) bool {
 	return true
 }
 
-// take takes the looks that may be made now off the planned looks, as many as go into one request
-// with one more.
+// take removes and returns the looks that may be made now. The request has room for one more.
 func (l *lookout) take(now instant) (taken []*plannedLook) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,8 +93,8 @@ func (l *lookout) take(now instant) (taken []*plannedLook) {
 	return taken
 }
 
-// lookTogether makes the planned look, which is due, and the looks of other flights that may be made
-// now. It reports whether the flight has ended.
+// lookTogether makes the planned look, which is due, and other flights' looks. It reports whether the
+// flight has ended.
 func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	e := r.engine
 	if p.reply == nil {
@@ -106,7 +102,7 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	}
 	if !e.lookout.remove(p) {
 		select {
-		case there := <-p.reply: // another flight makes it
+		case there := <-p.reply: // another flight makes the look
 			return r.lookAt(ctx, there)
 		case <-ctx.Done():
 			return false
@@ -121,8 +117,8 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	return r.lookAt(ctx, <-p.reply)
 }
 
-// lookAt is lookAnew with a reply for the flight, nil if there was no answer. A reply from before an
-// invalidation is none.
+// lookAt is lookAnew with a reply. After a nil reply, or a reply from before an invalidation, it
+// looks.
 func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there == nil || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
@@ -131,14 +127,14 @@ func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	return r.look(ctx)
 }
 
-// lookForAll reads the store for all these flights, and gives each its reply. The values of ctx count,
-// and its end does not: the other flights need their replies.
+// lookForAll reads the store for all planned looks, and sends each its reply. ctx's end does not
+// count: the other flights need their replies.
 func (e *engine[V]) lookForAll(ctx context.Context, plans []*plannedLook) {
-	defer func() { // whatever the store's adapter does
+	defer func() { // also after a panic or Goexit of the adapter
 		for _, p := range plans {
 			select {
 			case p.reply <- nil:
-			default: // it has its reply
+			default: // the look has its reply
 			}
 		}
 	}()
@@ -154,7 +150,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, plans []*plannedLook) {
 	budget := gate.NewBudget(e.sharedPatience())
 	answered, _ := e.readMany(asking, e.lookout.store, keys, budget, func(i int, reply *storeReply) { plans[i].reply <- reply })
 	for i, p := range plans {
-		if !answered[i] { // and the flight's own look tells why
+		if !answered[i] { // the flight's own look reports the reason
 			p.budget.Spend(e.sharedPatience() - budget.Left())
 		}
 	}

@@ -16,30 +16,28 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file is a batch: the flights that one call of GetMany has begun. The batch reads
-// the store for all of them at once before they take off, and the flights that come to
-// load do so together, see internal/gather.
+// This file is a batch: the flights that a call of GetMany, or a batch window, has begun together.
+// The batch reads the store for all its flights before they start, and they load together, see
+// internal/gather.
 
-// A batch is the flights that one call has begun together.
 type batch[V any] struct {
 	engine *engine[V]
-	single binder[V]    // the load of each flight, if there is no user
-	user   batchLoad[V] // the load of all
+	single binder[V]    // the load of each flight, if user is nil
+	user   batchLoad[V] // the common load
 	places *semaphore.Weighted
 	loads  *gather.Group[*member[V], loadResult[V]]
 
-	// complete is closed when all its flights have been begun. Before that the
-	// members are the beginner's, after it they do not change.
+	// complete is closed when all flights have begun. Before then members belongs to the goroutine
+	// that begins them; afterwards it does not change.
 	complete chan struct{}
 	members  []*member[V]
-	read     func(driver.BatchGetter) // reads the store for them
+	read     func(driver.BatchGetter) // reads the store for the members
 
-	mu          sync.Mutex // guards what follows, and the fields of members that say so
-	unread      int        // members that wait for the store to be read, and have callers
-	stopReading func()     // of those; nil until there is a member
+	mu          sync.Mutex // guards the fields below, and the members' fields that say so
+	unread      int        // members that wait for the batch's read, and have callers
+	stopReading func()     // ends the batch's read; nil without a member
 }
 
-// A loadResult is what a batch load has said of one key.
 type loadResult[V any] struct {
 	product[V]
 	err error
@@ -58,24 +56,22 @@ func (c *manyCall[V]) batch() *batch[V] {
 	return b
 }
 
-// A member is a flight's place in its batch. Its methods that flights call do
-// nothing if it is nil.
+// A member is a flight's place in its batch. Methods that flights call do nothing on a nil member.
 type member[V any] struct {
 	*batch[V]
 	key    string
 	order  int     // among the keys of the batch
-	fly    func()  // the flight's; nil if the key had one already
+	fly    func()  // runs the flight; nil if the key had a flight already
 	askers *askers // the flight's
 	ahead  *storeReply
 	budget *gate.Budget // the flight's
 
-	gathered *gather.Member[*member[V], loadResult[V]] // among those that load together
-	start    atomic.Pointer[items.Item[V]]             // what its latest load starts from
+	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
+	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
 
-	off bool // guarded by batch.mu: it has taken off
+	off bool // guarded by batch.mu: the flight has started
 }
 
-// bind implements binder.
 func (m *member[V]) bind() loader[V] {
 	if m.user == nil {
 		return m.single.bind()
@@ -86,8 +82,7 @@ func (m *member[V]) bind() loader[V] {
 	}
 }
 
-// board gives the flight that has just begun its place. shard.mu is held, and
-// complete is not closed.
+// board makes the new flight a member. shard.mu is held, and complete is not closed.
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	flying := ctx
 	m.fly, m.askers, m.budget = func() { f.fly(flying) }, &f.askers, f.budget
@@ -96,22 +91,20 @@ func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	defer m.mu.Unlock()
 	m.unread++
 	if m.members = append(m.members, m); len(m.members) == 1 {
-		// With its values and not its end: the flight may end while the others
-		// are being read.
+		// Without its end: the first flight may end while the batch reads for the other flights.
 		ctx, m.stopReading = context.WithCancel(context.WithoutCancel(ctx))
 		m.read = func(store driver.BatchGetter) { m.readAll(ctx, store) }
 	}
 }
 
-// first reports whether the flight that is to begin is its batch's first, or of no batch.
-// As with slots, a batch is one among those that wait for the store: a call for more
-// keys than MaxQueued allows would else have all other callers turned away.
+// first reports whether the new flight is the first of its batch, or alone. As with slots, a batch
+// counts once among the flights that wait for the store: a call for more keys than MaxQueued would
+// otherwise turn all other callers away.
 func (m *member[V]) first() bool { return m == nil || len(m.members) == 0 }
 
-// desert says that the flight's callers have left before it was elected. When nobody
-// waits for any member that is not read yet, the store is not read for them: under more
-// load than it carries, such batches would be most of what it is asked for, and those
-// behind them would come too late in their turn.
+// desert says that the flight's callers have left before its election. The batch's read ends when no
+// unread member has callers: under overload such reads would be most of the store's work, and the
+// batches behind them would come too late.
 func (m *member[V]) desert() {
 	if m == nil {
 		return
@@ -126,14 +119,14 @@ func (m *member[V]) desert() {
 	}
 }
 
-// depart reads the store and lets the flights take off.
+// depart reads the store and starts the flights.
 func (b *batch[V]) depart() {
 	<-b.complete
 	if len(b.members) == 0 {
 		return
 	}
 	defer b.stopReading()
-	defer func() { // whatever the store's adapter does
+	defer func() { // also after a panic or Goexit of the adapter
 		for _, m := range b.members {
 			m.takeOff(nil, 0)
 		}
@@ -143,8 +136,8 @@ func (b *batch[V]) depart() {
 	}
 }
 
-// takeOff starts the flight, if it has not taken off yet, after the batch has lost that time
-// to the store. It is called while depart runs.
+// takeOff starts the flight with the store's reply, unless it has started. The flight's budget loses
+// lost, the batch's time for the store. takeOff is called while depart runs.
 func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -156,8 +149,7 @@ func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 	}
 }
 
-// readAll reads the store for all members. As a flight would, it asks again
-// where there was no answer.
+// readAll reads the store for all members. As a flight would, it asks again without an answer.
 func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 	e := b.engine
 	ctx, cancel := context.WithCancel(ctx)
@@ -170,12 +162,11 @@ func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 		rest, err = b.readOnce(ctx, store, rest, budget)
 	}
 	for _, m := range rest {
-		m.takeOff(&storeReply{err: err}, e.EngineTimeout) // it goes on without engines
+		m.takeOff(&storeReply{err: err}, e.EngineTimeout) // the flight has no time left for engines
 	}
 }
 
-// readOnce lets those members take off that the store answers for, and returns
-// the others and why there are any.
+// readOnce starts the members for which the store answers. It returns the others, and the reason.
 func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
 	keys := make([]string, len(members))
 	for i, m := range members {
@@ -193,21 +184,20 @@ func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, membe
 	return rest, err
 }
 
-// begin gives the flight's run what its batch has for it.
+// begin hands the store's reply to the flight's run.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
 		r.looking.ahead = m.ahead
 	}
 }
 
-// held says that the flight has found another holder: nobody waits for it.
+// held says that another process holds the key: the common load does not wait for this member.
 func (m *member[V]) held() {
 	if m != nil {
 		m.gathered.Held()
 	}
 }
 
-// end says that the flight has ended.
 func (m *member[V]) end() {
 	if m != nil {
 		m.gathered.End()
@@ -215,7 +205,6 @@ func (m *member[V]) end() {
 	}
 }
 
-// slots is where the flight takes its slot.
 func (f *flight[V]) slots() slots.Source {
 	if f.member == nil {
 		return f.engine.slots
@@ -223,7 +212,6 @@ func (f *flight[V]) slots() slots.Source {
 	return f.member.gathered
 }
 
-// loadTogether is the load of the member's flight.
 func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 	result, err := m.gathered.Load(ctx)
 	if err != nil {
@@ -232,11 +220,10 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 	return result.product, result.err
 }
 
-// load runs the user's load for some members.
 func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], loadResult[V]]) {
 	requests, makes, starts := make([]Request[V], len(seats)), make([]*askers, len(seats)), make([]*items.Item[V], len(seats))
 	for i, s := range seats {
-		// Once: when this load has been given up on, the member may begin another.
+		// Read once: after this load is given up on, the member may begin another load.
 		starts[i], makes[i] = s.Key.start.Load(), s.Key.askers
 		requests[i] = requestOf(s.Key.key, starts[i])
 	}
@@ -247,11 +234,10 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 	var batch *BatchError
 	fault.Run(func() (err error) {
 		results, err = b.user(ctx, requests)
-		// Here, where its panic is recovered. What else an error is asked, each key's
-		// own load asks it.
+		// errors.AsType runs the error's code, so it runs within the guard of fault.Run.
 		batch, _ = errors.AsType[*BatchError](err)
 		if end := ctx.Err(); end != nil && err == end {
-			return context.Cause(ctx) // what it says is the echo of that
+			return context.Cause(ctx) // the load's error only repeats the end of its context
 		}
 		return err
 	}, func(err error) {

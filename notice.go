@@ -13,13 +13,12 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file is what a process hears of the others' writes where its store
-// tells: the value that a flight waits for comes with the word that it is
-// there, and the near tier follows a change before it has to ask. It only makes
-// things sooner. What is not heard is found by looking.
+// This file is the notices of other processes' writes (driver.Notifier). A notice brings a waiting
+// flight its value, and moves the near tier forward. Notices only make things sooner: looks make up
+// for lost notices.
 
-// listen hears the store's notices until the engine is closed. It is called once
-// the engine is complete, before its first use.
+// listen hears the store's notices until the engine closes. It is called before the engine's first
+// use.
 func (e *engine[V]) listen() {
 	notifier, ok := e.Store.(driver.Notifier)
 	if !ok {
@@ -29,7 +28,7 @@ func (e *engine[V]) listen() {
 	e.running.Go(func() {
 		for e.open.Err() == nil {
 			e.listenOnce(notifier)
-			// It ends before the engine does only if something is wrong.
+			// Notify returned before the close: an error, or a broken adapter.
 			select {
 			case <-time.After(gate.Pause):
 			case <-e.open.Done():
@@ -38,10 +37,10 @@ func (e *engine[V]) listen() {
 	})
 }
 
-// listenOnce returns when Notify does, in whatever way.
+// listenOnce returns after Notify, also after its panic or Goexit.
 func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 	ended := make(chan struct{})
-	go func() { // of its own: a Goexit would end the caller's
+	go func() { // a Goexit of the adapter ends only this goroutine
 		defer close(ended)
 		if err := fault.Guard(func() error { notifier.Notify(e.open, e.hear); return nil }); err != nil {
 			e.OnError("", fmt.Errorf("listening to the store: %w", err))
@@ -50,22 +49,18 @@ func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 	<-ended
 }
 
-// A heard notice has the moment at which its change had not been made yet by the
-// engine's own clock.
+// A heard is a notice with a time before its change, by the engine's clock.
 type heard struct {
 	driver.Notice
 	made instant
 }
 
-// whole reports whether the notice has an entry that may be believed at the time
-// now: later than NearTTL after the change it may have been invalidated, and
-// nobody has said so.
+// whole reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
 func (n *heard) whole(now instant, nearTTL time.Duration) bool {
 	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < durations.Add(n.made, nearTTL)
 }
 
-// hear takes one notice in. It runs on the adapter's goroutine, which a panic of
-// user code must not end.
+// hear handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
 func (e *engine[V]) hear(n driver.Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {
@@ -93,8 +88,8 @@ func (e *engine[V]) take(key string, told driver.Notice) {
 	defer e.dismissApart(key, w)
 	now := e.clock.Now()
 	var it *items.Item[V]
-	// What the store has not taken has no place in the order of epochs, and
-	// may be of after an invalidation that this change is of before.
+	// An item that the store has not taken has no place in the order of epochs: it may be from after
+	// an invalidation, and the notice from before. So the store is asked.
 	if n.whole(now, e.NearTTL) && !known.Beside {
 		it = e.apart(key, nil).decode(n.Entry, nil, n.made)
 	}
@@ -105,9 +100,8 @@ func (e *engine[V]) take(key string, told driver.Notice) {
 	e.keep(key, it, func() bool { return w.generation == 0 })
 }
 
-// pass gives a notice to those who wait for it. If nobody does, it returns what the near tier has of
-// the key, and a witness, if the notice tells of something later. A process that has no use for the key
-// stays without it.
+// pass hands a notice to the key's flight. Without a flight it returns the near item, and a witness,
+// if the notice is later. A process without the key stays without it.
 func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -117,8 +111,7 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 	case n.Invalidated:
 		e.recall(s, key, n.Epoch)
 	case f != nil:
-		// The flight decodes it, if it waits for one; of several it needs the
-		// latest only.
+		// A waiting flight decodes the notice. Of several it needs only the latest.
 		select {
 		case other := <-f.notices:
 			if other.Epoch > n.Epoch {
@@ -137,8 +130,8 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 	return known, w
 }
 
-// told ends a waiting flight with a notice, if that answers. It reports whether
-// the flight has ended.
+// told ends a waiting flight with the notice's entry, or else looks. It reports whether the flight
+// has ended.
 func (r *run[V]) told(ctx context.Context, n heard) bool {
 	known, now := r.engine.near.Get(r.key)
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
@@ -148,16 +141,15 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {
 		return false
 	}
-	if r.waiting.holder != nil { // and not for a slot or a turn
+	if r.waiting.holder != nil { // otherwise the flight waits for a slot or a turn
 		r.committed = max(n.made, r.waiting.since)
 	}
 	return true
 }
 
-// lookBack is lookAgain for what was true at the time made. It returns false if
-// that was before the flight began or the key was last invalidated: a notice may
-// be overtaken by the invalidation of what it tells of, and by those who ask
-// after that.
+// lookBack is lookAgain as of made. It returns false if made is before the flight, or before the
+// key's last invalidation here. The invalidation may have overtaken the notice, and callers after it
+// must not get the notice's value.
 func (f *flight[V]) lookBack(made instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()

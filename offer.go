@@ -9,15 +9,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the stale item that callers are offered while the key is rebuilt.
+// This file is the offer: the stale item for callers whose patience ends, confirmed while the key is
+// rebuilt.
 
-// confirmEvery is how often the store is asked whether what it said before still
-// holds, while that is served.
+// confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
 
-// confirm asks the store, until ctx ends, whether the stale item that callers
-// are offered during the load still holds. Without it, a key that another
-// process invalidates would be served stale for as long as its rebuild takes.
+// confirm confirms the offer until ctx ends. Otherwise a key that another process invalidates would
+// be served stale for as long as its rebuild takes.
 func (f *flight[V]) confirm(ctx context.Context) {
 	tick := time.NewTicker(f.engine.confirmEvery())
 	defer tick.Stop()
@@ -33,9 +32,8 @@ func (f *flight[V]) confirm(ctx context.Context) {
 	}
 }
 
-// offerStale shows callers a value that they may take when their patience
-// ends, or nil for none. It reports whether it did: not if the key was
-// invalidated since the flight last looked.
+// offerStale offers callers a stale item, nil for none. It returns false, without an offer, if the
+// key was invalidated since the last look.
 func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -46,8 +44,7 @@ func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	return true
 }
 
-// reoffer is offerStale in the place of an offer that was confirmed, or was not:
-// a sweep that has withdrawn it meanwhile is not undone.
+// reoffer replaces the offer after its confirmation, unless a sweep has withdrawn it meanwhile.
 func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -56,8 +53,8 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	}
 }
 
-// confirmOffer asks the store whether the stale item that callers are offered still holds.
-// It returns false if nothing is offered, or ctx has ended.
+// confirmOffer asks the store once about the offer. It returns false without an offer, or after ctx's
+// end.
 func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e := f.engine
 	offered := f.state.Load().offered
@@ -65,8 +62,7 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 		return false
 	}
 	budget := gate.NewBudget(e.EngineTimeout)
-	// What is confirmed is trusted by the log's age too, and must be so until
-	// the next time.
+	// The trust depends on the log's age too, and must last until the next confirmation.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	there := e.apart(f.key, budget).read(ctx, budget)
 	confirmed := *offered
@@ -74,8 +70,8 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(there.err, ErrUnavailable):
-		// It cannot say that the item does not hold, to those either who came while it
-		// was silent.
+		// A silent store cannot say that the item is void, also not to the callers that came
+		// meanwhile.
 		confirmed.Trusted = max(confirmed.Trusted, e.clock.Now()+1)
 	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)

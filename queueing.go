@@ -2,9 +2,9 @@ package bellwether
 
 import "context"
 
-// This file is the state queueing: the flight takes one of the MaxRebuilds, or waits for one.
+// This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for a slot. A
+// waiting flight hears notices and looks: another process may have a slot, and so the value, sooner.
 
-// queue is the state queueing.
 func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	switch {
 	case r.takeFreeSlot():
@@ -12,46 +12,43 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	case r.waitForSlot(ctx):
 		return outcomeAnswered
 	case r.slot == nil:
-		return outcomeOutdated // closed; or too many wait, and the stale value was invalidated
+		return outcomeOutdated // closed; or the queue is full and the stale item was invalidated
 	case r.storeDown && !r.engine.store.Open():
-		// The store may be back by now. Without another look the load's value would be this
-		// process's alone, while the fleet's has gone on.
+		// The store may be back by now, with the fleet's later value. Without another look this
+		// flight's value would be for this process alone.
 		return outcomeOutdated
 	}
 	return outcomePlace
 }
 
-// waitForSlot waits for one of the MaxRebuilds. Meanwhile it hears of the
-// store, and looks into it: another process may have a slot, and so the value,
-// sooner. It reports whether the flight has ended.
+// waitForSlot waits for a slot, a notice or a look. It reports whether the flight has ended.
 func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
 	defer source.Unqueue()
 	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
 	if !source.Queue() && !r.leading.again && !demand.ByLoad() {
-		// More waiting would end in nothing but time-outs. Who has had a slot
-		// already, and lost its lease since, was let in, and so was a load that waits
-		// for this one. The failure is of now: no sweep that was before is against it.
+		// More waiting flights would only time out. A flight that had a slot before, and a flight for
+		// which a load waits, wait all the same. The failure has the log's present position, so no
+		// earlier sweep counts against the failure.
 		r.shard.mu.Lock()
 		r.witness.position = e.sweeps.Log().Position()
 		r.shard.mu.Unlock()
-		// Made now, it answers whatever a call wants: one that did not take it would
+		// made is now, so that the failure answers every call. A call that refused the failure would
 		// begin flight after flight.
 		now := e.clock.Now()
 		r.leading.made = now + 1
 		return r.finishFailed(ctx, now, ErrOverloaded, 0)
 	}
-	// One request for as long as it takes: asked anew after each look, the
-	// flight would lose its place in the queue.
+	// The wait lasts across all looks. A new wait after each look would lose the place in the queue.
 	waiting, leave := context.WithCancel(ctx)
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
 		r.slot = source.Wait(waiting, demand)
 	})
-	// However this ends, also by a panic of user code in a look, the slot may
-	// have come at the same time.
+	// The slot may come at the moment of any return, also of a panic in a look. After this wait the
+	// slot belongs to the flight.
 	defer func() {
 		leave()
 		<-taken
@@ -82,8 +79,7 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	}
 }
 
-// takeFreeSlot takes one of the MaxRebuilds if one is free, and reports whether the flight has
-// one.
+// takeFreeSlot takes a slot without waiting, and reports whether the flight has one.
 func (r *run[V]) takeFreeSlot() bool {
 	if r.slot == nil {
 		r.slot = r.slots().Try()

@@ -8,52 +8,48 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// This file is the protocol: the states of a rebuild, and the table that leads from each state and its
-// outcome to the next state. A flight looks into the store. If the store has nothing fresh, the flight
-// takes one of the MaxRebuilds and stands for election. Elected, it leads: it claims an epoch, loads,
-// commits and releases. Otherwise it waits for the value of the process that was elected.
+// This file is the protocol: the states of a rebuild, and the table from a state and its outcome to
+// the next state. A flight looks into the store, queues for a slot of MaxRebuilds and stands for
+// election. The elected flight claims an epoch, loads, commits and releases; every other flight waits
+// for the elected process's value.
 
-// A rebuildState is one part of a rebuild. Its method does its work and returns an outcome.
 type rebuildState uint8
 
 const (
 	stateLooking  rebuildState = iota + 1 // reads the store
-	stateQueueing                         // takes one of the MaxRebuilds
+	stateQueueing                         // takes a slot of MaxRebuilds
 	stateStanding                         // stands for election
 	stateLeading                          // claims, loads, commits and releases
-	stateAlone                            // loads a value that the store does not take
+	stateAlone                            // loads a value that stays in this process
 	stateWaiting                          // waits for another process
 	stateLanded                           // the callers have their answer
-	stateGivenUp                          // the callers begin anew, if they have time
+	stateGivenUp                          // callers with time left begin a new flight
 	stateCount
 )
 
-// String returns the state's word.
 func (s rebuildState) String() string {
 	return [...]string{"", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed", "given up"}[s]
 }
 
-// A rebuildOutcome is the result of a state.
 type rebuildOutcome uint8
 
 const (
 	outcomeAnswered rebuildOutcome = iota + 1 // the flight has ended with an answer
 	outcomeNothing                            // the store has no answer for the flight
-	outcomePlace                              // the flight has one of the MaxRebuilds
-	outcomeElected                            // it has the lease, or there is no election
-	outcomeUnshared                           // the store has said that it does not take the key's value
+	outcomePlace                              // the flight has a slot of MaxRebuilds
+	outcomeElected                            // the flight has the lease, or there is no election
+	outcomeUnshared                           // the store has a KindUnshared entry for the key
 	outcomeHeld                               // another process has the lease
-	outcomeOutdated                           // the last look no longer counts, or the state came to nothing
+	outcomeOutdated                           // the last look is void, or the state ended without a result
 	outcomeTimeIsUp                           // the flight has waited for MaxWait
 	outcomeCount
 )
 
-// String returns the outcome's words.
 func (o rebuildOutcome) String() string {
 	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up"}[o]
 }
 
-// transitions lead from a state and its outcome to the next state. docs/design.md has the same table.
+// transitions lead from a state and its outcome to the next state. docs/design.md has this table.
 var transitions = [stateCount][outcomeCount]rebuildState{
 	stateLooking:  {outcomeAnswered: stateLanded, outcomeNothing: stateQueueing},
 	stateQueueing: {outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking},
@@ -63,8 +59,8 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking, outcomeTimeIsUp: stateGivenUp},
 }
 
-// rebuild goes from state to state until the flight has ended with an item, or returns the error that
-// ends it. Close, and the end of all callers before the election, end it between any two states.
+// rebuild goes from state to state until the flight has landed. Otherwise it returns the error that
+// ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
 	defer r.looked()
@@ -85,7 +81,6 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	}
 }
 
-// in does the work of a state.
 func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 	switch s {
 	case stateLooking:
@@ -104,7 +99,7 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 	panic(fmt.Sprintf("bellwether: a flight has come to the state %q", s)) // transitions lacks a row
 }
 
-// ending is the outcome of a state that has ended the flight, or else of one that came to nothing.
+// ending is outcomeAnswered if the flight has ended, and outcomeOutdated otherwise.
 func ending(ended bool) rebuildOutcome {
 	if ended {
 		return outcomeAnswered
@@ -112,43 +107,39 @@ func ending(ended bool) rebuildOutcome {
 	return outcomeOutdated
 }
 
-// A run is one flight's way through the protocol. It is used by the flight's
-// goroutine alone.
+// A run is the state of one flight's rebuild. Only the flight's goroutine uses a run.
 type run[V any] struct {
 	*flight[V]
-	// storeDown tells that the store did not answer when it was last asked. The flight then
-	// goes on without store and locker: a lease is of no use to those who cannot see the
-	// value it protects.
+	// storeDown is true if the store did not answer the last request. The flight then goes on without
+	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
-	// slot gives one of the MaxRebuilds back; it is nil while the flight has
-	// none. A load that begins takes it over. While waitForSlot waits for it, it
-	// is not the flight's goroutine's.
-	slot  func()
-	began instant // when the rebuild began
-	// planned is the next look of a flight that waits, nil if it plans none.
+	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot
+	// over when the load begins. During waitForSlot the goroutine that waits for the slot owns this
+	// field.
+	slot    func()
+	began   instant
 	planned *plannedLook
 
-	// What the states know. A state writes its own; the others read it.
+	// The data of the states. A state writes only its own struct, and reads the others.
 	looking  lookingState
 	standing standingState
 	waiting  waitingState
 	leading  leadingState
 
-	// For those who watch, see observe.go.
+	// For observers, see observe.go.
 	watched   *rebuildWatch
-	loaded    bool    // the flight's last word is a load's of its own
-	failure   error   // of that
-	committed instant // when what the flight ends with was committed, 0 if that was not while it waited
+	loaded    bool    // the flight's own load has made the result
+	failure   error   // the failure of this load, nil if it succeeded
+	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is after how many loads that came to nothing, their commits
-// refused or their keys invalidated, a flight's value goes to those callers
-// who asked before its load began, and to nobody else. A store that refuses
-// everything is none; and a key that is invalidated again during each load
-// would never answer.
+// maxRefused is the number of void loads before a flight gives up. Void is a load that was refused at
+// the commit, or invalidated. The last load's value then answers only callers that asked before this
+// load. Otherwise a store that refuses every commit, or an invalidation during each load, would leave
+// all callers without an answer.
 const maxRefused = 5
 
-// fly runs the flight to its end, whatever the engines' adapters do.
+// fly runs the flight to its end, also after a panic or Goexit of an adapter.
 func (f *flight[V]) fly(ctx context.Context) {
 	stack.Grow()
 	r := &run[V]{flight: f}
@@ -161,7 +152,7 @@ func (f *flight[V]) fly(ctx context.Context) {
 	}, func(err error) { r.endRun(ctx, err) })
 }
 
-// endRun ends the flight, unless it has landed, with err, and gives back what the run has.
+// endRun ends the flight with err, unless it has landed. It frees the slot and the hedge's lease.
 func (r *run[V]) endRun(ctx context.Context, err error) {
 	defer func() {
 		r.freeSlot()
@@ -173,19 +164,18 @@ func (r *run[V]) endRun(ctx context.Context, err error) {
 			r.gone() // an observer's Goexit may end the goroutine here
 		}
 	}()
-	if panicked, ok := err.(*PanicError); ok { // an adapter's: a load's ends the flight as its failure
-		r.engine.OnError(r.key, panicked) // which may not return
+	if panicked, ok := err.(*PanicError); ok { // an adapter's panic: a load's panic is the load's failure
+		r.engine.OnError(r.key, panicked) // may call Goexit
 	}
 }
 
-// noAnswer is the engine's, unless Close, or the end of all callers, has ended the call.
+// noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
 func (r *run[V]) noAnswer(ctx context.Context, doing string, err error) {
 	if r.engine.open.Err() == nil && ctx.Err() == nil {
 		r.engine.noAnswer(r.key, &keyError{doing, r.key, err})
 	}
 }
 
-// A keyError says what was being done to which key.
 type keyError struct {
 	doing string
 	key   string

@@ -4,11 +4,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is what an origin's recovery does for the keys whose loads failed: a pause
-// that has grown in an outage is of no more use when the outage is over.
+// This file is the recovery of an origin. The pauses of its failed keys, which grew in the outage,
+// end.
 
-// earlyTryAfter is a failure's, of a key of which that was known. pauses tells whether
-// the pause after the failure is ours to choose.
+// earlyTryAfter returns the EarlyTry of a failure of a key with the item known. pauses is true if the
+// pause is ours to choose.
 func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	switch {
 	case known != nil && known.Failures > 0 && known.Early == items.EarlyTryHad:
@@ -19,9 +19,9 @@ func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	return items.NoEarlyTry
 }
 
-// noteLoad takes in how a load has ended. When the origin has recovered, the pauses of
-// the failures that the near tier has are over. A process that finds a later failure
-// in the store waits as that says, so the fleet tries each key once.
+// noteLoad records the end of a load. A recovered origin ends the pauses of the near tier's failures.
+// A process that finds a later failure in the store waits for that failure's pause, so the fleet
+// tries each key once.
 func (e *engine[V]) noteLoad(succeeded bool) {
 	now := e.clock.Now()
 	if e.ErrorTTL <= 0 || !e.origin.Note(succeeded, now, e.ErrorTTL) {

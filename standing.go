@@ -9,34 +9,33 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the state standing: the flight stands for election. An engine that is store and locker at
-// once elects in the same request in which it is looked into.
+// This file is the state standing: the flight stands for election. An engine that is store and locker
+// at once (driver.Elector) holds the election in the request of the look.
 
-// A standingState is what a flight knows of its last election.
 type standingState struct {
-	asked  instant       // when it last stood
-	length time.Duration // of the lease that it asked for then
-	// ballot is what the last look has brought of an election, with an elector. It is nil if
-	// that was a look alone or has found a fresh entry, and once the flight has acted on it.
+	asked  instant       // when the flight stood for election
+	length time.Duration // the length of the requested lease
+	// ballot is the Elector's answer in the last look. It is nil after a look without an election,
+	// after a fresh entry, and once the flight has acted on the ballot.
 	ballot *ballot
 }
 
-// A ballot is what an elector said of an election, where no entry was the answer; or that it
-// said nothing, if neither lease nor held is there.
+// A ballot is an Elector's answer without an answering entry. It is silence if lease and held are
+// nil.
 type ballot struct {
 	lease driver.Lease
 	epoch uint64
 	held  *driver.HeldError
 }
 
-// stand is the state standing. With an elector the look has been the election already.
+// stand is the state standing. With an Elector the last look has held the election.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	if r.looking.unshared != 0 {
 		r.declineElection(ctx)
 		return outcomeUnshared
 	}
 	if r.standing.ballot == nil && r.electsAtOnce() {
-		return outcomeOutdated // the look was without an election; the next one has a place
+		return outcomeOutdated // the look held no election; the flight has a slot now, so the next look does
 	}
 	lease, held, overtaken := r.elect(ctx)
 	switch {
@@ -50,7 +49,7 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 		select {
 		case n := <-r.notices:
 			return ending(r.told(ctx, n))
-		default: // the watch for a rival, that of an earlier load, has taken it
+		default: // the goroutine of rival, left by an earlier load, has taken the notice
 		}
 		return outcomeOutdated
 	case held != nil:
@@ -61,15 +60,15 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	return outcomeElected
 }
 
-// elect stands for election. With neither a lease nor another holder there is
-// nobody to elect: no locker, or none that answers. overtaken is that a notice
-// has come before it was the flight's turn to ask: where a thousand keys expire at
-// one time, most of the leases would be of keys that others have rebuilt by then.
+// elect stands for election. It returns the lease or the present holder, and neither without a locker
+// that answers. overtaken is true if a notice came while the flight waited for its turn at the
+// locker. Where a thousand keys expire together, other processes rebuild most of them before this
+// turn, and leases for these keys would be useless.
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {
 		if lease := b.lease; lease != nil {
-			b.lease = nil // the epoch is for claim
+			b.lease = nil // claim takes the epoch from the ballot
 			return lease, nil, false
 		}
 		if r.standing.ballot = nil; b.held != nil {
@@ -78,13 +77,13 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 		return nil, r.knownHolder(), false
 	}
 	if e.Locker == nil || r.storeDown || !e.writes.Sound(r.key) {
-		return nil, nil, false // or those elected would take turns to find out that the store takes nothing
+		return nil, nil, false // otherwise the elected processes would take turns to find that the store takes nothing
 	}
 	e.enter(r.key, phaseStanding)
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
-			return nil, context.Canceled // which says nothing about the engine
+			return nil, context.Canceled // not recorded as the locker's failure
 		}
 		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), r.standing.length)
 	})
@@ -107,9 +106,9 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	return nil, r.knownHolder(), false
 }
 
-// knownHolder is the holder that the flight waits for, when an election has had no answer: one
-// lost answer says nothing about that holder, and a fleet that polls would begin a load in
-// each process. It is nil once the lease has ended, or the engine is taken for down.
+// knownHolder is the holder for which the flight waits, after an election without an answer. A lost
+// answer says nothing about the holder, and without this rule each process of a polling fleet would
+// begin a load. knownHolder is nil once the lease has ended, or the locker counts as down.
 func (r *run[V]) knownHolder() *driver.HeldError {
 	e := r.engine
 	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
@@ -118,18 +117,18 @@ func (r *run[V]) knownHolder() *driver.HeldError {
 	return nil
 }
 
-// electsAtOnce reports whether one request can look, elect and claim. That is a write.
+// electsAtOnce reports whether one request can look, elect and claim. This request is a write.
 func (r *run[V]) electsAtOnce() bool {
 	e := r.engine
 	return e.Engine != nil && !r.storeDown && e.writes.Sound(r.key)
 }
 
-// readAndStand is read by an elector. Unless the entry is fresh and later than the entries that the
-// flight has refused, the flight stands for election in the same request. The log is read in a
-// request of its own: a key that came along with it would be a look without an election.
+// readAndStand is read for an Elector. The flight stands for election in the same request, unless the
+// entry is fresh and later than the entries that the flight has refused. The log has its own request:
+// a request for key and log together cannot hold an election.
 //
-// The election has half of the flight's budget. Without an answer the flight reads alone with the
-// rest: an engine whose writes are silent may still have a fresh entry.
+// The election has half of the flight's budget. After silence a read has the rest: an engine that
+// takes no writes may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())
@@ -148,8 +147,8 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 		return r.read(ctx, r.budget)
 	}
 	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
-		// With neither a lease nor a holder it counts as no answer: the flight would ask again
-		// without end.
+		// An answer without lease and holder makes a ballot too, which counts as silence. With a nil
+		// ballot the flight would look again without end.
 		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
 	}
 	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {
@@ -158,8 +157,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	return storeReply{won.Entry, asked, err}
 }
 
-// declineElection gives a lease back that a look has brought and the flight has no use for: it has
-// ended, or has to look again.
+// declineElection releases a ballot's lease if the flight has ended, or has to look again.
 func (r *run[V]) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil

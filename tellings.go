@@ -2,26 +2,23 @@ package bellwether
 
 import "sync"
 
-// This file is how observers are told of breakers and evictions: both happen under
-// locks, so what there is to tell waits in a queue.
+// This file queues the calls to observers of breakers and evictions, since both happen under locks.
 
-// maxTellings is how many tellings wait for observers. The values that one large value
-// displaces are fewer, as a rule.
+// maxTellings is the most calls that wait. One large value usually displaces fewer values.
 const maxTellings = 1 << 16
 
-// tellings are what observers have still to be told of breakers and evictions. Both
-// happen under locks, so that one goroutine tells of them behind these, in their order.
-// The zero tellings are ready for use. They are safe for concurrent use.
+// tellings is the queue. One goroutine makes the calls, in their order. The zero value is ready for
+// use, and safe for concurrent use.
 type tellings struct {
-	running sync.WaitGroup // of that goroutine
+	running sync.WaitGroup // the goroutine of drain
 
-	mu      sync.Mutex // guards what follows
-	waiting []func()   // the first of them runs; the goroutine ends when none is left
+	mu      sync.Mutex // guards the fields below
+	waiting []func()   // the first call runs; drain ends when the queue is empty
 	closed  bool
 }
 
-// add has f called, unless maxTellings wait, or no more are taken. It does not wait for
-// anything, and may be called under any lock.
+// add queues f, unless the queue is full or closed. It waits for nothing, and may be called under any
+// lock.
 func (t *tellings) add(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -34,11 +31,10 @@ func (t *tellings) add(f func()) {
 	}
 }
 
-// drain calls the functions that wait.
 func (t *tellings) drain() {
 	exits := true
 	defer func() {
-		if exits && t.advance() { // an observer's Goexit: the next tellings need another goroutine
+		if exits && t.advance() { // after an observer's Goexit another goroutine drains the queue
 			t.running.Go(t.drain)
 		}
 	}()
@@ -54,8 +50,7 @@ func (t *tellings) first() func() {
 	return t.waiting[0]
 }
 
-// advance drops the first function, which has been called, and reports whether there
-// is another one.
+// advance drops the first call, which has returned, and reports whether another call waits.
 func (t *tellings) advance() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,7 +59,7 @@ func (t *tellings) advance() bool {
 	return len(t.waiting) > 0
 }
 
-// close takes no more tellings, and returns when the present ones have been called.
+// close ends add, and returns when the queued calls have returned.
 func (t *tellings) close() {
 	t.mu.Lock()
 	t.closed = true

@@ -11,49 +11,45 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is a call's way to its answer: a hit of the near tier, else the
-// key's flight, which it joins or begins and waits for.
+// This file is a call's way to its answer: a hit of the near tier, or the key's flight. The call
+// joins or begins the flight, and waits for its answer.
 
-// A served answer is an item with the way it came.
 type served[V any] struct {
 	item  *items.Item[V]
-	flown bool // it came from a flight
-	// live is the flight if the item is still being made. The call counts among
-	// its callers until it has its place among the readers, and says left.
+	flown bool // the item came from a flight
+	// live is the flight if its load is still writing the value, otherwise nil. The call counts among
+	// the flight's callers until the call has its place among the readers, and calls left.
 	live *flight[V]
 }
 
-// A waiter is one call on its way to its answer. It is not on the stack, nor are
-// the call's arguments, and what it does between two waits is in methods of its
-// own, whose frames are gone while it waits: a herd's goroutines are new, and begin
-// with a stack of 2 KB, whose growth would be half of what it costs them to come
-// here.
+// A waiter is one call on its way to its answer. Waiters are on the heap, and the work between two
+// waits is in methods, whose frames are gone during a wait. The goroutines of a herd are new and have
+// stacks of 2 KB; growing the stacks would be half of the herd's cost up to here.
 type waiter[V any] struct {
 	engine    *engine[V]
 	ctx       context.Context
 	key       string
 	want      items.Want[V]
 	began     instant
-	stale     *items.Item[V] // what may be served when its patience ends
-	refreshes bool           // it is no call: a flight that it begins is for what is to be replaced
-	load      *loadContext   // the load that waits with the call; nil: none
-	asks      bool           // the flight knows that the load waits for it
-	flight    *flight[V]     // that it waits for; nil: it has to join one
-	met       bool           // it has looked at that one
-	aboard    bool           // it counts among its callers
-	counted   bool           // and in its herd, which nobody may want to know
-	collapsed bool           // that flight was begun by another call
-	tallied   bool           // it is counted by how it came to its answer
-	excluded  bool           // a load that it waited for has published to an audience without it
-	own       gate.Budget    // what the call may lose to engines
-	budget    *gate.Budget   // its own or, at its end, that of the flight that it has joined
+	stale     *items.Item[V] // may be served when the call's patience ends
+	refreshes bool           // no call waits: the waiter begins the rebuild that replaces an item
+	load      *loadContext   // the running load that makes the call, nil if none
+	asks      bool           // flight.askers has load
+	flight    *flight[V]     // the flight to wait for, nil before joining
+	met       bool           // the waiter has looked at flight
+	aboard    bool           // flight.callers counts the waiter
+	counted   bool           // flight.herd, which only observers need, counts the waiter
+	collapsed bool           // another call began flight
+	tallied   bool           // a counter of hits, misses or collapsed calls has the call
+	excluded  bool           // a load has published to an audience without this call
+	own       gate.Budget    // the call's time for silent engines
+	budget    *gate.Budget   // own, or after the answer the budget of the joined flight
 	answer    served[V]
-	err       error // why there is no answer
+	err       error
 }
 
-// waiter begins a call that goes on without the near tier. stale is what hit has
-// found to be served when the call's patience ends, or nil. Inlined, it would
-// make its caller's frame larger by a waiter.
+// waiter begins a call without a near hit. stale may be served when the call's patience ends.
+// Inlining would enlarge the caller's frame by a waiter.
 //
 //go:noinline
 func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]) *waiter[V] {
@@ -63,8 +59,7 @@ func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]
 	return c
 }
 
-// get answers a call that takes any answer. The flight that it begins goes with those of the window, if
-// there is one.
+// get answers a call that takes any answer. With a window the flight begins in the window's batch.
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
 	it, early, ok := e.hit(key)
 	if !ok {
@@ -77,14 +72,13 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[
 	if early {
 		e.refresh(ctx, key, it, b, "")
 	}
-	// One that has failures may be stale, which is told to others.
+	// An item with failures may be stale, so tellHit decides which observers hear of it.
 	if e.observers.hit != nil || it.Failures > 0 {
 		e.tellHit(ctx, key, it.Way(e.clock.Now()))
 	}
 	return it.Answer()
 }
 
-// outcome ends the call that has waited.
 func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	if c.dueEarly() {
 		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
@@ -99,10 +93,9 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	return c.answer.item.Answer()
 }
 
-// hit answers from the near tier if that needs no flight: fresh, or stale
-// while nobody is to try again yet. If it does not, the item is what may be
-// served when a caller's patience ends, or nil. It does not allocate. early is
-// for what is fresh, and to be rebuilt before it expires.
+// hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no
+// try is due. early is true for a fresh item that is due for an early rebuild. If ok is false, the
+// item is for the end of the caller's patience, or nil.
 func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
 	if it == nil || now >= it.Trusted {
@@ -123,8 +116,7 @@ func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 	return nil, false, false
 }
 
-// refresh begins a flight for a key of which it is fresh, unless there is one,
-// and does not wait for it.
+// refresh begins a flight that replaces the item it, unless the key has a flight. It does not wait.
 func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], b binder[V], client string) {
 	c := e.refresher(ctx, key, it)
 	c.want.Client = client
@@ -132,9 +124,9 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 	c.leave()
 }
 
-// refreshNow is refresh of whatever the key has: for its flight, what a load has made that returned
-// before now is no answer. The epoch tells the near tier's item from that: the age that a store gives for
-// it is as late as its reply.
+// refreshNow is refresh for the near tier's item. The flight takes no value of a load that returned
+// before now. The epoch excludes the near item itself: a store's reply may make the item look younger
+// than it is.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
 	it, now := e.near.Get(key)
 	if it == nil {
@@ -148,17 +140,16 @@ func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) err
 	return c.err
 }
 
-// refresher is a waiter that is to begin the rebuild of it. It is no call, and is
-// not counted as one.
+// refresher returns a waiter for the rebuild of the item it. The waiter is not counted as a call.
 func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {
 	c := e.waiter(ctx, key, nil)
-	// Not what is to be replaced: the store has it too, and it is fresh.
+	// The store still has the item that is to be replaced, and the item is fresh.
 	c.want.Accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
 	c.tallied, c.refreshes = true, true
 	return c
 }
 
-// hitFor is hit for a call that does not take any answer.
+// hitFor is hit for a call that may refuse items.
 func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], early, ok bool) {
 	if w.Accept == nil {
 		return e.hit(key)
@@ -169,13 +160,9 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 	return e.hit(key)
 }
 
-// wait gets the answer, or the error, by way of the key's flight, which it
-// begins with b's loader if no other call has. The error is a failed rebuild's,
-// or this call's own end.
-//
-// A flight that lands with an item that the call does not take makes it begin
-// the next one, or join it: all who came while one load ran and want a later one
-// share that.
+// wait waits for the answer, or the error, of the key's flight. Without a flight it begins one with
+// b's loader. If the call refuses the flight's item, the call joins or begins the next flight. So all
+// callers that came during one load, and want a later load, share the next load.
 func (c *waiter[V]) wait(b binder[V]) {
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
@@ -191,7 +178,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 			}
 			continue
 		}
-		select { // what a herd waits in, see waiter: without all that pause has to look at
+		select { // the shortest select: a herd waits here, see waiter
 		case <-news:
 		case <-c.ctx.Done():
 			c.giveUp()
@@ -200,8 +187,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 	}
 }
 
-// pause waits for more than the flight and the call's end. It reports whether the
-// call goes on.
+// pause waits also for expiry and Want.Aside. It reports whether the call goes on.
 func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	if c.load != nil {
 		c.load.slot.Wait()
@@ -219,8 +205,8 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	return true
 }
 
-// advance brings the call as far as it comes on its flight without waiting. If it
-// has to wait, it is for news or, unless that is nil, expiry.
+// advance goes as far as possible without a wait. A waiting call waits for news, and for expiry
+// unless nil.
 func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
 	if !c.met {
 		c.met = true
@@ -244,16 +230,14 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	return is, nil, nil
 }
 
-// giveUp ends the call with the end of its ctx.
 func (c *waiter[V]) giveUp() {
 	if c.err = c.ctx.Err(); c.err == nil {
-		c.err = context.Canceled // one whose Done closes sooner than its Err tells
+		c.err = context.Canceled // a foreign context may close Done before it sets Err
 	}
 	c.leave()
 }
 
-// tally counts the call by how it has come to its first flight, however many it
-// needs. Who finds what it has missed where it would begin one is a hit, see begin.
+// tally counts the call once, by its first flight. An answer found in begin counts as a hit there.
 func (c *waiter[V]) tally() {
 	switch {
 	case c.tallied:
@@ -266,11 +250,10 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// dueEarly rolls the dice whether what the call was answered with is to be rebuilt
-// before it expires, for the call that began a flight which the store has
-// answered: in a large fleet a popular key may be read less than once in NearTTL
-// by each process, so that no read of it is a hit. What this process has just
-// loaded is not to be loaded again by the herd that waited for it.
+// dueEarly decides by chance whether the answer is due for an early rebuild. It is for the call whose
+// flight the store has answered. In a large fleet each process may read a popular key less than once
+// per NearTTL, so no read is a near hit. A value just loaded by this process is excluded: the herd
+// that waited for the value would load the key again.
 func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.Made != 0 {
@@ -280,8 +263,7 @@ func (c *waiter[V]) dueEarly() bool {
 	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
 }
 
-// work does what the waiter is given to do. If that does not return, the flight
-// has a caller less.
+// work runs a function from Want.Aside. After a panic or Goexit the caller has left its flight.
 func (c *waiter[V]) work(do func()) {
 	returned := false
 	defer func() {
@@ -293,7 +275,6 @@ func (c *waiter[V]) work(do func()) {
 	returned = true
 }
 
-// leave takes the waiter off its flight.
 func (c *waiter[V]) leave() {
 	c.stopAsking()
 	if c.aboard {
@@ -313,21 +294,20 @@ func (c *waiter[V]) stopAsking() {
 	}
 }
 
-// A waitState is how a waiter stands to its flight.
 type waitState uint8
 
 const (
 	waiting  waitState = iota
-	answered           // it has its answer or its error from the flight
-	gone               // it has them otherwise: its own end, or what it had before
-	landed             // the flight has, and not with its answer
+	answered           // the flight has given the answer or the error
+	gone               // the call ended without the flight's answer: by time, or with an item that it had
+	landed             // the flight has landed without an answer for the call
 )
 
-// look decides what a state of its flight means for the waiter. While it waits,
-// expiry is when it is to look again although nothing has changed.
+// look decides whether a state of the flight answers the call. At expiry the call looks at the same
+// state again.
 func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
-	// Before the end: a value that is being made is its first caller's also when
-	// it has turned out to be for nobody else.
+	// Before landed: the call that began the flight may read the value while the load writes it, also
+	// after the value has turned out to be for no other call.
 	if state.published != nil && c.joins(state) {
 		return answered, nil
 	}
@@ -337,23 +317,22 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	return c.lookAhead(state)
 }
 
-// joins answers the call with the value that its flight's load is still making, if it
-// may have that. If not, it waits for the next flight.
+// joins answers the call with the value that the load still writes, if permitted.
 func (c *waiter[V]) joins(state *flightState[V]) bool {
 	f := c.flight
 	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.joinable {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
-			f.callers.joined() // again: it had given up on this value before
+			f.callers.joined() // the call had given up on this value before
 		}
-		c.aboard = false // the answer is now
+		c.aboard = false // served.live counts the call from now on
 		c.stopAsking()
 		return true
 	}
-	// Counted on among those who are still to take their place at the start of this
-	// flight's body, it would hold up a body that passes its limit, and so the end that
-	// it waits for.
+	// The call waits for the next flight, and must not count as a caller of this one. A body over its
+	// limit waits until all callers have begun to read, and the call would wait for the end of the
+	// body.
 	c.leave()
 	if readable {
 		f.doubtValue()
@@ -370,9 +349,9 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 		c.err = err
 		return answered
 	}
-	// A reply of the store that was long under way may be older than this
-	// call, by more than the near tier is trusted for.
-	// And what was over for it while it was made is so still.
+	// The store's reply may have been under way for longer than the near tier trusts an item, and be
+	// older than this call. A value that was over for new callers (until) during the load is over for
+	// them now too.
 	over := state.published != nil && c.began >= state.until
 	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)
@@ -381,19 +360,19 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	return landed
 }
 
-// lookAhead is look for a flight that goes on: the call takes something stale if there is
-// any when its patience is over, and nothing when its time is.
+// lookAhead is look for a flight that goes on. The call takes a stale item after Patience, and none
+// after MaxWait.
 func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
-		return waiting, nil // most of a herd, which needs no clock for that; see below
+		return waiting, nil // most of a herd: no clock is read
 	}
 	now := e.clock.Now()
 	c.stale = c.staleNow(state, now)
 	if c.stale != nil {
 		if judge(&c.stale.Lifetime, now) == serve {
-			// Fresh: the rebuild is not for this call's sake.
+			// A fresh item answers at once: the rebuild is for other callers.
 			c.answer = served[V]{item: c.stale}
 			return gone, nil
 		}
@@ -409,34 +388,32 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 		c.answer = served[V]{item: c.stale}
 		return gone, nil
 	}
-	// A caller that has until the flight is due, or longer, is woken by the
-	// flight's alarm: a timer each would be half of what the herd costs.
+	// The flight's alarm wakes callers whose end is at due or later. Timers for all callers would be
+	// half of the herd's cost.
 	if end < f.due || state.overdue {
 		expiry = time.After(end - now)
 	}
 	return waiting, expiry
 }
 
-// staleNow is what is stale and may answer the call at the time now, nil if nothing may:
-// what it had before it joined the flight, or else what the flight offers.
+// staleNow returns the stale item that may answer the call now, or nil. The call's own item comes
+// before the flight's offer.
 func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] {
 	it := c.stale
 	if it == nil {
 		it = state.offered
 	}
 	if it != nil && (state.recalled || !c.trusts(it, now) || !it.Stale(now)) {
-		// Invalidated, here or perhaps elsewhere, or its window has closed while
-		// the call was patient. What the flight offers may have been confirmed
-		// since.
+		// The item is invalidated here, perhaps elsewhere, or past its window. The offer may have
+		// been confirmed since.
 		it = state.offered
 		if it != nil && it.Stale(now) && !c.trusts(it, now) {
 			c.flight.doubt()
 			return nil
 		}
 	}
-	// Here, where it is taken, and not where a sweep is made: the caller has its
-	// own since before the flight, and a flight cannot tell the tags of what it
-	// offers from those of what it loads.
+	// Sweeps are checked here and not when they come. The caller's item is older than the flight, and
+	// a flight cannot tell the tags of its offer from the tags of its load.
 	it = c.engine.spare(c.flight.key, it)
 	if it == nil || !it.Stale(now) || !c.want.Takes(it, now, c.began) {
 		return nil
@@ -444,21 +421,18 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 	return it
 }
 
-// admitted reports whether the call is of the audience to that its flight's load has
-// published to.
+// admitted reports whether the call is of the audience.
 func (c *waiter[V]) admitted(to audience.Audience) bool {
 	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
 
-// takes is want.Takes. It reads the clock for those only who ask for it: a herd
-// that wakes up does not.
+// takes is want.Takes. It reads the clock only for calls with an Accept: a herd has none.
 func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
 
-// conclude gives the waiter the item at a flight's end. A value that has just
-// been made answers those who waited for it however short its TTL; a failure
-// answers unless something stale may.
+// conclude gives the call the flight's result. A new value answers however short its TTL. A failure
+// answers unless a stale item may.
 func (c *waiter[V]) conclude(it *items.Item[V]) {
 	if it.Failures > 0 {
 		switch now := c.engine.clock.Now(); {
@@ -466,20 +440,20 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 		case it.Stale(now):
 			c.engine.count.stale.Add(1)
 		default:
-			c.err = it.Err // and it tells what there was before
+			c.err = it.Err // the answer has the item too, and so the value before the failure
 		}
 	}
 	c.answer = served[V]{item: it, flown: true}
 }
 
-// join puts the waiter on the key's flight, begun now if there is none, and
-// reports whether it did: if not, the waiter has its answer or its error.
+// join puts the call on the key's flight, begun now if there is none. It returns false if the call
+// has its answer or error instead.
 func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
 	}
 	e := c.engine
-	c.load = runningLoad(c.ctx) // asked before the lock: contexts may be anybody's code
+	c.load = runningLoad(c.ctx) // before the lock: a context may be user code
 	if c.load != nil && c.load.depth >= maxChain && c.stale == nil {
 		c.err = errChain
 		return false
@@ -496,9 +470,8 @@ func (c *waiter[V]) join(b binder[V]) bool {
 		return c.begin(s, b)
 	}
 	if c.refreshes {
-		return false // the flight that is there does so
+		return false // the key's flight does the rebuild
 	}
-	// Something stale answers it when its patience ends, whoever makes what is not.
 	if c.err = c.ask(f); c.err != nil {
 		return false
 	}
@@ -506,7 +479,7 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	return true
 }
 
-// board counts the waiter among the flight's callers. shard.mu is held.
+// board counts the call among the flight's callers. shard.mu is held.
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.met, c.aboard = f, false, true
@@ -519,8 +492,9 @@ func (c *waiter[V]) board(f *flight[V]) {
 	}
 }
 
-// ask has the waiter's load wait for the flight, unless the load would wait for itself. A
-// stale answer comes when the waiter's patience ends, whoever makes another one.
+// ask records that the call's load waits for the flight. It returns an error if the load would wait
+// for itself. A call with a stale item is not recorded: the stale item answers the call when its
+// patience ends.
 func (c *waiter[V]) ask(f *flight[V]) error {
 	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
 		return nil
@@ -530,12 +504,11 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 	return err
 }
 
-// queuedLooks is how many times MaxQueued flights may wait for their first look. Looks
-// are short beside rebuilds: thousands of keys that are asked for at one time are
-// found in the store, or something stale is, in no time that anybody would notice.
+// queuedLooks times MaxQueued flights may wait for their first look. Looks are short beside rebuilds:
+// the store answers thousands of keys in an unnoticeable time.
 const queuedLooks = 16
 
-// hits answers the call with an item of the near tier, if the item needs no flight.
+// hits answers the call with a near item, if the item needs no flight.
 func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
 	verdict := judge(&it.Lifetime, now)
 	if verdict != serve && verdict != serveOnly && verdict != fail || !c.want.Takes(it, now, c.began) {
@@ -550,12 +523,11 @@ func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
 	return true
 }
 
-// begin is join where there is no flight. shard.mu is held.
+// begin is join for a key without a flight. shard.mu is held.
 func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
-	// The near tier is read again under the lock. A caller that missed there
-	// just before a flight landed, and came here just after, would begin a
-	// second rebuild: a flight fills the near tier before it leaves the map,
-	// both under this lock, so one of the two is seen.
+	// The near tier is read again under the lock. A caller may miss the near tier just before a
+	// flight lands, come here just after, and begin a second rebuild. The flight fills the near tier
+	// and leaves the map under this lock, so the caller sees the flight or the item.
 	e := c.engine
 	it, now := e.near.Get(c.key)
 	if it != nil && now < it.Trusted && c.hits(it, now) {
@@ -564,7 +536,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	m, _ := b.(*member[V])
 	queues := e.Store != nil && m.first()
 	if queues && e.unlooked.Load() >= queuedLooks*int64(e.MaxQueued) {
-		// More would wait for the store in vain.
+		// More flights would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded
 		} else if c.answer.item = c.stale; !c.refreshes {
@@ -572,7 +544,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 		}
 		return false
 	}
-	// Detached: the values of the context stay (traces, tenants), its end does not.
+	// The values of the context stay (traces, tenants); its end does not end the flight.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := c.newFlight(s, m, now)
 	f.load, f.cancel, f.queues = b.bind(), cancel, queues
@@ -587,14 +559,13 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 		e.unlooked.Add(1)
 	}
 	if m != nil {
-		m.board(ctx, f) // it takes off with its batch
+		m.board(ctx, f) // the flight starts with its batch
 		return true
 	}
 	e.running.Go(func() { f.fly(ctx) })
 	return true
 }
 
-// newFlight is a flight for the call, and for others from then on.
 func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V] {
 	e := c.engine
 	f := &flight[V]{

@@ -10,25 +10,24 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the state waiting: another process has the lease, and the flight waits for its value. How
-// callers wait for a flight is in wait.go.
+// This file is the state waiting: another process has the lease, and the flight waits for its value.
+// How callers wait for a flight is in wait.go.
 
-// A waitingState is what a flight knows of the process that it waits for.
 type waitingState struct {
-	holder   *driver.HeldError // whose lease it waits for, or last did; nil if it never has
-	since    instant           // when it first found another holder
-	known    uint64            // the epoch of the store's entry then
-	first    uint64            // the epoch of the first value that it has seen since, 0: none yet
-	missing  instant           // when it was not there yet
-	leaseEnd instant           // when the lease was to run out
-	freed    bool              // it was released before
+	holder   *driver.HeldError // the present or last holder; nil if the flight has never waited
+	since    instant           // when the flight first found a holder
+	known    uint64            // the epoch of the store's entry at since
+	first    uint64            // the epoch of the first value seen after since, 0 if none yet
+	missing  instant           // the last time at which that value was not in the store
+	leaseEnd instant           // when the lease ends unless it is renewed
+	freed    bool              // the lease was released before leaseEnd
 	hedge    hedgeState
 }
 
-// sees reports whether that epoch is of a change since the flight began to wait.
+// sees reports whether the epoch is of a change since the flight began to wait.
 func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
 
-// waitFor has the flight wait for a holder, from now on if it has not waited before.
+// waitFor makes held the holder that the flight waits for. The first call begins the wait.
 func (r *run[V]) waitFor(held *driver.HeldError) {
 	e, w := r.engine, &r.waiting
 	if w.holder == nil {
@@ -45,20 +44,19 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 }
 
 const (
-	// electPause is how often a waiter whose locker cannot push stands for
-	// election while the holder's announced time lasts: a holder may have
-	// given up without a word.
+	// electPause is how often a flight stands for election if its locker cannot push: the holder may
+	// have given up without a word.
 	electPause = 500 * time.Millisecond
-	// lookPause is how often a waiter looks into the store although its locker
-	// pushes: a push may be lost with the engine that sends it.
+	// lookPause is how often a flight looks although its locker pushes: a push may be lost with its
+	// engine.
 	lookPause = time.Second
-	// noticeLag is how long a waiter whose lease is free waits for its store's
-	// notice. The two come on connections of their own, and the later word may
-	// be the first: a look for what is on its way would cost a command.
+	// noticeLag is the wait for the store's notice after the lease is free. Notice and release come
+	// on two connections, and the release, sent later, may arrive first. A look for a value that is
+	// on its way would cost a command.
 	noticeLag = 10 * time.Millisecond
 )
 
-// awaitHolder is the state waiting. The flight waits without a place among MaxRebuilds.
+// awaitHolder is the state waiting. The flight gives its slot back first.
 func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	r.freeSlot()
 	r.member.held()
@@ -68,10 +66,8 @@ func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	return ending(r.await(ctx))
 }
 
-// await waits for the value of the holder: until the locker pushes, until the
-// time is over that the holder has announced, or, with a locker that cannot
-// push, by polling the store. It reports whether the flight has ended; if not,
-// it is time to stand for election again.
+// await waits for the holder's value: until the locker pushes, until the holder's announced time is
+// over, or by polling the store. It reports whether the flight has ended.
 func (r *run[V]) await(ctx context.Context) bool {
 	e, w := r.engine, &r.waiting
 	began := e.clock.Now()
@@ -83,8 +79,8 @@ func (r *run[V]) await(ctx context.Context) bool {
 	e.enter(r.key, phaseWaiting)
 
 	until := r.leaseOver(began, wake != nil)
-	// A locker that says "free" and "held" in one breath must not make a loop
-	// without a pause.
+	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a
+	// pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
 	late := w.hedge.late(began)
@@ -124,7 +120,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 	}
 }
 
-// freed notes that the lease is free, and returns how long it is until the flight may stand for election.
+// freed records the end of the lease. It returns the time until the flight may stand for election.
 func (r *run[V]) freed(earliest instant) time.Duration {
 	e := r.engine
 	r.waiting.freed = true
@@ -134,7 +130,7 @@ func (r *run[V]) freed(earliest instant) time.Duration {
 	return earliest - e.clock.Now()
 }
 
-// late returns the channel that tells when the holder has taken too long, nil if there is to be no hedge.
+// late returns the channel that fires when a hedge is due, nil without a hedge.
 func (h *hedgeState) late(now instant) <-chan time.Time {
 	if h.at == 0 || h.tried {
 		return nil
@@ -142,8 +138,7 @@ func (h *hedgeState) late(now instant) <-chan time.Time {
 	return time.After(max(0, h.at-now))
 }
 
-// leaseOver is when to stand for election again if nothing is heard, for a flight that
-// waits since began.
+// leaseOver is when the flight stands for election if it hears nothing. The wait began at began.
 func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 	e, w := r.engine, &r.waiting
 	until := durations.Add(began, e.LeaseTTL)
@@ -154,27 +149,28 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 	if !pushed {
 		until = min(until, durations.Add(began, electPause))
 	}
-	// All waiters of a dead holder get here at one time. One of them wins
-	// anyway; the jitter spares the engine the rest.
+	// All waiters of a dead holder come here together, and a single waiter wins. The jitter spares
+	// the engine the requests of the others.
 	return durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 }
 
-// untilNextLook is how long the flight waits before it looks into the store unasked.
+// untilNextLook is the pause before the flight looks into the store unasked.
 func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	e, w := r.engine, &r.waiting
 	pause := lookPause
-	// The locker pushes when the holder is done; a hedge may be before it.
+	// The locker pushes when the holder is done. A hedge may commit earlier, and only looks find its
+	// value.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}
 	if r.state.Load().offered != nil {
-		pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
+		pause = min(pause, e.confirmEvery()) // the offered item has to be confirmed
 	}
 	return pause
 }
 
-// lookEvery is the pause between two looks for what another process commits: poll, or
-// lookPause where the store tells of it, since a look is then for a notice that is lost.
+// lookEvery is the pause between two looks for another process's commit. It is lookPause if the store
+// sends notices: looks then only make up for lost notices. Otherwise it is poll.
 func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 	if e.notified {
 		return lookPause
@@ -182,12 +178,11 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 	return poll
 }
 
-// blind reports whether the flight could not see the value when it is there.
+// blind reports whether the flight could not see the holder's value in the store.
 func (r *run[V]) blind() bool { return r.storeDown || r.looking.unshared != 0 }
 
-// watch returns the channel on which the locker pushes, nil if it does not. A
-// push that fails costs no more than the push: the holder is at work, and the
-// store can be polled, so it does not count as this flight's outage.
+// watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
+// outage: the holder is at work, and the store can be polled.
 func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
 	e := r.engine
 	w, ok := e.Locker.(driver.Watcher)
@@ -195,8 +190,8 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *dri
 		return nil
 	}
 	wake, err := gate.AskInTurn(ctx, e.push, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
-		// The watch outlives this call, so it gets the longer context; but a
-		// call that hangs must end with the shorter one.
+		// The watch outlives this call, so the watch gets the longer context. A hanging call ends
+		// with the shorter context.
 		defer context.AfterFunc(ctx, endWatch)()
 		return w.Watch(watching, held)
 	})
