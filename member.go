@@ -34,7 +34,7 @@ type batch[V any] struct {
 	read     func(driver.BatchGetter) // reads the store for the members
 
 	mu          sync.Mutex // guards the fields below, and the members' fields that say so
-	unread      int        // members that wait for the batch's read, and have callers
+	unread      int        // members that wait for the batch's read and have callers, and 1 until complete
 	stopReading func()     // ends the batch's read; nil without a member
 }
 
@@ -91,6 +91,7 @@ func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	defer m.mu.Unlock()
 	m.unread++
 	if m.members = append(m.members, m); len(m.members) == 1 {
+		m.unread++ // all members may be deserted before the next member comes
 		// Without its end: the first flight may end while the batch reads for the other flights.
 		ctx, m.stopReading = context.WithCancel(context.WithoutCancel(ctx))
 		m.read = func(store driver.BatchGetter) { m.readAll(ctx, store) }
@@ -111,11 +112,15 @@ func (m *member[V]) desert() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.off {
-		return
+	if !m.off {
+		m.forgo()
 	}
-	if m.unread--; m.unread == 0 {
-		m.stopReading()
+}
+
+// forgo counts one reason for the read less, and ends the read after the last. b.mu is held.
+func (b *batch[V]) forgo() {
+	if b.unread--; b.unread == 0 {
+		b.stopReading()
 	}
 }
 
@@ -126,6 +131,9 @@ func (b *batch[V]) depart() {
 		return
 	}
 	defer b.stopReading()
+	b.mu.Lock()
+	b.forgo()
+	b.mu.Unlock()
 	defer func() { // also after a panic or Goexit of the adapter
 		for _, m := range b.members {
 			m.takeOff(nil, 0)

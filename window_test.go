@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -93,5 +94,31 @@ func TestBatchWindow_Close(t *testing.T) {
 			t.Errorf("after Close: %v", err)
 		}
 		c.Close()
+	})
+}
+
+// A caller that leaves while the window is open does not end the read of the batch, which later
+// callers need.
+func TestBatchWindow_FirstCallerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{}
+		o := bellwether.Options{TTL: time.Hour, BatchWindow: 100 * time.Millisecond}
+		o.Fleet = bellwether.Fleet{Store: farStore(memstore.New()).batching(), Locker: locallock.New(), Namespace: "n"}
+		c := batchCache(t, origin.load, o)
+		ctx, leave := context.WithCancel(t.Context())
+		go c.Get(ctx, "a")
+		time.Sleep(10 * time.Millisecond)
+		leave()
+		time.Sleep(10 * time.Millisecond)
+		if v, err := c.Get(t.Context(), "b"); v == "" || err != nil {
+			t.Errorf("Get = %q, %v", v, err)
+		}
+		if s := c.Stats(); s.Degraded != 0 || s.EngineErrors != 0 {
+			t.Errorf("%d loads without a lease, %d engine errors, want 0", s.Degraded, s.EngineErrors)
+		}
+		batchCache(t, origin.load, o).Get(t.Context(), "b")
+		if loads := origin.loads(); len(loads) != 1 {
+			t.Errorf("%d loads, want 1 in the fleet", len(loads))
+		}
 	})
 }
