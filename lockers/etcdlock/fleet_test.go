@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 )
 
-// The tests here run real processes that share a store on another engine and
-// are elected by etcd.
+// The tests here run real processes with a store on another engine, elected by etcd.
 
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("etcd", testserver.Etcd, open),
