@@ -2,7 +2,7 @@
 // rebuild.
 //
 // A rebuild belongs to no caller. Its span is a child of the span of the call that began the
-// rebuild, so that a trace leads to it, and has links to the spans of the collapsed calls.
+// rebuild, so a trace leads to it, and has links to the spans of the collapsed calls.
 //
 // OpenTelemetry has no semantic conventions for caches. The names follow its general conventions:
 // units are UCUM's, durations are histograms in seconds, levels that add up are UpDownCounters. The
@@ -33,7 +33,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// scope is the name of the instrumentation.
 const scope = "github.com/bellwether-go/bellwether/bellwetherotel"
 
 // Options configure [Observe]. The zero Options suit a program with one cache and the global
@@ -84,7 +83,7 @@ type telemetry struct {
 	herdWaiting                             metric.Float64Counter
 	takeovers, evictions, evicted, breakers metric.Int64Counter
 
-	// Made once, so that no call builds attributes.
+	// Made once, so no call builds attributes.
 	byName    metric.MeasurementOption
 	byWay     map[observe.Way]metric.MeasurementOption
 	byOutcome map[observe.Outcome]metric.MeasurementOption
@@ -98,7 +97,6 @@ type change struct {
 	to     observe.BreakerState
 }
 
-// newTelemetry returns the instruments, or the errors of the provider.
 func newTelemetry(o Options) (*telemetry, error) {
 	t := &telemetry{
 		options: o,
@@ -231,7 +229,6 @@ func errorType(err error) attribute.KeyValue {
 	return semconv.ErrorType(err)
 }
 
-// rebuilt ends the span of a rebuild.
 func (t *telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebuild) {
 	// The rebuild's context carries its span, for the exemplars of the histogram.
 	t.rebuild.Record(ctx, r.Took.Seconds(), append(failed(r.Err), t.byOutcome[r.Outcome])...)
@@ -328,7 +325,6 @@ type owner struct {
 	name     string
 }
 
-// attach registers the Stats of a cache for collection until detach.
 func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error) {
 	own := owner{t.options.MeterProvider, t.options.Name}
 	if reflect.TypeOf(own.provider).Comparable() {
@@ -365,7 +361,6 @@ func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error
 	}, nil
 }
 
-// levels returns the instruments of the levels.
 func (t *telemetry) levels() (values []metric.Observable, err error) {
 	var errs []error
 	for _, l := range levels {

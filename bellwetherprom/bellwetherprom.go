@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A metric is one field of [observe.Stats].
 type metric struct {
 	name string
 	kind prometheus.ValueType

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// This file is the contract of an engine in both roles: store and locker in one request.
+// This file is the contract of an engine in both roles: store and locker in a single request.
 
-// An Elector is a [Store] and a [Locker] over one engine, joined in one request.
+// An Elector is a [Store] and a [Locker] over one engine, joined in a single request.
 //
 // A cache calls Elect and CommitAndRelease if the same Elector is its Store and its Locker. The
 // methods of Store and Locker work on the same entries and the same leases, so other processes may
@@ -16,7 +16,7 @@ type Elector interface {
 	Store
 	Locker
 
-	// Elect reads the entry, stands for election and claims an epoch, in one step.
+	// Elect reads the entry, stands for election and claims an epoch, in a single step.
 	//
 	// Elect answers with the entry alone if the entry is [Entry.Fresh] and its epoch is above past.
 	// Otherwise Elect takes the lease on key for ttl as TryAcquire does, and claims an epoch as
@@ -28,7 +28,7 @@ type Elector interface {
 	// and a lease granted by the engine ends soon.
 	Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (Election, error)
 
-	// CommitAndRelease commits e and, if the commit succeeds, releases lease, in one step.
+	// CommitAndRelease commits e and, if the commit succeeds, releases lease, in a single step.
 	//
 	// The commit does not depend on the lease. After the end of the lease the commit still
 	// succeeds, and the lease of a later holder stays. An error leaves the lease as before.

@@ -37,8 +37,7 @@ const sampleKey = "the key"
 
 func encode(e Entry) []byte { return e.Append(nil, sampleKey) }
 
-// seal sets the magic and the checksum of an entry of sampleKey, so that Decode reads the rest of
-// data.
+// seal sets the magic and the checksum of an entry of sampleKey, so Decode reads the rest of data.
 func seal(data []byte) []byte {
 	data = bytes.Clone(data)
 	for len(data) < entryPrefix {

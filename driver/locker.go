@@ -57,7 +57,7 @@ type Lease interface {
 
 // A Tokener is a [Lease] with a fencing token for resources outside the [Store].
 //
-// A resource compares tokens, so that a holder with a lost lease cannot write after its successor.
+// A resource compares tokens, so a holder with a lost lease cannot write after its successor.
 // docs/engines.md lists the promises of each engine's tokens: their order, and the losses they
 // survive. Bellwether itself does not need tokens: its resource is the Store, with epochs.
 type Tokener interface {

@@ -88,7 +88,7 @@ type Notifier interface {
 // response has streamed for longer than NearTTL.
 type Fencer interface {
 	// Fenced reports whether Commit would refuse an epoch from Claim: a later epoch was committed,
-	// the key was invalidated, or the claim is forgotten. Fenced writes nothing. It returns false
+	// the key was invalidated, or the claim is forgotten. Fenced writes nothing, and returns false
 	// for the epoch of the last commit.
 	Fenced(ctx context.Context, key string, epoch uint64) (bool, error)
 }

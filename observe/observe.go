@@ -41,7 +41,7 @@ type Observer struct {
 	// no-store) are not reported.
 	Serve func(ctx context.Context, s Serve)
 
-	// Rebuild is called when a load begins. It returns a context for the load, derived from ctx,
+	// Rebuild is called when a load begins, and returns a context for the load, derived from ctx,
 	// and a function to call at the load's end. Either may be nil. A Middleware's handler sees the
 	// values of the context.
 	Rebuild func(ctx context.Context, key string) (context.Context, func(Rebuild))

@@ -1,6 +1,6 @@
 // Package redisfleet is a store and a locker on Redis 7.0 or newer in one engine.
 //
-// It looks, elects and claims in one request, and commits, releases and notifies in another.
+// It looks, elects and claims in a single request, and commits, releases and notifies in another.
 //
 //	eng := redisfleet.New(rdb)
 //	defer eng.Close()
@@ -20,9 +20,9 @@
 // and receive each other's releases and changes.
 //
 // The engine notes its leases beside the entry. Other engines find the note with the entry, so a
-// waiting process costs two commands, including those inside the script. redislock reads the lease
-// alone. If Redis has evicted a lease, engines take it for held until its holder renews it, or
-// until its announced end.
+// waiting process costs two commands, including the script's. redislock reads the lease alone. If
+// Redis has evicted a lease, engines take it for held until its holder renews it, or until its
+// announced end.
 //
 // # One slot
 //
@@ -110,8 +110,8 @@ func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return e.leases.Watch(ctx, held)
 }
 
-// longestNoted bounds the length of a noted lease, so that foreign bytes in its place block a key
-// no longer. For a longer lease the script reads the lease itself.
+// longestNoted bounds the length of a noted lease, so foreign bytes in its place block a key no
+// longer. For a longer lease the script reads the lease itself.
 const longestNoted = 10 * time.Minute
 
 // Answers of the elect script. The server's time follows if the script read it.
@@ -216,9 +216,9 @@ forget(KEYS[1], ARGV[1])
 return {1}
 `)
 
-// Elect implements [driver.Elector]. It costs one request. A second request fetches an entry of 64
-// KiB or more. A second request stands again if the script's answer has invalid bytes, or an entry
-// that stopped being fresh on its way.
+// Elect implements [driver.Elector], with 1 request. A second request fetches an entry of 64 KiB or
+// more. A second request stands again if the script's answer has invalid bytes, or an entry that
+// stopped being fresh on its way.
 func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	if ttl <= 0 {
 		return driver.Election{}, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
@@ -312,10 +312,9 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 	}
 }
 
-// answers reports whether the entry alone is the answer.
 func answers(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }
 
-// CommitAndRelease implements [driver.Elector]. It costs one request with a lease of an engine or a
+// CommitAndRelease implements [driver.Elector]. It costs 1 request with a lease of an engine or a
 // redislock for the key. Without a lease it is Commit.
 func (e *Engine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
 	// Encoded before Await: its function may outlive the call and the caller's use of Value.

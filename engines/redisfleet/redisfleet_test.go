@@ -201,8 +201,8 @@ func TestEngine_ServerDown(t *testing.T) {
 	lockertest.Down(t, eng, lease)
 }
 
-// TestEngine_Requests counts the requests and the commands of each operation, including those
-// inside scripts.
+// TestEngine_Requests counts the requests and the commands of each operation, including commands of
+// scripts.
 func TestEngine_Requests(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	meter := testserver.NewMeter(t, srv)

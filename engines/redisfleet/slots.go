@@ -17,7 +17,6 @@ import (
 // client repeats a refused request for some tens of milliseconds, in every call.
 const pause = time.Second
 
-// settled reports whether no slot was seen moving within the pause.
 func (e *Engine) settled() bool {
 	moved := e.moved.Load()
 	return moved == nil || time.Since(*moved) > pause

@@ -66,8 +66,8 @@ func Missing(x any) bool {
 var errGoexit = errors.New("the engine's client has ended the goroutine")
 
 // Await runs f and returns its result, or ctx's error as soon as ctx ends. After the end of ctx, f
-// goes on by itself, and late, if not nil, gets its result, so that nothing obtained by f stays
-// without an owner.
+// goes on by itself, and late, if not nil, gets its result, so nothing obtained by f stays without
+// an owner.
 //
 // f runs on its own goroutine because memcached's client has no context, and Redis's client reads a
 // context only with an option of its construction. A call into a black hole would last the client's
@@ -92,9 +92,9 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 			if p := recover(); p != nil {
 				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack())
 			}
-			// Unbuffered, so that exactly one side owns the result: the caller receives it, or ctx
-			// has ended and late gets it. With a buffer, a caller that leaves between the send and
-			// its own receive would leave an acquired lease behind in the channel.
+			// Unbuffered, so exactly one side owns the result: the caller receives it, or ctx has
+			// ended and late gets it. With a buffer, a caller that leaves between the send and its
+			// own receive would leave an acquired lease behind in the channel.
 			select {
 			case done <- r:
 			case <-ctx.Done():

@@ -19,8 +19,8 @@ type Announcement struct {
 	Renewals uint64
 }
 
-// Encode rounds the length up to milliseconds, so that no observer takes the lease for shorter than
-// its holder does.
+// Encode rounds the length up to milliseconds, so no observer takes the lease for shorter than its
+// holder does.
 func (a Announcement) Encode() []byte {
 	return fmt.Appendf(nil, "%s %d %d", a.Token, Millis(a.Length), a.Renewals)
 }
@@ -35,7 +35,7 @@ func Millis(d time.Duration) int64 {
 	return int64(ms)
 }
 
-// DecodeAnnouncement decodes b. It returns false if b announces no lease.
+// DecodeAnnouncement decodes b, and returns false if b announces no lease.
 func DecodeAnnouncement(b []byte) (Announcement, bool) {
 	const maxMillis = uint64(math.MaxInt64 / int64(time.Millisecond))
 	token, rest, ok1 := strings.Cut(string(b), " ")

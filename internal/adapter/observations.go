@@ -11,7 +11,6 @@ import (
 // maxObserved is the number of leases in a generation of observations.
 const maxObserved = 4096
 
-// An observation is a lease as seen, and its end if its holder stays silent.
 type observation[V comparable] struct {
 	lease V
 	until time.Time

@@ -20,7 +20,6 @@ import (
 // document is the path of the table from the root of the repository.
 const document = "docs/engines.md"
 
-// columns are the columns of the table after the row's name.
 var columns = []string{"acquire", "refused", "refused again", "renew", "release", "acquire what was seen held", "take over", "renew what is lost", "ten watches"}
 
 const (
@@ -63,7 +62,6 @@ func Check(t *testing.T, r Row) {
 	}
 }
 
-// cells returns a row of the document's table.
 func cells(t *testing.T, row string) []string {
 	t.Helper()
 	header := "| locker | " + strings.Join(columns, " | ") + " |"
@@ -89,7 +87,6 @@ func cells(t *testing.T, row string) []string {
 	return nil
 }
 
-// read returns the document, from any directory in the repository.
 func read(t *testing.T) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -200,7 +197,6 @@ func (r Row) measure(t *testing.T) map[string]int {
 	return usual
 }
 
-// settle returns when requests have stopped.
 func (r Row) settle() {
 	for start, n := time.Now(), -1; n != r.Count() && time.Since(start) < 5*time.Second; time.Sleep(quiet) {
 		n = r.Count()

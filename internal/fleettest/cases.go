@@ -76,8 +76,8 @@ func HolderKilled(t *testing.T, kind Kind) {
 	t.Logf("value %v after the kill", took)
 }
 
-// killHolder has a fleet of three herd, and kills the process that rebuilds. It returns the time
-// from the kill to the value in the other processes.
+// killHolder has a fleet of three herd and kills the process that rebuilds. killHolder returns the
+// time from the kill to the value in the other processes.
 func killHolder(t *testing.T, f *fleet) time.Duration {
 	t.Helper()
 	var killed atomic.Int64
@@ -90,7 +90,6 @@ func killHolder(t *testing.T, f *fleet) time.Duration {
 	f.origin.onLoad.Store(&kill)
 	r := f.herd("k", 200)
 	took := time.Since(time.Unix(0, killed.Load()))
-	// All living callers get the value of the one takeover.
 	if r.Values["k#2"] != 400 || f.origin.count("k") != 2 {
 		t.Errorf("%d loads, answers %v; want 1 takeover that answers 400", f.origin.count("k"), r.Values)
 	}

@@ -18,7 +18,7 @@ import (
 
 // TestClaim_RedisHerd is a herd of 8 clients with their own connections and 250 callers each, on
 // one cold key with a load of 310 ms: one load, and a bounded number of Redis commands, including
-// those inside scripts. Its p99 is only printed; `make latency` tests it.
+// commands of scripts. Its p99 is only printed; `make latency` tests it.
 func TestClaim_RedisHerd(t *testing.T) { redisHerd(t, Redis, 40) }
 
 // TestClaim_RedisFleetHerd is the same herd over Redis as one engine.

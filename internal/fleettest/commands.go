@@ -7,7 +7,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// commands returns the commands run by a Redis server.
 func commands(t *testing.T, addr string) testserver.Counts {
 	t.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr})

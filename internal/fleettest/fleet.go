@@ -45,7 +45,6 @@ func Main(m *testing.M, kinds ...Kind) {
 	goleak.VerifyTestMain(m)
 }
 
-// fleetConfig is the configuration of a worker process.
 type fleetConfig struct {
 	Kind, Origin string
 	Addrs        []string
@@ -105,7 +104,6 @@ type sighting struct {
 // namespace is the workers', before every key in store and locker.
 const namespace = "fleet"
 
-// engineKey is a worker's key in store and locker.
 func engineKey(key string) string { return namespace + ":" + key }
 
 const fleetEnv = "BELLWETHER_FLEET_WORKER"
@@ -234,7 +232,6 @@ func together(one func(ctx context.Context, key string) (bellwether.Result[strin
 	}
 }
 
-// getMany asks for all keys in one call.
 func getMany(cache *bellwether.Cache[string], do order) report {
 	time.Sleep(time.Until(do.At))
 	values, err := cache.GetMany(context.Background(), do.Keys)
@@ -459,7 +456,6 @@ func newOrigin(t *testing.T) *origin {
 	return o
 }
 
-// noneDoubled fails if a process has loaded a key twice at one time.
 func (o *origin) noneDoubled(t *testing.T) {
 	t.Helper()
 	o.mu.Lock()
@@ -469,7 +465,6 @@ func (o *origin) noneDoubled(t *testing.T) {
 	}
 }
 
-// noneFailed fails if a caller did.
 func noneFailed(t *testing.T, r report) {
 	t.Helper()
 	for v, n := range r.Values {
@@ -581,7 +576,6 @@ func waitFor(limit time.Duration, ok func() bool) bool {
 	return ok()
 }
 
-// living is the number of workers not killed.
 func (f *fleet) living() (n int) {
 	for _, w := range f.workers {
 		if !w.dead.Load() {

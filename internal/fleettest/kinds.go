@@ -135,7 +135,6 @@ func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testse
 	}
 }
 
-// silence drops go-redis's log.
 type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}

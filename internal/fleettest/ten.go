@@ -20,7 +20,6 @@ const (
 	tenShare     = .2               // HedgeShare
 )
 
-// A tenCase is a case for a fleet of ten.
 type tenCase struct {
 	name string
 	test func(t *testing.T, f *fleet, kind Kind)
@@ -70,10 +69,9 @@ func tenCases(t *testing.T, kind Kind, o fleetOptions, cases []tenCase) {
 	}
 }
 
-// fail has the loads of keys with the prefix fail.
 func (o *origin) fail(prefix string) { o.fails.Store(&prefix) }
 
-// follow has all processes except the last read a key for a while. It returns the sightings of
+// follow has all processes except the last read a key for a while, and returns the sightings of
 // each.
 func (f *fleet) follow(key string, d, every time.Duration) func() [][]sighting {
 	seen := make([][]sighting, len(f.workers)-1)

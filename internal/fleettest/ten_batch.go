@@ -75,7 +75,6 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 	}
 }
 
-// tenKeys is the number of keys in the processes' sets.
 const tenKeys = 30
 
 // overlapping is the process's set of keys: each key is in four sets.

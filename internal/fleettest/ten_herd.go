@@ -10,7 +10,6 @@ import (
 
 // This file tests the cost of one cold key for ten processes, and their observations of it.
 
-// tenHerd has all processes ask for a cold key, several times over.
 func tenHerd(t *testing.T, f *fleet, kind Kind) {
 	const waited, callers, build = 9, 20, 500 * time.Millisecond
 	f.origin.delay.Store(int64(build))

@@ -18,7 +18,6 @@ type told struct {
 	Breakers []string          // "store open to half-open", in their order
 }
 
-// A listener records observations.
 type listener struct {
 	mu       sync.Mutex // guards all
 	herds    []observe.Herd

@@ -68,7 +68,6 @@ func (f *Failures) Explain(err error) error {
 	return fmt.Errorf("%w: %v", err, why) // not wrapped: a time-out of the dial is not a time-out of the call
 }
 
-// last returns the latest recent failure, or nil.
 func (f *Failures) last() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 
 // This file commits an entry by a script. Other packages add to the script.
 
-// CommitLua has, after [Lua], the function commit, which commits under name. It returns 1 if
+// CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if
 // committed, else 0, and the time if the function read it.
 //
 // Its arguments are those of [Commit.Send]: retention in ms, epoch, life in ms (0 keeps no entry),
@@ -122,7 +122,7 @@ func (c *Commit) Send(ctx context.Context, s *Servers, script *redisscript.Scrip
 	return nil
 }
 
-// micros returns d in microseconds, rounded up, so that the entry is still fresh in the last one.
+// micros returns d in microseconds, rounded up, so the entry is still fresh in the last one.
 func micros(d time.Duration) int64 {
 	us := d.Microseconds()
 	if time.Duration(us)*time.Microsecond < d {

@@ -18,7 +18,7 @@ import (
 
 // Retention is how long a key's counter and floor are kept after a claim or an invalidation. It
 // need only outlast any rebuild: without them a commit is refused, and a later claim sets the floor
-// above every earlier epoch, so that no late commit of a forgotten claim passes.
+// above every earlier epoch, so no late commit of a forgotten claim passes.
 const Retention = time.Hour
 
 // Lingering is how long the counter and the floor outlive the life of an entry without a later
@@ -116,7 +116,7 @@ end
 `
 
 // ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the
-// value read before. It returns the value, or false without an entry, and the new epoch. retention
+// value read before, and returns the value, or false without an entry, and the new epoch. retention
 // is in milliseconds. lease is the note of a lease given along with the epoch, or nil.
 //
 // The new epoch is not below the clock even if the counter is known: after a failover to a replica

@@ -84,7 +84,6 @@ func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Du
 	return won, err
 }
 
-// acquire takes mine, or returns the reason why it cannot.
 func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
 	heard := mine.Heard()
 
@@ -142,7 +141,6 @@ end
 local now = redis.call('TIME')
 return {1, now[1] .. string.format('%06d', now[2])}`)
 
-// acquireWithToken is acquire for leases with a token.
 func (l *Leases) acquireWithToken(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
 	heard := mine.Heard()
 	reply, err := acquireScript.Run(ctx, l.queue, []string{mine.Key}, mine.Holder, adapter.Millis(ttl)).Slice()
@@ -291,7 +289,7 @@ return 1`)
 )
 
 // ReleaseLua has the function release, which deletes the key of a lease if holder has it, and
-// publishes name for the watchers. It returns 1 if the holder had the lease, else 0.
+// publishes name for the watchers, and returns 1 if the holder had the lease, else 0.
 //
 // A missing lease, evicted or lost with Redis's data, is published too: its watchers wait for its
 // end. A user without permission to publish still releases: the key goes first, and the error is
@@ -345,8 +343,8 @@ var _ driver.Tokener = (*tokenLease)(nil)
 // Token implements [driver.Tokener].
 func (l *tokenLease) Token() uint64 { return l.fence }
 
-// Renew implements [driver.Lease]. It costs three commands, including those inside the script. A
-// lease with a later end keeps it.
+// Renew implements [driver.Lease], with 3 commands, including the script's. A lease with a later
+// end keeps it.
 func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%s: renew %s: ttl %v is not positive", l.leases.adapter, l.Key, ttl)
@@ -378,8 +376,8 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// Release implements [driver.Lease]. It costs four commands, including those inside the script. For
-// a lease that has expired for its holder, Release clears the key and returns ErrLeaseLost.
+// Release implements [driver.Lease], with 4 commands, including the script's. For a lease that has
+// expired for its holder, Release clears the key and returns ErrLeaseLost.
 func (l *Lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -393,14 +391,13 @@ func (l *Lease) Release(ctx context.Context) error {
 	return l.Wrap("release", err)
 }
 
-// over reports whether the lease has ended, as its holder counts.
 func (l *Lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// Heard returns the count of releases heard so far. It is read before a request is sent, so that a
+// Heard returns the count of releases heard so far. It is read before a request is sent, so a
 // release after the request makes it outdated.
 func (l *Lease) Heard() Heard { return l.leases.sub.heard(l.Name) }
 

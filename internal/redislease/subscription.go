@@ -65,7 +65,7 @@ type subscription struct {
 // A watch is one waiting call of Watch.
 type watch struct {
 	freed chan struct{}
-	// stop unties the watch from its context, so that a long-lived context does not collect woken
+	// stop unties the watch from its context, so a long-lived context does not collect woken
 	// watches.
 	stop func() bool
 }
@@ -116,7 +116,6 @@ func (s *subscription) connecting() {
 	}
 }
 
-// close ends the subscription for good and waits for its goroutine.
 func (s *subscription) close() {
 	s.mu.Lock()
 	s.shut = true
@@ -129,7 +128,6 @@ func (s *subscription) close() {
 	}
 }
 
-// up begins the count of a new connection.
 func (s *subscription) up() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +188,7 @@ func (s *subscription) heard(name string) Heard {
 	return Heard{connection, s.bucket(name).Load()}
 }
 
-// await waits until the subscription is confirmed. It returns an error when the present attempt
+// await waits until the subscription is confirmed, and returns an error when the present attempt
 // fails or ctx ends.
 func (s *subscription) await(ctx context.Context) error {
 	s.mu.Lock()
@@ -231,7 +229,6 @@ func (s *subscription) watch(ctx context.Context, name string, since Heard) (*wa
 	return w, nil
 }
 
-// leave forgets a watch without a waiting caller.
 func (s *subscription) leave(name string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,9 +30,9 @@ const (
 	most = 64
 )
 
-// Large is the size in bytes from which a call goes alone, so that no short reply waits for its
-// sending. For a possibly long reply, a caller asks for a part here and for the whole without the
-// queue: the replies of a pipeline come one after another.
+// Large is the size in bytes from which a call goes alone, so no short reply waits for its sending.
+// For a possibly long reply, a caller asks for a part here and for the whole without the queue: the
+// replies of a pipeline come one after another.
 const Large = 64 << 10
 
 // A Queue joins the calls to one server. It is safe for concurrent use.
@@ -124,7 +124,6 @@ func (q *Queue) take() []*call {
 	return calls
 }
 
-// join sends the calls as one, without calls whose context has ended.
 func (q *Queue) join(calls []*call) {
 	calls = slices.DeleteFunc(calls, func(c *call) bool {
 		err := c.ctx.Err()
@@ -160,7 +159,7 @@ func (q *Queue) join(calls []*call) {
 }
 
 // together is the context of several calls. It has the values of the first call's context and the
-// latest deadline of all, so that the client stops when no call waits.
+// latest deadline of all, so the client stops when no call waits.
 func together(calls []*call) (context.Context, context.CancelFunc) {
 	ctx := context.WithoutCancel(calls[0].ctx)
 	var last time.Time

@@ -38,7 +38,6 @@ func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, arg
 	return reply
 }
 
-// exec sends the command made by eval.
 func exec(ctx context.Context, q *redispipe.Queue, eval func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd, keys []string, args []any) *redis.Cmd {
 	pipe := q.Pipeline()
 	reply := eval(ctx, pipe, keys, args...)

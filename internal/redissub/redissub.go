@@ -146,7 +146,7 @@ func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
 // owner had closed the client.
 var errSilent = errors.New("redissub: the connection is dead")
 
-// listen subscribes on a new connection until the connection is lost. It reports whether the
+// listen subscribes on a new connection until the connection is lost, and reports whether the
 // subscription was ever confirmed.
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) (connected bool, err error) {
 	// The client obeys ctx while it dials, but not while it waits for a server's first reply. Its

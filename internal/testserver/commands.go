@@ -16,7 +16,7 @@ import (
 type Counts map[string]int
 
 // Commands returns the commands run by a Redis server since its start or CONFIG RESETSTAT,
-// including those inside scripts, which a meter cannot see.
+// including commands of scripts, which a meter cannot see.
 func Commands(ctx context.Context, rdb *redis.Client) (Counts, error) {
 	info, err := rdb.Info(ctx, "commandstats").Result()
 	if err != nil {

@@ -16,7 +16,8 @@ const dynaliteVersion = "4.0.0"
 const outlive = `data:text/javascript,process.on("uncaughtException",e=>{if(e.code!=="ECONNRESET")throw(e)})`
 
 // DynamoDB returns a running dynalite, with DynamoDB's protocol and its tables in memory, or the
-// endpoint at host:port in the environment variable BELLWETHER_DYNAMODB. It ends with the test.
+// endpoint at host:port in the environment variable BELLWETHER_DYNAMODB. The server ends with the
+// test.
 func DynamoDB(tb testing.TB) *Server {
 	tb.Helper()
 	return startWhen(answersHTTP, dynamoHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {

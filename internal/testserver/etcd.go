@@ -12,7 +12,7 @@ import (
 )
 
 // Etcd returns a running etcd of one member, or the server in the environment variable
-// BELLWETHER_ETCD. It ends with the test. Its data outlives Kill and Start.
+// BELLWETHER_ETCD. The server ends with the test. Its data outlives Kill and Start.
 //
 // It elects itself sooner than by etcd's defaults, for a quick start. Its shortest lease is then 1
 // s, and 2 s by the defaults.

@@ -36,10 +36,9 @@ type Meter struct {
 // state belongs to the connection, and is zero at its beginning.
 type protocol func(r *bufio.Reader, state *int) (kind string, err error)
 
-// watches are the kinds of requests that set up a watch.
 var watches = map[string]bool{"subscribe": true, "ssubscribe": true, "watch": true, "getChildren": true}
 
-// NewMeter returns a meter before the server. It ends with the test.
+// NewMeter returns a meter before the server, until the end of the test.
 func NewMeter(tb testing.TB, server *Server) *Meter {
 	tb.Helper()
 	if server.protocol == nil {
@@ -98,7 +97,7 @@ func (m *Meter) Watches() int {
 	return n
 }
 
-// keep ties c to the end of the test. It returns false after that.
+// keep ties c to the end of the test, and returns false after that.
 func (m *Meter) keep(c net.Conn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -144,8 +143,7 @@ func (m *Meter) serve(client net.Conn, server string) {
 		}
 	})
 
-	// A request is counted before it goes on, so that a client with a reply finds its request
-	// counted.
+	// A request is counted before it goes on, so a client with a reply finds its request counted.
 	var read bytes.Buffer
 	in, state := bufio.NewReader(io.TeeReader(client, &read)), 0
 	for {

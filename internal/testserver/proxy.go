@@ -67,7 +67,7 @@ type link struct {
 	lose           atomic.Bool // the next reply is lost
 }
 
-// NewProxy returns a proxy before the server at host:port. It ends with the test.
+// NewProxy returns a proxy before the server at host:port, until the end of the test.
 func NewProxy(tb testing.TB, server string) *Proxy {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -111,8 +111,8 @@ func (p *Proxy) Set(f Fault) {
 }
 
 // SetLatency delays data, each way, from now on: by at least half of d, and by more than d only
-// data close behind other data. Each connection has its own delay, so that connections overtake
-// each other.
+// data close behind other data. Each connection has its own delay, so connections overtake each
+// other.
 func (p *Proxy) SetLatency(d time.Duration) { p.latency.Store(int64(d)) }
 
 // SetRate limits the line to the clients to so many bytes per second, shared evenly by all
@@ -279,7 +279,7 @@ func (p *Proxy) carryReplies(l *link) {
 	}
 }
 
-// hold delays data for the latency, and while one of the faults lasts. It reports whether the data
+// hold delays data for the latency, and while one of the faults lasts, and reports whether the data
 // is to be passed on then.
 func (p *Proxy) hold(l *link, faults ...Fault) bool {
 	if d := time.Duration(float64(p.latency.Load()) * l.share); d > 0 {

@@ -63,7 +63,6 @@ func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	return c
 }
 
-// redisNode returns a server that may join a cluster.
 func redisNode(tb testing.TB) *Server {
 	bus := FreeAddr(tb)
 	_, busPort, _ := net.SplitHostPort(bus)
@@ -137,7 +136,7 @@ func (c *Cluster) Migrate(slot int, from, to *Server) {
 	c.Do(from, "cluster", "setslot", slot, "migrating", c.ID(to))
 }
 
-// Move moves the present keys of a slot in migration. It returns their number.
+// Move moves the present keys of a slot in migration, and returns their number.
 func (c *Cluster) Move(slot int, from, to *Server) (moved int) {
 	c.tb.Helper()
 	host, port, _ := net.SplitHostPort(to.Addr)

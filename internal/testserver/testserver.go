@@ -35,7 +35,7 @@ type Server struct {
 }
 
 // Redis returns a running redis-server, or the server in the environment variable BELLWETHER_REDIS.
-// It ends with the test.
+// The server ends with the test.
 func Redis(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(connects, resp, tb, "BELLWETHER_REDIS", "redis-server", "redis-server", func(port string) []string {
@@ -44,7 +44,7 @@ func Redis(tb testing.TB, args ...string) *Server {
 }
 
 // Memcached returns a running memcached, or the server in the environment variable
-// BELLWETHER_MEMCACHED. It ends with the test.
+// BELLWETHER_MEMCACHED. The server ends with the test.
 func Memcached(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(connects, memcacheText, tb, "BELLWETHER_MEMCACHED", "memcached", "memcached", func(port string) []string {
@@ -70,7 +70,6 @@ func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, 
 	return s
 }
 
-// own starts the engine by its command for the first time.
 func (s *Server) own(command []string) {
 	s.tb.Helper()
 	s.args, s.log = command, filepath.Join(s.tb.TempDir(), "log")
@@ -203,8 +202,8 @@ func (s *Server) Restart() {
 }
 
 // Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts connections, SIGCONT
-// ends that. It returns when all threads of the engine have stopped; until then they may answer a
-// request.
+// ends that. Signal returns when all threads of the engine have stopped; until then they may answer
+// a request.
 func (s *Server) Signal(sig syscall.Signal) {
 	s.tb.Helper()
 	if s.pid == 0 {
@@ -248,7 +247,6 @@ const (
 	foreignPatience = 5 * time.Second
 )
 
-// await returns when the server is ready.
 func (s *Server) await() {
 	s.tb.Helper()
 	limit := patience

@@ -17,8 +17,8 @@ import (
 const zookeeperClasses = "/etc/zookeeper/conf:/usr/share/java/*"
 
 // ZooKeeper returns a running ZooKeeper of one server, or the server in the environment variable
-// BELLWETHER_ZOOKEEPER. It ends with the test. Its ticks are short, for sessions of 400 ms and
-// more. Its data outlives Kill and Start. Settings are further lines of its configuration.
+// BELLWETHER_ZOOKEEPER. The server ends with the test. Its ticks are short, for sessions of 400 ms
+// and more. Its data outlives Kill and Start. Settings are further lines of its configuration.
 func ZooKeeper(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, protocol: zookeeperFrames, ready: func(addr string) error {

@@ -13,7 +13,7 @@
 //  2. Renew is an UpdateItem to the new length and the next version, on the condition of the owner
 //     and of the lease's version.
 //  3. Release is an UpdateItem that makes the item free, on the condition of the owner. The item
-//     stays, so that its version goes on rising.
+//     stays, so its version goes on rising.
 //  4. A Locker takes over a dead holder's lease, on the condition of its owner and version, after
 //     it has seen both unchanged for the lease's whole announced length. Of several Lockers,
 //     DynamoDB lets one win.
@@ -126,7 +126,7 @@ type Client interface {
 // A Locker is a [driver.Locker] on a DynamoDB table. It is safe for concurrent use. Create it with
 // [New].
 type Locker struct {
-	// Prefix begins the name of every item, so that programs can share a table. The default is
+	// Prefix begins the name of every item, so programs can share a table. The default is
 	// "bellwether:". Set it before first use.
 	Prefix string
 
@@ -149,8 +149,8 @@ func New(client Client, table string) *Locker {
 	return &Locker{Prefix: "bellwether:", client: client, table: table}
 }
 
-// TryAcquire implements [driver.Locker]. It costs one request for a free or held lease, and two for
-// a takeover or a lease that was held until lately. The lease is a [driver.Tokener].
+// TryAcquire implements [driver.Locker]. It costs 1 request for a free or held lease, and 2 for a
+// takeover or a lease that was held until lately. The lease is a [driver.Tokener].
 //
 // A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
 // lease unchanged, so a long-dead holder costs at most its announced length.
@@ -183,7 +183,6 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	})
 }
 
-// acquire takes the lease for mine, or returns the reason why it cannot.
 func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
 	change := take(mine.owner, ttl)
 	if time.Now().Before(l.seen.Last(mine.item).Add(lately)) {
@@ -262,7 +261,7 @@ type lease struct {
 // Token implements [driver.Tokener].
 func (l *lease) Token() uint64 { return l.token }
 
-// Renew implements [driver.Lease]. It costs one request.
+// Renew implements [driver.Lease], with 1 request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("dynamolock: renew %s: ttl %v is not positive", l.item, ttl)
@@ -315,8 +314,8 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	}
 }
 
-// Release implements [driver.Lease]. It costs one request. For an expired lease it clears the item,
-// so that no process has to observe it, and returns ErrLeaseLost.
+// Release implements [driver.Lease], with 1 request. For an expired lease it clears the item, so no
+// process has to observe it, and returns ErrLeaseLost.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := l.free(ctx)
@@ -351,7 +350,6 @@ func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 	})
 }
 
-// began records the version at the start of the lease.
 func (l *lease) began(version uint64) {
 	l.token = version
 	l.mu.Lock()
@@ -364,7 +362,6 @@ func stays(err error) bool {
 	return err != nil && !errors.Is(err, driver.ErrLeaseLost) && !errors.Is(err, driver.ErrCorrupt)
 }
 
-// over reports whether the lease has ended, as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

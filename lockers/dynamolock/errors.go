@@ -19,7 +19,6 @@ var (
 	errMute    = errors.New("the reply to UpdateItem has no attributes: another server answered in place of DynamoDB")
 )
 
-// hints are remedies by error code.
 var hints = map[string]string{
 	"ResourceNotFoundException":              "there is no such table, or it is not active yet, in this region and account; dynamolock.CreateTable makes it",
 	"ProvisionedThroughputExceededException": "throttled: the table's capacity, or what one item can take (about 1,000 writes a second), is used up; bill it on demand, as dynamolock.CreateTable does, or give it more write capacity",

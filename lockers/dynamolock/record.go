@@ -48,7 +48,7 @@ const (
 
 type attributes = map[string]types.AttributeValue
 
-// decode decodes an item. It returns false if the item is not a lease.
+// decode decodes an item, and returns false if the item is not a lease.
 func decode(item attributes) (record, bool) {
 	held, ok1 := item[heldName].(*types.AttributeValueMemberBOOL)
 	owner, ok2 := item[ownerName].(*types.AttributeValueMemberS)
@@ -60,7 +60,7 @@ func decode(item attributes) (record, bool) {
 	return record{owner: owner.Value, version: version, length: time.Duration(ms) * time.Millisecond, held: held.Value}, true
 }
 
-// decodeNumber decodes v. It returns false if v is not a uint64.
+// decodeNumber decodes v, and returns false if v is not a uint64.
 func decodeNumber(v types.AttributeValue) (uint64, bool) {
 	n, ok := v.(*types.AttributeValueMemberN)
 	if !ok {
@@ -70,7 +70,6 @@ func decodeNumber(v types.AttributeValue) (uint64, bool) {
 	return x, err == nil
 }
 
-// A change is an update of an item under a condition.
 type change struct {
 	set, condition string
 	values         attributes
@@ -91,7 +90,6 @@ func take(owner string, ttl time.Duration) change {
 	}
 }
 
-// takeOver is the change that acquires the lease of a silent holder.
 func takeOver(silent record, owner string, ttl time.Duration) change {
 	return change{
 		set:       "#owner = :owner, #version = :next, #length = :length, #expires = :expires",
@@ -201,7 +199,6 @@ func (l *Locker) instead(ctx context.Context, item string, sent attributes) (*re
 	return &now, nil
 }
 
-// look returns the item.
 func (l *Locker) look(ctx context.Context, item string) (record, error) {
 	out, err := l.client.GetItem(ctx, &dynamodb.GetItemInput{
 		TableName:      &l.table,
@@ -224,7 +221,7 @@ func number(n uint64) types.AttributeValue {
 	return &types.AttributeValueMemberN{Value: strconv.FormatUint(n, 10)}
 }
 
-// millis rounds up, so that no observer takes a lease for shorter than its holder does.
+// millis rounds up, so no observer takes a lease for shorter than its holder does.
 func millis(d time.Duration) uint64 { return uint64(adapter.Millis(d)) }
 
 // expires is the date from which an item held for ttl from now may be cleared.

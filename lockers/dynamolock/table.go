@@ -14,8 +14,8 @@ import (
 
 // This file creates the table of the leases.
 
-// CreateTable creates a table for the leases, billed on demand and with time to live. It returns
-// when the table is active, or when ctx ends.
+// CreateTable creates a table for the leases, billed on demand and with time to live. CreateTable
+// returns when the table is active, or when ctx ends.
 //
 // It may be called at every start and concurrently. For a correct table it only reads the
 // description. It changes an existing table only to enable its time to live. A table with another
@@ -74,7 +74,6 @@ func create(ctx context.Context, client *dynamodb.Client, table string) error {
 	return err
 }
 
-// checkKey returns an error if the table has another key.
 func checkKey(t *types.TableDescription) error {
 	if len(t.KeySchema) == 1 && aws.ToString(t.KeySchema[0].AttributeName) == keyName {
 		for _, a := range t.AttributeDefinitions {
@@ -108,7 +107,6 @@ func enableTTL(ctx context.Context, client *dynamodb.Client, table string) error
 	return err
 }
 
-// hasTTL reports whether the table has its time to live.
 func hasTTL(ctx context.Context, client *dynamodb.Client, table string) (bool, error) {
 	out, err := client.DescribeTimeToLive(ctx, &dynamodb.DescribeTimeToLiveInput{TableName: &table})
 	if code(err) == "UnknownOperationException" {

@@ -4,7 +4,7 @@
 // It is tested with etcd 3.4.23. Its leases are [driver.Tokener]s. A lease is a key. Its value has
 // the holder's random token, the length of the lease in milliseconds, and the number of renewals.
 // The steps are those of the classic leader-election lock. Each is one transaction, which compares
-// and acts in one round trip:
+// and acts in a single round trip:
 //
 //  1. Compare and swap. Acquire puts the key if its create revision is 0, and gets it otherwise. A
 //     refusal thus returns the holder and the announced length in the same round trip.
@@ -21,10 +21,10 @@
 // # The etcd leases
 //
 // Step 2 exists because an etcd lease lasts whole seconds, and at least one and a half election
-// time-outs (2 s by default). Here etcd leases only sweep up: each key is attached to one, so that
-// the keys of a dead process go away without a request. A Locker has one etcd lease at a time for
-// all its keys of a like length. It takes new keys for about ten seconds and is never kept alive.
-// It outlives every lease attached to it, so its expiry removes only ended leases.
+// time-outs (2 s by default). Here etcd leases only sweep up: each key is attached to one, so the
+// keys of a dead process go away without a request. A Locker has one etcd lease at a time for all
+// its keys of a like length. It takes new keys for about ten seconds and is never kept alive. It
+// outlives every lease attached to it, so its expiry removes only ended leases.
 //
 // The two usual ways were measured beside this one (BenchmarkWays; ways.txt, on a busy machine:
 // trust the counts more than the times). An etcd lease for each held key costs three requests

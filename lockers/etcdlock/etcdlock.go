@@ -87,8 +87,8 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [driver.Locker]. It costs one round trip for a free or held lease, two for
-// a takeover, and one more about every ten seconds for a new etcd lease.
+// TryAcquire implements [driver.Locker]. It costs 1 round trip for a free or held lease, 2 for a
+// takeover, and 1 more about every ten seconds for a new etcd lease.
 //
 // A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
 // lease unchanged, so a long-dead holder costs at most its announced length.
@@ -123,7 +123,6 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	})
 }
 
-// acquire takes the lease for mine, or returns the reason why it cannot.
 func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
 	announced := adapter.Announcement{Token: mine.token, Length: ttl}
 	sweeper, err := l.sweepers.take(ctx, ttl, mine.end)
@@ -232,7 +231,7 @@ func (l *lease) taken(revision int64, s *sweeper) {
 // key's create revision, or the revision of the takeover. A renewal does not change it.
 func (l *lease) Token() uint64 { return uint64(l.born) }
 
-// Renew implements [driver.Lease]. It costs one round trip.
+// Renew implements [driver.Lease], with 1 round trip.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("etcdlock: renew %s: ttl %v is not positive", l.name, ttl)
@@ -294,8 +293,8 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 	}
 }
 
-// Release implements [driver.Lease]. It costs one round trip. For an expired lease it clears the
-// key, so that no process has to observe it, and returns ErrLeaseLost.
+// Release implements [driver.Lease], with 1 round trip. For an expired lease it clears the key, so
+// no process has to observe it, and returns ErrLeaseLost.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -310,14 +309,12 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// over reports whether the lease has ended, as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// free deletes the key if this lease has it.
 func (l *lease) free(ctx context.Context) error {
 	_, err := l.change(ctx, ctx, clientv3.OpDelete(l.name))
 	if err == nil || errors.Is(err, driver.ErrLeaseLost) {
@@ -330,8 +327,8 @@ func (l *lease) free(ctx context.Context) error {
 	return err
 }
 
-// change carries op out if this lease has the key, else returns ErrLeaseLost. It returns the
-// revision of op.
+// change carries op out if this lease has the key, and returns the revision of op. Otherwise the
+// error is ErrLeaseLost.
 //
 // An unexpected revision alone does not mean a lost lease: another call for the same lease may have
 // renewed it, or an earlier call whose reply was lost. So the loop tries again. It ends, because

@@ -29,7 +29,6 @@ const (
 	// again. During an outage, a herd sends requests no more often than this.
 	grantPatience = 2 * time.Second
 
-	// closeTimeout bounds Close.
 	closeTimeout = 500 * time.Millisecond
 )
 
@@ -37,7 +36,7 @@ const (
 var errNoGrant = errors.New("the client has ended the request for an etcd lease")
 
 // sweepers are the etcd leases of one Locker: one at a time for each power of two of a lease's
-// seconds, so that keys with short leases are not kept as long as keys with long ones.
+// seconds, so keys with short leases are not kept as long as keys with long ones.
 type sweepers struct {
 	client *clientv3.Client
 
@@ -96,7 +95,6 @@ func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (
 	}
 }
 
-// done reports whether the request for it has ended.
 func (s *sweeper) done() bool {
 	select {
 	case <-s.granted:

@@ -46,7 +46,6 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return w.freed, nil
 }
 
-// watches are all watches of a Locker.
 type watches struct {
 	client *clientv3.Client
 	seen   *adapter.Observations[adapter.Announcement]
@@ -76,7 +75,7 @@ type stream struct {
 type waiter struct {
 	freed chan struct{} // closed at an event after which from.token does not have the lease
 	from  seen
-	// stop unties the waiter from its context, so that a long-lived context does not collect woken
+	// stop unties the waiter from its context, so a long-lived context does not collect woken
 	// waiters.
 	stop func() bool
 }
@@ -89,7 +88,6 @@ func (w *watches) init(client *clientv3.Client, seen *adapter.Observations[adapt
 	w.base, w.end = context.WithCancel(clientv3.WithRequireLeader(context.Background()))
 }
 
-// close ends all watches and waits for their goroutines.
 func (w *watches) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -182,7 +180,6 @@ func (w *watches) wake(s *stream, me *waiter) {
 	delete(s.waiters, me)
 }
 
-// leave forgets a waiter without a caller.
 func (w *watches) leave(s *stream, me *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -63,7 +63,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return mine, nil
 }
 
-// Watch implements [driver.Watcher]. It returns the channel of the very lease behind held, so it
+// Watch implements [driver.Watcher], and returns the channel of the very lease behind held, so it
 // misses no end, and keeps nothing to clear when ctx ends.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
@@ -144,7 +144,6 @@ func (l *lease) Release(ctx context.Context) error {
 	return nil
 }
 
-// A queue is a heap of leases, soonest end first.
 type queue []*lease
 
 func (q queue) Len() int           { return len(q) }

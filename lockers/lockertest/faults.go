@@ -12,7 +12,6 @@ import (
 // This file tests Lockers while their engine does not answer. It needs a test that can stop the
 // engine.
 
-// A call is one method.
 type call struct {
 	name string
 	do   func(context.Context) error

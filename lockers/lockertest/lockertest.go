@@ -34,7 +34,6 @@ const (
 	// grace is the tolerated delay of an engine and a busy machine.
 	grace = time.Second
 
-	// pollEvery is the interval between two looks of a case.
 	pollEvery = 10 * time.Millisecond
 )
 
@@ -61,8 +60,8 @@ func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		cases = append(cases, lossCases...)
 	}
 	mustWork(t, "Release", lease.Release(t.Context()))
-	// The group makes Run return only when its parallel cases have ended, so that the caller may
-	// stop the engine then.
+	// The group makes Run return only when its parallel cases have ended, so the caller may stop
+	// the engine then.
 	t.Run("contract", func(t *testing.T) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
@@ -87,7 +86,6 @@ type claim struct {
 	end time.Time
 }
 
-// acquire takes a lease that must be free.
 func acquire(t *testing.T, l driver.Locker, key string, ttl time.Duration) claim {
 	t.Helper()
 	end := time.Now().Add(ttl)
@@ -184,7 +182,6 @@ func mustWork(t *testing.T, what string, err error) {
 	}
 }
 
-// cancelled returns a context that has ended.
 func cancelled(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -12,8 +12,8 @@ import (
 )
 
 // This file has the cases in which a holder's last call meets a takeover of its lease. An adapter
-// that compares in one request and writes in another passes all other cases: between the two the
-// lease changes hands.
+// that compares in a single request and writes in another passes all other cases: between the two
+// the lease changes hands.
 
 var raceCases = []testCase{
 	{"RenewAtTheEnd", renewAtTheEnd},
@@ -112,7 +112,6 @@ func (r race) take(stop <-chan struct{}) driver.Lease {
 	return lease
 }
 
-// atTheEdge waits for a moment shortly before the lease's end.
 func (r race) atTheEdge() {
 	time.Sleep(time.Until(r.holder.end) - rand.N(raceEdge)) // a real engine's lease is about to end
 }

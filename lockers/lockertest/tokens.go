@@ -23,7 +23,6 @@ func token(t *testing.T, lease claim) uint64 {
 	return tokener.Token()
 }
 
-// tokensRise passes a lease from holder to holder in each way.
 func tokensRise(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	lockers := []driver.Locker{newLocker(t), newLocker(t)}
 	key := newKey()

@@ -59,7 +59,6 @@ func watchQuietly(t *testing.T, ctx context.Context, l driver.Locker, key string
 	return nil
 }
 
-// mustClose waits for freed to close, and returns the time it took.
 func mustClose(t *testing.T, what string, freed <-chan struct{}) time.Duration {
 	t.Helper()
 	start := time.Now()

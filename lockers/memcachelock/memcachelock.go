@@ -54,8 +54,8 @@
 // unless the holder's clock is behind the clock that began the former counter by more than the time
 // since.
 //
-// A token costs one command more, or two if the counter has to be begun: memcached's answer to an
-// add or a compare-and-swap has no number. Refused callers send no additional command.
+// A token costs 1 command more, or 2 if the counter has to be begun: memcached's answer to an add
+// or a compare-and-swap has no number. Refused callers send no additional command.
 package memcachelock
 
 import (
@@ -95,8 +95,8 @@ type Locker struct {
 	Prefix string
 
 	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. A successful acquire then
-	// costs one command more, or two for the key's first in a day. The default is false. Set it
-	// before first use.
+	// costs 1 command more, or 2 for the key's first in a day. The default is false. Set it before
+	// first use.
 	Tokens bool
 
 	mc   *memcache.Client
@@ -113,8 +113,8 @@ func New(mc *memcache.Client) *Locker {
 	return &Locker{Prefix: "bellwether:", mc: mc}
 }
 
-// TryAcquire implements [driver.Locker]. It costs one command for a free lease, two for a held
-// lease, three for a takeover, and more with Tokens.
+// TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3
+// for a takeover, and more with Tokens.
 //
 // A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
 // lease unchanged, so a long-dead holder costs at most its announced length.
@@ -146,7 +146,6 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	})
 }
 
-// acquire takes the lease for mine, or returns the reason why it cannot.
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	want := adapter.Announcement{Token: mine.token, Length: ttl}
 	var unanswered error // of a request that may have been carried out
@@ -240,7 +239,7 @@ type lease struct {
 	end      time.Time  // of the lease, as its holder counts
 }
 
-// Renew implements [driver.Lease]. It costs two commands.
+// Renew implements [driver.Lease], with 2 commands.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("memcachelock: renew %s: ttl %v is not positive", l.item, ttl)
@@ -275,8 +274,8 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	return nil
 }
 
-// Release implements [driver.Lease]. It costs two commands. For an expired lease it clears the
-// item, so that no process has to observe it, and returns ErrLeaseLost.
+// Release implements [driver.Lease], with 2 commands. For an expired lease it clears the item, so
+// no process has to observe it, and returns ErrLeaseLost.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, l.free)
@@ -286,14 +285,12 @@ func (l *lease) Release(ctx context.Context) error {
 	return l.wrap("release", err)
 }
 
-// over reports whether the lease has ended, as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// free drops the item if this lease has it.
 func (l *lease) free() error {
 	// Even a late free ends only this lease.
 	ctx := context.Background()

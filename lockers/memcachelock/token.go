@@ -13,11 +13,10 @@ import (
 
 // This file is the fencing tokens.
 
-// counterLife is the life of a key's token counter, in seconds, so that unused keys leave nothing
+// counterLife is the life of a key's token counter, in seconds, so unused keys leave nothing
 // behind.
 const counterLife = 24 * 60 * 60
 
-// errTokenLate is the reason for giving back a lease just taken.
 var errTokenLate = errors.New("the lease ended before its token was drawn")
 
 // A tokenLease is a lease taken with Tokens.

@@ -14,7 +14,7 @@
 //     the first TryAcquire. All watches of all keys share the connection; a watch costs no command,
 //     except one look at a lease that was seen before the subscription was confirmed.
 //
-// Every token has the same length and is compared as a whole, so that no token is another token's
+// Every token has the same length and is compared as a whole, so no token is another token's
 // beginning.
 //
 // # No wake is missed
@@ -70,7 +70,7 @@
 // is behind by more than the time since the last lease. A counter would do no better: it is lost
 // with the server too, and has to begin again from a clock.
 //
-// A token costs one command more: SET returns no number, and the PTTL for refused callers tells the
+// A token costs 1 command more: SET returns no number, and the PTTL for refused callers tells the
 // winner nothing. So with Tokens, acquire is a script of SET and TIME, or SET and PTTL.
 package redislock
 
@@ -96,8 +96,7 @@ type Locker struct {
 	Prefix string
 
 	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. TryAcquire then costs
-	// three commands, including those inside the script. The default is false. Set it before first
-	// use.
+	// three commands, including the script's. The default is false. Set it before first use.
 	Tokens bool
 
 	leases *redislease.Leases
@@ -132,8 +131,8 @@ func (l *Locker) Close() error {
 // A ttl of 0 or less is an error, and so is a key with a type other than string. A key without an
 // expiry is foreign and would block for ever: it gets an expiry of ttl.
 //
-// A renewal costs three commands and a release four, including those inside scripts. A renewal
-// keeps a later end. Release of a lease that has expired for its holder clears the key and returns
+// A renewal costs three commands and a release four, including commands of scripts. A renewal keeps
+// a later end. Release of a lease that has expired for its holder clears the key and returns
 // ErrLeaseLost.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	return l.leases.TryAcquire(ctx, l.Prefix, key, ttl, l.Tokens)

@@ -2,7 +2,7 @@
 // [Locker.Lock].
 //
 // It uses the client github.com/go-zookeeper/zk. A lease is a pair of ephemeral nodes, created and
-// deleted in one transaction:
+// deleted in a single transaction:
 //
 //	/bellwether/KEY:lease     "TOKEN 5000": the holder and the length in ms
 //	/bellwether/TOKEN:holder  its identity, under a name used only once
@@ -72,8 +72,8 @@
 // SessionTimeout. The ensemble counts a session's time again from the election of a leader. An
 // ensemble without a majority answers no requests.
 //
-// To free a lease by hand, delete both of its nodes in one transaction (multi): KEY:lease, and the
-// TOKEN:holder named in its data. With only the first deleted, the former holder's Renew and
+// To free a lease by hand, delete both of its nodes in a single transaction (multi): KEY:lease, and
+// the TOKEN:holder named in its data. With only the first deleted, the former holder's Renew and
 // Release still find its own node, and succeed on the lease of its successor.
 //
 // By default every client of the ensemble may read and change the nodes. Set [Locker.AuthScheme],

@@ -64,7 +64,7 @@ func connect(t *testing.T, addr string) *zk.Conn {
 	return conn
 }
 
-// TestFreedByHand deletes a lease's two nodes in one transaction, as the package documentation
+// TestFreedByHand deletes a lease's two nodes in a single transaction, as the package documentation
 // says.
 func TestFreedByHand(t *testing.T) {
 	server := shared(t)
@@ -85,7 +85,7 @@ func TestFreedByHand(t *testing.T) {
 }
 
 // TestNoLeaveForThePrefix has a Prefix without permission to create: each acquire returns that
-// error and costs one request, and no request follows.
+// error and costs 1 request, and no request follows.
 func TestNoLeaveForThePrefix(t *testing.T) {
 	server := shared(t)
 	conn := connect(t, server.Addr)

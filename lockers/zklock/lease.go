@@ -71,7 +71,7 @@ func (l *lease) Token() uint64 { return uint64(l.czxid) }
 // Lost implements [driver.LossNotifier].
 func (l *lease) Lost() <-chan struct{} { return l.lost }
 
-// Renew implements [driver.Lease]. It costs one request.
+// Renew implements [driver.Lease], with 1 request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("zklock: renew %s: ttl %v is not positive", l.node.name(), ttl)
@@ -99,7 +99,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.wrap("renew", err)
 }
 
-// renewal begins a renewal to end. It returns false if there is nothing to renew.
+// renewal begins a renewal to end, and returns false if there is nothing to renew.
 //
 // Until the answer it is unknown whether the renewal was carried out, so the lease ends at the
 // earlier of the two times. It does not expire here meanwhile, or a confirmed renewal could lose
@@ -133,9 +133,8 @@ func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	}
 }
 
-// Release implements [driver.Lease]. It costs one request. For an expired lease it removes the
-// nodes and returns ErrLeaseLost. If ZooKeeper does not answer, the nodes are removed as soon as it
-// does.
+// Release implements [driver.Lease], with 1 request. For an expired lease it removes the nodes and
+// returns ErrLeaseLost. If ZooKeeper does not answer, the nodes are removed as soon as it does.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -189,7 +188,6 @@ func (l *lease) ask(ctx context.Context, request func(*zk.Conn) (*zk.Stat, error
 	return nil, unanswered
 }
 
-// over reports whether the lease has ended, as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,7 +209,8 @@ func (l *lease) expire() {
 	}
 }
 
-// finish ends the lease at its holder's request. It reports whether the lease had not ended before.
+// finish ends the lease at its holder's request, and reports whether the lease had not ended
+// before.
 func (l *lease) finish() bool {
 	l.mu.Lock()
 	first := !l.done

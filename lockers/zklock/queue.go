@@ -114,7 +114,6 @@ func (l *Locker) queue(ctx context.Context, mine *lease, ttl time.Duration) erro
 	return unanswered
 }
 
-// enqueue takes a place at the end of the queue.
 func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 	var unanswered error
 	for times := 0; times < maxUnanswered; {

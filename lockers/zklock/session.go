@@ -271,7 +271,6 @@ func (s *session) awaitUp(ctx context.Context) (*zk.Conn, error) {
 	}
 }
 
-// now returns the connection if the session is up.
 func (s *session) now() (*zk.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,7 +283,7 @@ func (s *session) now() (*zk.Conn, error) {
 	return s.conn, nil
 }
 
-// hold ties the lease to the session. It returns false if the lease's session has ended already.
+// hold ties the lease to the session, and returns false if the lease's session has ended already.
 func (s *session) hold(l *lease) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,7 +294,6 @@ func (s *session) hold(l *lease) bool {
 	return true
 }
 
-// leave forgets a lease.
 func (s *session) leave(l *lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -348,7 +346,6 @@ func (s *session) close() {
 	<-told
 }
 
-// dial makes a connection for the client.
 func (s *session) dial(network, addr string, timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
 	defer cancel()
@@ -413,7 +410,6 @@ func (w *wire) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// watchesAreSet lets the replies through.
 func (w *wire) watchesAreSet() { w.setOnce.Do(func() { close(w.set) }) }
 
 // Read implements [net.Conn].
@@ -468,7 +464,7 @@ func (h *hosts) Init(servers []string) error {
 // Len implements [zk.HostProvider].
 func (h *hosts) Len() int { return len(h.servers) }
 
-// Next implements [zk.HostProvider]. It returns true when all servers have been tried: the client
+// Next implements [zk.HostProvider], and returns true when all servers have been tried: the client
 // then fails its unsent requests and waits for a second. It also returns true when the session is
 // closed, because the client checks for its end there.
 func (h *hosts) Next() (server string, all bool) {

@@ -19,13 +19,13 @@ type value struct {
 	length time.Duration // of the lease from its start or its last renewal
 }
 
-// encode rounds the length up to milliseconds, so that no observer takes the lease for shorter than
-// its holder does.
+// encode rounds the length up to milliseconds, so no observer takes the lease for shorter than its
+// holder does.
 func (v value) encode() []byte {
 	return fmt.Appendf(nil, "%s %d", v.token, adapter.Millis(v.length))
 }
 
-// decode decodes b. It returns false if b is not the data of a lease.
+// decode decodes b, and returns false if b is not the data of a lease.
 func decode(b []byte) (value, bool) {
 	const maxMillis = math.MaxInt64/int64(time.Millisecond) + 1
 	token, length, ok := strings.Cut(string(b), " ")

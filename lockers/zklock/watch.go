@@ -21,7 +21,7 @@ type seen struct {
 	holder string // the path of the holder's node, empty if the lease was free again
 }
 
-// Watch implements [driver.Watcher]. The first watch of a lease costs one request, further ones
+// Watch implements [driver.Watcher]. The first watch of a lease costs 1 request, further watches
 // none. While no server answers Watch returns an error. The watch ends with the lease, or with the
 // session.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
@@ -124,7 +124,6 @@ func (ws *watches) any() bool {
 	return len(ws.path) > 0
 }
 
-// end wakes the waiters for a node's end.
 func (ws *watches) end(path string) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

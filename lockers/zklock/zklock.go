@@ -66,7 +66,7 @@ func New(servers ...string) *Locker {
 	return l
 }
 
-// Close ends the session, with all its leases and watches. It returns when the connection is
+// Close ends the session, with all its leases and watches, and returns when the connection is
 // closed, after about a second if ZooKeeper does not answer. The error is always nil. A second
 // Close does nothing.
 func (l *Locker) Close() error {
@@ -89,7 +89,6 @@ func (l *Locker) Ping(ctx context.Context) error {
 	return wrap("ping", l.Prefix, err)
 }
 
-// start opens the session at the Locker's first use.
 func (l *Locker) start() {
 	l.session.start(l.SessionTimeout, l.Dial, credentials{l.AuthScheme, l.Auth}, func(ev zk.Event) {
 		switch ev.Type {
@@ -99,8 +98,8 @@ func (l *Locker) start() {
 	}, l.watches.any, l.watches.endAll)
 }
 
-// TryAcquire implements [driver.Locker]. It costs one request for a free lease, two for a held
-// lease, three for a takeover.
+// TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3
+// for a takeover.
 //
 // A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
 // lease unchanged, so a long-dead holder costs at most its announced length, or less if its session
@@ -267,7 +266,6 @@ func (p pair) remove(conn *zk.Conn) error {
 
 func (p pair) name() string { return p.lease }
 
-// statOf returns the result of a transaction's last operation.
 func statOf(replies []zk.MultiResponse, err error) (*zk.Stat, error) {
 	if err != nil {
 		return nil, err
@@ -275,7 +273,6 @@ func statOf(replies []zk.MultiResponse, err error) (*zk.Stat, error) {
 	return replies[len(replies)-1].Stat, nil
 }
 
-// look returns the lease in a node.
 func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	data, stat, err := conn.Get(path)
 	if err != nil {
@@ -312,7 +309,6 @@ type orphans struct {
 	sweeping sync.WaitGroup
 }
 
-// add has a lease's nodes removed.
 func (o *orphans) add(l *Locker, le *lease) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

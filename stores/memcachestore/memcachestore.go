@@ -26,9 +26,9 @@ import (
 
 // A Store is a [driver.Store] in memcached. Create it with [New]. It is safe for concurrent use.
 //
-// A Get costs one round trip, a GetMany one for each piece of its keys, a Claim two, a Commit four,
-// or up to five for an entry without a life, and an Invalidate three or four. Concurrent writes of
-// the same key cost more.
+// A Get costs 1 round trip, a GetMany 1 for each piece of its keys, a Claim 2, a Commit 4, or up to
+// 5 for an entry without a life, and an Invalidate 3 or 4. Concurrent writes of the same key cost
+// more.
 //
 // Two promises are only as good as the clients' wall clocks agree. An entry's age is the time from
 // the writer's clock at the commit to the reader's clock, and never below the committed age. A lost
@@ -104,7 +104,6 @@ type items struct {
 // maxNumber is the largest accepted counter and epoch. It leaves room to count on.
 const maxNumber = 1 << 62
 
-// read reads both items of a key.
 func (s *Store) read(n names) (items, error) {
 	// The floor first. If the entry came first, a commit in between would show the old entry below
 	// the new floor: a miss of a key that always had an entry. (It still happens with two servers:
@@ -118,7 +117,6 @@ func (s *Store) read(n names) (items, error) {
 	return itemsOf(got, n), nil
 }
 
-// itemsOf finds both items of a key in got.
 func itemsOf(got map[string]*memcache.Item, n names) items {
 	it := items{v: got[n.v], m: got[n.m]}
 	if it.v != nil {
@@ -128,7 +126,6 @@ func itemsOf(got map[string]*memcache.Item, n names) items {
 	return it
 }
 
-// holds reports whether the entry has the epoch.
 func (it *items) holds(epoch uint64) bool {
 	return it.v != nil && it.corrupt == nil && it.entry.Epoch == epoch
 }
@@ -196,7 +193,6 @@ func (s *Store) get(n names) (driver.Entry, error) {
 	}
 }
 
-// answer is the result of Get for the items.
 func (it *items) answer() (driver.Entry, error) {
 	if it.corrupt != nil {
 		return driver.Entry{}, it.corrupt
@@ -253,7 +249,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	s.getEach(ctx, keys, again, each)
 }
 
-// getPiece reads the items of keys in one call. If a server fails, it returns the items of the
+// getPiece reads the items of keys in a single call. If a server fails, it returns the items of the
 // others.
 func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*memcache.Item, failed bool) {
 	// Every floor before its entry, as in read; the client keeps the order.
@@ -412,7 +408,7 @@ func (s *Store) commitNothing(ctx context.Context, n names, epoch uint64) error 
 	return s.remove(n, epoch)
 }
 
-// raise raises the floor to epoch, for an entry kept for so many seconds. It returns ErrFenced if
+// raise raises the floor to epoch, for an entry kept for so many seconds, and returns ErrFenced if
 // the floor is above epoch or the claim is unknown. A floor at epoch is this claim's own work.
 func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32) error {
 	return retry(ctx, func() (bool, error) {
@@ -431,7 +427,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32)
 	})
 }
 
-// Fenced implements [driver.Fencer]. It costs one round trip.
+// Fenced implements [driver.Fencer], with 1 round trip.
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	n := s.names(key)
 	return adapter.Await(ctx, func() (bool, error) {
@@ -509,8 +505,8 @@ func (s *Store) remove(n names, epoch uint64) error {
 	return err
 }
 
-// swap writes value in place of old, or of a missing item if old is nil. It returns false and
-// writes nothing if the item has changed.
+// swap writes value in place of old, or of a missing item if old is nil. If the item has changed,
+// swap writes nothing and returns false.
 func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int32) (bool, error) {
 	item := &memcache.Item{Key: name, Value: value, Expiration: seconds}
 	var err error

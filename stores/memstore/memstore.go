@@ -210,7 +210,6 @@ func (s *Store) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	return s.write(key, kept)
 }
 
-// A keptEntry is an entry with its encoding and its life.
 type keptEntry struct {
 	data  []byte // nil without a life
 	entry driver.Entry
@@ -383,7 +382,7 @@ func (s *Store) written(r *record, now time.Time) {
 }
 
 // tidy drops expired entries and records, and returns the present time. Every method begins with
-// it, so that no goroutine is needed.
+// it, so no goroutine is needed.
 func (s *Store) tidy() time.Time {
 	now := time.Now()
 	for len(s.due) > 0 && !s.due[0].deadline().After(now) {
@@ -415,7 +414,6 @@ func (s *Store) drop(r *record) {
 	heap.Remove(&s.due, r.index)
 }
 
-// A dueHeap orders records by deadline.
 type dueHeap []*record
 
 func (h dueHeap) Len() int           { return len(h) }

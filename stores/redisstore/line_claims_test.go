@@ -119,7 +119,7 @@ func TestGet_BesideLongReplies(t *testing.T) {
 	}
 }
 
-// beside reads short values while readersOfLong goroutines read long ones. It returns the 95th
+// beside reads short values while readersOfLong goroutines read long ones, and returns the 95th
 // percentile of the short reads.
 func beside(t *testing.T, s *Store, long string, readersOfLong int) time.Duration {
 	stop := make(chan struct{})

@@ -36,7 +36,6 @@ func (sh share) piece(n int) (first, rest share) {
 	return first, rest
 }
 
-// A reply is the result for one key.
 type reply struct {
 	entry driver.Entry
 	err   error
@@ -52,8 +51,8 @@ type replies struct {
 // GetMany implements [driver.BatchGetter].
 //
 // It asks each server for about a megabyte of values at a time, judged by the size of the last
-// values: 16 keys the first time, 256 at most. Each request costs one round trip with one command,
-// or in a cluster one GET per key, and a TIME for a server without a recent request.
+// values: 16 keys the first time, 256 at most. Each request costs 1 round trip with 1 command, or
+// in a cluster 1 GET per key, and a TIME for a server without a recent request.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	shares, err := await(ctx, s, "get", func() ([]*share, error) { return s.shares(ctx, keys) })
 	if err != nil {
@@ -93,7 +92,6 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	asking.Wait()
 }
 
-// shares finds the servers of the keys.
 func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	var list []*share
 	of := map[*redisentry.Clock]*share{}

@@ -13,8 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestGetMany_Commands reads 100 entries through a Cache: one MGET in one round trip. The first
-// list of a process also has a TIME, and 16 keys before the others.
+// TestGetMany_Commands reads 100 entries through a Cache: one MGET in a single round trip. The
+// first list of a process also has a TIME, and 16 keys before the others.
 func TestGetMany_Commands(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")

@@ -1,9 +1,9 @@
 // Package redisstore keeps entries in Redis 7.0 or newer, or a server with its protocol and its
 // Lua, such as Valkey. It works with a single server, a cluster or a ring.
 //
-// A Get costs one command. Claim, Commit and Invalidate are one script each, so that their reads
-// still hold at their writes beside concurrent writers. Entries age by the server's clock; no
-// client's wall clock is read.
+// A Get costs 1 command. Claim, Commit and Invalidate are one script each, so their reads still
+// hold at their writes beside concurrent writers. Entries age by the server's clock; no client's
+// wall clock is read.
 //
 // With a [redis.Client], calls that arrive while another is under way go together as one pipeline,
 // after its reply or after 2 ms. The client's hooks see such a pipeline with the context of its
@@ -72,7 +72,6 @@ func New(rdb redis.UniversalClient) *Store {
 	return &Store{Prefix: "bellwether:", MaxValue: 4 << 20, MaxNotice: 64 << 10, rdb: servers.UniversalClient, servers: servers}
 }
 
-// name returns the Redis key for all data of a key.
 func (s *Store) name(key string) string { return redisentry.Name(s.Prefix, key) }
 
 var (

@@ -123,7 +123,7 @@ func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 	return e
 }
 
-// commands returns the server's count of each command during f, including those inside scripts.
+// commands returns the server's count of each command during f, including commands of scripts.
 func commands(tb testing.TB, rdb *redis.Client, f func()) (total int, each string) {
 	tb.Helper()
 	ctx := tb.Context()

@@ -15,7 +15,6 @@ import (
 
 func elects(i Instance) bool { return i.Elects }
 
-// elector opens a store, which must be an Elector.
 func (k kit) elector() driver.Elector {
 	k.Helper()
 	s := k.Open(k)
@@ -89,7 +88,6 @@ func (k kit) commitAndRelease(s driver.Elector, e driver.Entry, lease driver.Lea
 	}
 }
 
-// testElect follows a key from nothing to a value, and to the next.
 func testElect(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -146,7 +144,6 @@ func testElectFailure(k kit) {
 	k.leads(a, 0, e)
 }
 
-// testElectBesideTheTwo mixes Elect with the methods of Store and Locker.
 func testElectBesideTheTwo(k kit) {
 	a, b := k.elector(), k.elector()
 	lease, err := a.TryAcquire(k.Context(), k.key, electTTL)

@@ -15,7 +15,6 @@ import (
 
 func batches(i Instance) bool { return i.Batches }
 
-// A said is a store's answer for a key.
 type said struct {
 	entry driver.Entry
 	err   error

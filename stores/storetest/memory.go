@@ -175,7 +175,6 @@ func (k kit) kept(writer, reader driver.Store, e driver.Entry) {
 	k.Fatalf("no two calls of ten rounds took less than %v", life*3/20)
 }
 
-// accepted commits e, and wants it accepted and present.
 func (k kit) accepted(s driver.Store, e driver.Entry) {
 	k.Helper()
 	if err := s.Commit(k.Context(), k.key, e); err != nil {

@@ -180,7 +180,6 @@ func (k kit) claim(s driver.Store) (driver.Entry, uint64) {
 	return e, epoch
 }
 
-// newEpoch claims and ignores the present entry.
 func (k kit) newEpoch(s driver.Store) uint64 {
 	k.Helper()
 	_, epoch := k.claim(s)
@@ -194,7 +193,6 @@ func (k kit) commit(s driver.Store, e driver.Entry) {
 	}
 }
 
-// refused commits e and wants ErrFenced.
 func (k kit) refused(s driver.Store, e driver.Entry, why string) {
 	k.Helper()
 	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, driver.ErrFenced) {
@@ -221,7 +219,6 @@ func (k kit) present(s driver.Store, want driver.Entry) {
 	}
 }
 
-// absent wants ErrNotFound from Get.
 func (k kit) absent(s driver.Store, why string) {
 	k.Helper()
 	if e, err := s.Get(k.Context(), k.key); !errors.Is(err, driver.ErrNotFound) {

@@ -13,7 +13,6 @@ import (
 
 func touches(i Instance) bool { return i.Touches }
 
-// toucher opens a store, which must be a Toucher.
 func (k kit) toucher() (driver.Store, driver.Toucher) {
 	k.Helper()
 	s := k.Open(k)
