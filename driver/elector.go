@@ -9,9 +9,8 @@ import (
 
 // An Elector is a [Store] and a [Locker] over one engine, joined in a single request.
 //
-// A cache calls Elect and CommitAndRelease if the same Elector is its Store and its Locker. The
-// methods of Store and Locker work on the same entries and the same leases, so other processes may
-// use them.
+// A cache calls Elect and CommitAndRelease if the Elector is its Fleet.Engine. The methods of Store
+// and Locker work on the same entries and the same leases, so other processes may use them.
 type Elector interface {
 	Store
 	Locker

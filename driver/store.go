@@ -143,11 +143,11 @@ type Notice struct {
 	Epoch uint64
 	// Invalidated is true for an invalidation and false for a commit.
 	Invalidated bool
-	// Entry is the committed entry with its Age as of now. It is the zero Entry after an
-	// invalidation, and if the notice came without it: the entry is too large, or its age is
-	// unknown. Entry.Epoch is the epoch of the notice.
+	// Entry is the committed entry with its Age as of now and the epoch of the notice. It is the
+	// zero Entry after an invalidation, and if the entry was not sent along: it is too large, or
+	// its age is unknown.
 	Entry Entry
-	// Made is a moment, on the clock of this process, at or before which the change had not been
-	// completed. A later moment is more useful. Made is zero if the moment is unknown.
+	// Made is a moment before the change was completed, on the clock of this process, the later the
+	// better. Made is zero if no such moment is known.
 	Made time.Time
 }

@@ -60,11 +60,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// An Engine is a [driver.Elector] in Redis, both Store and Locker of a cache. It is safe for
-// concurrent use. Create it with [New], and close it.
+// An Engine is a [driver.Elector] in Redis, both Store and Locker of a cache. Engines are safe for
+// concurrent use. Create an Engine with [New], and close it.
 type Engine struct {
 	// Store keeps the entries. Its fields are the settings of the engine; its Prefix begins the
-	// names of the leases too. Set them before first use.
+	// names of the leases too. Set the fields before first use.
 	*redisstore.Store
 
 	servers *redisentry.Servers

@@ -123,11 +123,11 @@ type Client interface {
 	GetItem(context.Context, *dynamodb.GetItemInput, ...func(*dynamodb.Options)) (*dynamodb.GetItemOutput, error)
 }
 
-// A Locker is a [driver.Locker] on a DynamoDB table. It is safe for concurrent use. Create it with
-// [New].
+// A Locker is a [driver.Locker] on a DynamoDB table. Lockers are safe for concurrent use. Create a
+// Locker with [New].
 type Locker struct {
 	// Prefix begins the name of every item, so programs can share a table. The default is
-	// "bellwether:". Set it before first use.
+	// "bellwether:". Set Prefix before first use.
 	Prefix string
 
 	client Client

@@ -40,11 +40,11 @@ var (
 	errClientClosed = errors.New("the client is closed")
 )
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. It is safe for concurrent use.
-// Create it with [New], and close it.
+// A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. Lockers are safe for concurrent
+// use. Create a Locker with [New], and close it.
 type Locker struct {
-	// Prefix begins the name of every key. The default is "bellwether/leases/". Set it before first
-	// use.
+	// Prefix begins the name of every key. The default is "bellwether/leases/". Set Prefix before
+	// first use.
 	Prefix string
 
 	client   *clientv3.Client

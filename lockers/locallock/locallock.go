@@ -20,8 +20,8 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] for the goroutines that share it. It is safe
-// for concurrent use. Create it with [New].
+// A Locker is a [driver.Locker] and a [driver.Watcher] for the goroutines that share it. Lockers
+// are safe for concurrent use. Create a Locker with [New].
 type Locker struct {
 	mu     sync.Mutex        // guards everything below and the fields of every lease there
 	leases map[string]*lease // by key; no expired leases after purge

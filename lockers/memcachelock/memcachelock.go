@@ -88,15 +88,16 @@ const (
 	undoPause   = 100 * time.Millisecond
 )
 
-// A Locker is a [driver.Locker] on memcached. It is safe for concurrent use. Create it with [New].
+// A Locker is a [driver.Locker] on memcached. Lockers are safe for concurrent use. Create a Locker
+// with [New].
 type Locker struct {
-	// Prefix begins the name of every item. It has at most 80 bytes, without spaces and control
-	// characters. The default is "bellwether:". Set it before first use.
+	// Prefix begins the name of every item. Prefix has at most 80 bytes, without spaces and control
+	// characters. The default is "bellwether:". Set Prefix before first use.
 	Prefix string
 
 	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. A successful acquire then
-	// costs 1 command more, or 2 for the key's first in a day. The default is false. Set it before
-	// first use.
+	// costs 1 command more, or 2 for the key's first in a day. The default is false. Set Tokens
+	// before first use.
 	Tokens bool
 
 	mc   *memcache.Client

@@ -88,15 +88,15 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 )
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] on Redis. It is safe for concurrent use.
-// Create it with [New], and close it.
+// A Locker is a [driver.Locker] and a [driver.Watcher] on Redis. Lockers are safe for concurrent
+// use. Create a Locker with [New], and close it.
 type Locker struct {
 	// Prefix begins the name of every key, and of the channel of releases. The default is
-	// "bellwether:". Set it before first use.
+	// "bellwether:". Set Prefix before first use.
 	Prefix string
 
 	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. TryAcquire then costs
-	// three commands, including the script's. The default is false. Set it before first use.
+	// three commands, including the script's. The default is false. Set Tokens before first use.
 	Tokens bool
 
 	leases *redislease.Leases

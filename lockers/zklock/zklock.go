@@ -20,29 +20,30 @@ import (
 // gives up: a call survives a lost connection, and reports an absent ensemble.
 const maxUnanswered = 3
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. It is safe
-// for concurrent use. Create it with [New], and close it.
+// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are
+// safe for concurrent use. Create a Locker with [New], and close it.
 type Locker struct {
 	// Prefix is the path of the parent of all nodes. The Locker creates missing nodes of it. The
-	// default is "/bellwether". Set it before first use.
+	// default is "/bellwether". Set Prefix before first use.
 	Prefix string
 
 	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble
-	// bounds it, by default to 2 to 20 of its ticks. The default is 10 s. Set it before first use.
+	// bounds it, by default to 2 to 20 of its ticks. The default is 10 s. Set SessionTimeout before
+	// first use.
 	SessionTimeout time.Duration
 
 	// Dial makes a connection, for TLS or a proxy. The default is a [net.Dialer]'s DialContext. Set
-	// it before first use.
+	// Dial before first use.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// AuthScheme and Auth are the Locker's credentials, such as "digest" and "user:password". By
-	// default there are none. Set them before first use.
+	// default there are none. Set both before first use.
 	AuthScheme string
 	Auth       []byte
 
 	// ACL is the access control list of the Locker's nodes. All Lockers of a fleet need all
 	// permissions. Use zk.AuthACL(zk.PermAll) or zk.DigestACL with credentials. The default permits
-	// all clients everything. Set it before first use.
+	// all clients everything. Set ACL before first use.
 	ACL []zk.ACL
 
 	session session

@@ -24,7 +24,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is a [driver.Store] in memcached. Create it with [New]. It is safe for concurrent use.
+// A Store is a [driver.Store] in memcached. Create a Store with [New]. Stores are safe for
+// concurrent use.
 //
 // A Get costs 1 round trip, a GetMany 1 for each piece of its keys, a Claim 2, a Commit 4, or up to
 // 5 for an entry without a life, and an Invalidate 3 or 4. Concurrent writes of the same key cost
@@ -44,15 +45,15 @@ import (
 // A GetMany waits for all servers, or for the client's Timeout. Set Timeout to less than half of
 // EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
-	// Prefix begins the names of all items. It keeps programs on one server apart. It has at most
-	// 80 bytes, without spaces and control bytes. New sets it to "bellwether:". Set it before first
-	// use.
+	// Prefix begins the names of all items. Different prefixes keep programs on one server apart.
+	// Prefix has at most 80 bytes, without spaces and control bytes. The default is "bellwether:".
+	// Set Prefix before first use.
 	Prefix string
 
 	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a
-	// failure, and less than 160 bytes more. New sets it to 1 MiB less 1 KiB, which stays within
-	// the default of memcached's option -I with the key and the server's header. Set it before
-	// first use.
+	// failure, and less than 160 bytes more. The default is 1 MiB less 1 KiB, which stays within
+	// the default of memcached's option -I with the key and the server's header. Set MaxValue
+	// before first use.
 	MaxValue int
 
 	mc     *memcache.Client

@@ -33,8 +33,8 @@ const (
 // copies the entry. Values from Get and Claim share memory with the store and must not be modified.
 type Store struct {
 	// MaxBytes bounds the approximate memory of keys, entries and claims; the least recently used
-	// are evicted. An entry that does not fit alone is refused with ErrTooLarge. New sets it to 64
-	// MiB. Set it before first use.
+	// are evicted. An entry that does not fit alone is refused with ErrTooLarge. The default is 64
+	// MiB. Set MaxBytes before first use.
 	MaxBytes int
 
 	locker *locallock.Locker

@@ -31,7 +31,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Store is a [driver.Store] in Redis. Create it with [New]. It is safe for concurrent use.
+// A Store is a [driver.Store] in Redis. Create a Store with [New]. Stores are safe for concurrent
+// use.
 //
 // Epochs rise across evictions and restarts, because a lost counter begins again at the server's
 // clock. Epochs may repeat only if the clock is set back, or a server with a slower clock takes
@@ -40,21 +41,21 @@ import (
 // Ages are by the server's clock too. After a failover, or after a cluster has moved an entry to
 // another server, its age is wrong by the difference between the two clocks.
 type Store struct {
-	// Prefix begins the names of all keys in Redis. It keeps programs on one server apart. New sets
-	// it to "bellwether:". It must have no braces, which would decide the cluster slot. Set it
-	// before first use.
+	// Prefix begins the names of all keys in Redis. Different prefixes keep programs on one server
+	// apart. The default is "bellwether:". Prefix must have no braces, which would decide the
+	// cluster slot. Set Prefix before first use.
 	Prefix string
 
 	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of
-	// a failure, and less than 128 bytes more. New sets it to 4 MiB. Set it before first use.
+	// a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use.
 	//
 	// Redis itself takes 512 MB (proto-max-bulk-len), but answers no other request while a commit's
 	// script copies, for about 5 to 25 ms per MiB.
 	MaxValue int
 
 	// MaxNotice is the largest encoded entry, in bytes, that travels in the notice of its commit to
-	// every listening process. Processes fetch a larger entry on demand. New sets it to 64 KiB; a
-	// negative value turns notices off. Set it before first use.
+	// every listening process. Processes fetch a larger entry on demand. The default is 64 KiB; a
+	// negative value turns notices off. Set MaxNotice before first use.
 	MaxNotice int
 
 	rdb     redis.UniversalClient
