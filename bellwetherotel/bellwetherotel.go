@@ -51,12 +51,10 @@ type Options struct {
 }
 
 // Observe returns an observer with the instruments of one cache, for its Options.Observers.
-//
 // OpenTelemetry reads the cache's Stats at each collection of metrics, from New to the end of
 // Close. New and NewMiddleware panic if another open cache has the same name and MeterProvider, if
-// a second cache uses the same observer, and with the errors of the providers.
-//
-// The observer does not slow down hits: it reads them from Stats.
+// a second cache uses the same observer, and with the errors of the providers. The observer does
+// not slow down hits: it reads them from Stats.
 func Observe(o Options) observe.Observer {
 	if o.MeterProvider == nil {
 		o.MeterProvider = otel.GetMeterProvider()

@@ -238,7 +238,6 @@ func TestObserve_Refused(t *testing.T) {
 	}
 }
 
-// samples is the number of samples of a histogram.
 func samples(t *testing.T, h prometheus.Histogram) uint64 {
 	t.Helper()
 	r := prometheus.NewRegistry()

@@ -89,11 +89,9 @@ func New(rdb redis.UniversalClient) *Engine {
 }
 
 // Close ends the engine's subscription to releases and every watch, and returns when the connection
-// is closed.
-//
-// If Redis hangs while the connection is made, Close takes as long as the client's time-outs.
-// Afterwards Watch returns an error; all other methods still work. The error is always nil. A
-// second Close does nothing.
+// is closed. If Redis hangs while the connection is made, Close takes as long as the client's
+// time-outs. Afterwards Watch returns an error; all other methods still work. The error is always
+// nil. A second Close does nothing.
 func (e *Engine) Close() error {
 	e.leases.Close()
 	return nil

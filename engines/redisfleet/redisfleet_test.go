@@ -88,7 +88,6 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) dr
 	}
 }
 
-// set gives eng the settings of a kit's engine.
 func set(eng *Engine, prefix string) *Engine {
 	eng.Prefix, eng.MaxValue = prefix, limit
 	return eng
@@ -151,7 +150,6 @@ func TestEngine_NoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
-// elect stands for election for a minute.
 func elect(tb testing.TB, eng driver.Elector, key string, past uint64) driver.Election {
 	tb.Helper()
 	won, err := eng.Elect(tb.Context(), key, past, time.Minute)

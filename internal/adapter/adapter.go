@@ -20,11 +20,9 @@ import (
 const maxName = 160
 
 // Name returns the name of key in an engine: key itself if every engine can carry it and a person
-// can type it, else its SHA-256.
-//
-// Different keys have different names: a key that begins like a hash is hashed too. Braces are
-// hashed because Redis Cluster reads a hash tag in them, the slash because users of ZooKeeper and
-// etcd read a path.
+// can type it, else its SHA-256. Different keys have different names: a key that begins like a hash
+// is hashed too. Braces are hashed because Redis Cluster reads a hash tag in them, the slash
+// because users of ZooKeeper and etcd read a path.
 func Name(key string) string {
 	if plain(key) {
 		return key
@@ -67,11 +65,9 @@ var errGoexit = errors.New("the engine's client has ended the goroutine")
 
 // Await runs f and returns its result, or ctx's error as soon as ctx ends. After the end of ctx, f
 // goes on by itself, and late, if not nil, gets its result, so nothing obtained by f stays without
-// an owner.
-//
-// f runs on its own goroutine because memcached's client has no context, and Redis's client reads a
-// context only with an option of its construction. A call into a black hole would last the client's
-// time-outs times its retries.
+// an owner. f runs on its own goroutine because memcached's client has no context, and Redis's
+// client reads a context only with an option of its construction. A call into a black hole would
+// last the client's time-outs times its retries.
 func Await[T any](ctx context.Context, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T

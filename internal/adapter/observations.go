@@ -18,10 +18,9 @@ type observation[V comparable] struct {
 
 // Observations remembers the leases of others by item name. V identifies a lease between two
 // changes: equal values mean an unchanged lease. The zero value is ready for use and safe for
-// concurrent use.
-//
-// Two generations bound the memory: when the younger one is full, the older one is forgotten. A
-// forgotten lease is observed again from its start, so its end is recognised later, never sooner.
+// concurrent use. Two generations bound the memory: when the younger one is full, the older one is
+// forgotten. A forgotten lease is observed again from its start, so its end is recognised later,
+// never sooner.
 type Observations[V comparable] struct {
 	mu         sync.Mutex // guards young and old
 	young, old map[string]observation[V]

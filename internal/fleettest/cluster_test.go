@@ -63,7 +63,6 @@ func TestCluster(t *testing.T) {
 		t.Logf("%d loads of %v; p50 %v, slowest %v", f.origin.count(key), build, percentile(r.Took, .5), percentile(r.Took, 1))
 		return r
 	}
-	// once wants one load for the herd.
 	once := func(t *testing.T, key string, r report) {
 		t.Helper()
 		if f.origin.count(key) != 1 || r.Values[key+"#1"] != 600 {

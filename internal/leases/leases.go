@@ -8,13 +8,12 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// Shortest is the length of the shortest lease, however short the rebuild is.
-//
-// Its renewals come every 167 ms. The lease outlives a pause of the process of a third of a second
-// (a container that has used up its share of the processor stands still for a tenth). One renewal
-// may be lost, or be sent again by TCP, which takes 200 ms to notice a loss. The lockers below
-// lockers/ announce leases in milliseconds, whatever the expiry of their engine is. A Locker with a
-// coarser engine makes longer leases and replaces a dead holder later.
+// Shortest is the length of the shortest lease, however short the rebuild is. Its renewals come
+// every 167 ms. The lease outlives a pause of the process of a third of a second (a container that
+// has used up its share of the processor stands still for a tenth). One renewal may be lost, or be
+// sent again by TCP, which takes 200 ms to notice a loss. The lockers below lockers/ announce
+// leases in milliseconds, whatever the expiry of their engine is. A Locker with a coarser engine
+// makes longer leases and replaces a dead holder later.
 const Shortest = 500 * time.Millisecond
 
 // Length returns the length of a lease for a build of the usual duration build. If build is 0, the
@@ -56,12 +55,10 @@ func (l Term) Patience(engineTimeout time.Duration) time.Duration {
 	return min(engineTimeout, max(l.Length/2, time.Millisecond))
 }
 
-// Renewed is the lease after a renewal at now.
-//
-// The lease gets longer when its build outlasts the expected duration, at the second renewal and at
-// each later one. The next renewal comes when the build has taken twice as long. A long build of
-// unknown duration thus does not renew every 167 ms to its end, and a crash costs time in
-// proportion to the lost work.
+// Renewed is the lease after a renewal at now. The lease gets longer when its build outlasts the
+// expected duration, at the second renewal and at each later one. The next renewal comes when the
+// build has taken twice as long. A long build of unknown duration thus does not renew every 167 ms
+// to its end, and a crash costs time in proportion to the lost work.
 func (l Term) Renewed(now durations.Instant, longest time.Duration) Term {
 	if taken := now - l.Began; taken >= 2*(l.Length/3) {
 		l.Length = max(l.Length, min(3*taken, longest))

@@ -14,10 +14,9 @@ type Client interface {
 	ReloadState(ctx context.Context)
 }
 
-// Doubt has a cluster's client reload the list of nodes if err means that a node did not answer.
-//
-// By itself the client reloads when a node redirects it, as a dead node never does, and else every
-// ten seconds. Until then it would go on asking a master whose replica has taken over. The client
+// Doubt has a cluster's client reload the list of nodes if err means that a node did not answer. By
+// itself the client reloads when a node redirects it, as a dead node never does, and else every ten
+// seconds. Until then it would go on asking a master whose replica has taken over. The client
 // reloads in the background, at most every 200 ms.
 func Doubt(rdb redis.UniversalClient, err error) {
 	cluster, ok := rdb.(Client)

@@ -28,11 +28,9 @@ const Retention = time.Hour
 const Lingering = 10 * time.Second
 
 // Name returns the Redis key for all data of a key. Its braces make the name alone decide the
-// cluster slot, as with the key's lease.
-//
-// A single Redis key holds all data: while a cluster moves a slot, it refuses a request about two
-// of its keys if one is missing (TRYAGAIN) until the whole slot has moved. Both keys of a cold key
-// would be missing.
+// cluster slot, as with the key's lease. A single Redis key holds all data: while a cluster moves a
+// slot, it refuses a request about two of its keys if one is missing (TRYAGAIN) until the whole
+// slot has moved. Both keys of a cold key would be missing.
 func Name(prefix, key string) string { return prefix + "{" + adapter.Name(key) + "}:entry" }
 
 // The value of a name in Redis is, with each number in 16 decimal digits,
@@ -117,12 +115,11 @@ end
 
 // ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the
 // value read before, and returns the value, or false without an entry, and the new epoch. retention
-// is in milliseconds. lease is the note of a lease given along with the epoch, or nil.
-//
-// The new epoch is not below the clock even if the counter is known: after a failover to a replica
-// that lags, the lost server may have issued the next number. If the counter is lost, the floor
-// takes a number for itself. It must be above all issued epochs and belong to no claim, or the
-// commit of a forgotten claim would look like a repeated commit.
+// is in milliseconds. lease is the note of a lease given along with the epoch, or nil. The new
+// epoch is not below the clock even if the counter is known: after a failover to a replica that
+// lags, the lost server may have issued the next number. If the counter is lost, the floor takes a
+// number for itself. It must be above all issued epochs and belong to no claim, or the commit of a
+// forgotten claim would look like a repeated commit.
 const ClaimLua = `
 local function claim(name, kept, now, retention, lease)
 	local counter, floor = marks(kept)
@@ -143,11 +140,10 @@ local function claim(name, kept, now, retention, lease)
 end
 `
 
-// Present returns the entry in a value read by a script, and the value.
-//
-// A value of length [redispipe.Large] is only a beginning, and a second request reads the whole. An
-// entry found by the second request is present as well: from the time of the script, or from a
-// later commit. Invalid bytes and entries past their life give the zero Entry.
+// Present returns the entry in a value read by a script, and the value. A value of length
+// [redispipe.Large] is only a beginning, and a second request reads the whole. An entry found by
+// the second request is present as well: from the time of the script, or from a later commit.
+// Invalid bytes and entries past their life give the zero Entry.
 func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting) (e driver.Entry, data []byte, err error) {
 	text, ok := read.(string)
 	if !ok {

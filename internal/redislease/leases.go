@@ -289,11 +289,9 @@ return 1`)
 )
 
 // ReleaseLua has the function release, which deletes the key of a lease if holder has it, and
-// publishes name for the watchers, and returns 1 if the holder had the lease, else 0.
-//
-// A missing lease, evicted or lost with Redis's data, is published too: its watchers wait for its
-// end. A user without permission to publish still releases: the key goes first, and the error is
-// caught.
+// publishes name for the watchers, and returns 1 if the holder had the lease, else 0. A missing
+// lease, evicted or lost with Redis's data, is published too: its watchers wait for its end. A user
+// without permission to publish still releases: the key goes first, and the error is caught.
 const ReleaseLua = `
 local function release(key, holder, channel, name)
 	local now = redis.call('GET', key)

@@ -56,7 +56,6 @@ func (s *server) process(ctx context.Context, cmds []redis.Cmder) error {
 	return cmds[0].Err()
 }
 
-// echo answers each command with its first argument.
 func echo(cmds []redis.Cmder) error {
 	for _, cmd := range cmds {
 		cmd.SetErr(nil)

@@ -10,9 +10,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 )
 
-// A Script is sent whole until a server has accepted it, and called by its hash afterwards.
-//
-// A [redis.Script] begins with the hash: the first caller of every script gets an error and sends a
+// A Script is sent whole until a server has accepted it, and called by its hash afterwards. A
+// [redis.Script] begins with the hash: the first caller of every script gets an error and sends a
 // second command, in the herd of a cold fleet. If a server does not know the hash, after a restart
 // or a failover, Run sends the script again.
 type Script struct {

@@ -29,11 +29,10 @@ const (
 	maxPause = time.Second
 )
 
-// Channel is the channel name for the database of rdb.
-//
-// Redis has channels for the whole server: without the database number, a channel would carry
-// messages of programs with other databases, for the same keys. A wrapper of a client tells the
-// database by its method Options; without the method it counts as 0.
+// Channel is the channel name for the database of rdb. Redis has channels for the whole server:
+// without the database number, a channel would carry messages of programs with other databases, for
+// the same keys. A wrapper of a client tells the database by its method Options; without the method
+// it counts as 0.
 func Channel(rdb redis.UniversalClient, name string) string {
 	db := 0 // a cluster has no other
 	switch client := rdb.(type) {
@@ -90,12 +89,10 @@ func call(f func()) {
 	}
 }
 
-// subscribe begins to subscribe to the channels.
-//
-// All nodes of a cluster carry each message. The client by itself would go to the master of the
-// channel's slot, like all processes of the fleet: a single node would serve them all, and after
-// its death no process would hear even of the other nodes' keys until a replica is elected. So each
-// attempt goes to the master of a random slot.
+// subscribe begins to subscribe to the channels. All nodes of a cluster carry each message. The
+// client by itself would go to the master of the channel's slot, like all processes of the fleet: a
+// single node would serve them all, and after its death no process would hear even of the other
+// nodes' keys until a replica is elected. So each attempt goes to the master of a random slot.
 func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
 	if cluster, ok := rdb.(rediscluster.Client); ok {
 		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))

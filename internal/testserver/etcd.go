@@ -12,10 +12,9 @@ import (
 )
 
 // Etcd returns a running etcd of one member, or the server in the environment variable
-// BELLWETHER_ETCD. The server ends with the test. Its data outlives Kill and Start.
-//
-// It elects itself sooner than by etcd's defaults, for a quick start. Its shortest lease is then 1
-// s, and 2 s by the defaults.
+// BELLWETHER_ETCD. The server ends with the test. Its data outlives Kill and Start. It elects
+// itself sooner than by etcd's defaults, for a quick start. Its shortest lease is then 1 s, and 2 s
+// by the defaults.
 func Etcd(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(healthy, etcdHTTP2, tb, "BELLWETHER_ETCD", "etcd", "etcd-server", func(port string) []string {

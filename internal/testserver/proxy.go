@@ -10,10 +10,9 @@ import (
 	"time"
 )
 
-// A Fault is a failure mode of a [Proxy], for open and new connections.
-//
-// Like a network, a fault loses nothing it holds back: when it ends, requests arrive late, after
-// their callers have given up.
+// A Fault is a failure mode of a [Proxy], for open and new connections. Like a network, a fault
+// loses nothing it holds back: when it ends, requests arrive late, after their callers have given
+// up.
 type Fault uint8
 
 const (

@@ -150,10 +150,9 @@ func New(client Client, table string) *Locker {
 }
 
 // TryAcquire implements [driver.Locker]. It costs 1 request for a free or held lease, and 2 for a
-// takeover or a lease that was held until lately. The lease is a [driver.Tokener].
-//
-// A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
-// lease unchanged, so a long-dead holder costs at most its announced length.
+// takeover or a lease that was held until lately. The lease is a [driver.Tokener]. A ttl of 0 or
+// less is an error. The error's Until counts from the first time this Locker saw the lease
+// unchanged, so a long-dead holder costs at most its announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("dynamolock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -282,11 +281,10 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.wrap(ctx, "renew", err)
 }
 
-// renew prolongs the item if this lease has it, else returns ErrLeaseLost.
-//
-// The condition has the version because a request can be late. Without it: a renewal to 5 s hangs
-// in the network until its caller gives up; the next one, to 60 s, succeeds; now the first arrives,
-// and observers count 5 s while the holder believes in 60 s.
+// renew prolongs the item if this lease has it, else returns ErrLeaseLost. The condition has the
+// version because a request can be late. Without it: a renewal to 5 s hangs in the network until
+// its caller gives up; the next one, to 60 s, succeeds; now the first arrives, and observers count
+// 5 s while the holder believes in 60 s.
 func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) error {
 	l.mu.Lock()
 	version := l.version
@@ -368,11 +366,10 @@ func (l *lease) over() bool {
 	return !time.Now().Before(l.end)
 }
 
-// free makes the item free if this lease has it, else returns ErrLeaseLost.
-//
-// The condition needs no version: the owner's token belongs to this lease alone, and even a late
-// request ends only this lease. The item gets a token of this call, to tell a repeated attempt of
-// one call from a second call.
+// free makes the item free if this lease has it, else returns ErrLeaseLost. The condition needs no
+// version: the owner's token belongs to this lease alone, and even a late request ends only this
+// lease. The item gets a token of this call, to tell a repeated attempt of one call from a second
+// call.
 func (l *lease) free(ctx context.Context) error {
 	return adapter.Do(ctx, func() error {
 		ctx, cancel := detached(ctx)

@@ -60,7 +60,6 @@ func (t table) wired(tb testing.TB, options ...func(*dynamodb.Options)) (*dynamo
 	return dynamolock.New(client, t.name), w
 }
 
-// item returns the item of a key, or nil.
 func (t table) item(tb testing.TB, key string) map[string]types.AttributeValue {
 	tb.Helper()
 	out, err := t.client.GetItem(tb.Context(), &dynamodb.GetItemInput{TableName: &t.name, Key: itemKey(key), ConsistentRead: aws.Bool(true)})
@@ -70,7 +69,6 @@ func (t table) item(tb testing.TB, key string) map[string]types.AttributeValue {
 	return out.Item
 }
 
-// put writes an item unchanged.
 func (t table) put(tb testing.TB, item map[string]types.AttributeValue) {
 	tb.Helper()
 	if _, err := t.client.PutItem(tb.Context(), &dynamodb.PutItemInput{TableName: &t.name, Item: item}); err != nil {
@@ -94,7 +92,6 @@ func str(s string) types.AttributeValue   { return &types.AttributeValueMemberS{
 func num(n int64) types.AttributeValue    { return &types.AttributeValueMemberN{Value: fmt.Sprint(n)} }
 func boolean(b bool) types.AttributeValue { return &types.AttributeValueMemberBOOL{Value: b} }
 
-// number returns a number attribute of an item.
 func number(tb testing.TB, item map[string]types.AttributeValue, name string) int64 {
 	tb.Helper()
 	v, ok := item[name].(*types.AttributeValueMemberN)
@@ -712,7 +709,6 @@ func TestThrottled(t *testing.T) {
 			// Nothing was lost, and nothing taken.
 			leasetest.Renew(t, lease, time.Minute) // afterwards
 			leasetest.Release(t, leasetest.Acquire(t, l, free, time.Minute))
-			// A release is tried again.
 			w.do(throttle(c.code, c.message, 2))
 			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
 			leasetest.MustBecomeFree(t, l, held)

@@ -34,7 +34,6 @@ func withTable(tb testing.TB, args ...string) *testserver.Server {
 	return server
 }
 
-// open makes a worker's locker.
 func open(addr string) (driver.Locker, error) {
 	return dynamolock.New(dynamodb.New(dynamodb.Options{
 		Region:       "eu-central-1",

@@ -75,10 +75,9 @@ type change struct {
 	values         attributes
 }
 
-// take is the change that acquires a free lease.
-//
-// A missing version begins with the client's date. The date is greater than all versions counted up
-// from an earlier one, at less than a million changes a second.
+// take is the change that acquires a free lease. A missing version begins with the client's date.
+// The date is greater than all versions counted up from an earlier one, at less than a million
+// changes a second.
 func take(owner string, ttl time.Duration) change {
 	return change{
 		set:       "#owner = :owner, #version = if_not_exists(#version, :seed) + :one, #length = :length, #held = :true, #expires = :expires",

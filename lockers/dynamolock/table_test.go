@@ -19,7 +19,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
 
-// makeTable creates a table with the given key.
 func makeTable(tb testing.TB, client *dynamodb.Client, name, key string) {
 	tb.Helper()
 	_, err := client.CreateTable(tb.Context(), &dynamodb.CreateTableInput{

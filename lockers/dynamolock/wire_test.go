@@ -60,7 +60,6 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return send()
 }
 
-// send makes a request like r, with another operation and body.
 func (w *wire) send(r *http.Request, target string, body []byte) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("X-Amz-Target", target)
@@ -101,7 +100,6 @@ func (w *wire) withItem(r *http.Request, resp *http.Response, request []byte) (*
 	return reply(http.StatusBadRequest, refusal), nil
 }
 
-// reply makes a response as DynamoDB does.
 func reply(status int, body any) *http.Response {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -140,7 +138,6 @@ func (w *wire) counted() map[string]int {
 	return counts
 }
 
-// newClient returns a client with its own connections.
 func newClient(tb testing.TB, addr string, options ...func(*dynamodb.Options)) (*dynamodb.Client, *wire) {
 	tb.Helper()
 	w := &wire{transport: &http.Transport{MaxIdleConnsPerHost: 100}, counts: map[string]int{}}

@@ -76,11 +76,9 @@ func New(client *clientv3.Client) *Locker {
 }
 
 // Close ends every watch, and revokes the Locker's etcd leases without keys. The etcd leases of
-// held keys end by themselves.
-//
-// Close returns within half a second, whatever the state of etcd. Afterwards the Locker can still
-// acquire, renew and release, but Watch returns an error. The error is always nil. A second Close
-// does nothing.
+// held keys end by themselves. Close returns within half a second, whatever the state of etcd.
+// Afterwards the Locker can still acquire, renew and release, but Watch returns an error. The error
+// is always nil. A second Close does nothing.
 func (l *Locker) Close() error {
 	l.watches.close()
 	l.sweepers.close()
@@ -88,10 +86,9 @@ func (l *Locker) Close() error {
 }
 
 // TryAcquire implements [driver.Locker]. It costs 1 round trip for a free or held lease, 2 for a
-// takeover, and 1 more about every ten seconds for a new etcd lease.
-//
-// A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
-// lease unchanged, so a long-dead holder costs at most its announced length.
+// takeover, and 1 more about every ten seconds for a new etcd lease. A ttl of 0 or less is an
+// error. The error's Until counts from the first time this Locker saw the lease unchanged, so a
+// long-dead holder costs at most its announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("etcdlock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -370,12 +367,11 @@ type look struct {
 }
 
 // commit carries op out if the comparison holds and returns the revision; else it returns 0 and the
-// present key. Either way it is one transaction.
-//
-// A request without an answer may have been carried out, so etcd's client does not repeat it.
-// commit repeats it, once, after a lost connection or leader: the second attempt finds the first
-// one's key under this lease's token, or does the work. It is not repeated for a caller that has
-// left: it could announce, seconds late, an end that has passed.
+// present key. Either way it is one transaction. A request without an answer may have been carried
+// out, so etcd's client does not repeat it. commit repeats it, once, after a lost connection or
+// leader: the second attempt finds the first one's key under this lease's token, or does the work.
+// It is not repeated for a caller that has left: it could announce, seconds late, an end that has
+// passed.
 func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
 	for attempt := 0; ; attempt++ {
 		resp, err := l.locker.client.Txn(ctx).If(cmp).Then(op).Else(clientv3.OpGet(l.name)).Commit()

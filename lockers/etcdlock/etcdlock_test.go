@@ -124,7 +124,6 @@ func mustStayOpen(t *testing.T, what string, freed <-chan struct{}, d time.Durat
 	}
 }
 
-// eventually waits for work of etcd.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for start := time.Now(); !ok(); time.Sleep(10 * time.Millisecond) {

@@ -231,7 +231,6 @@ func TestReplyLost(t *testing.T) {
 	})
 }
 
-// metric returns a number from the server's metrics.
 func metric(t *testing.T, server *testserver.Server, name string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + server.Addr + "/metrics")

@@ -20,7 +20,6 @@ var fleets = []fleettest.Kind{
 	fleettest.Redis.ElectedBy("etcd", testserver.Etcd, open),
 }
 
-// open makes a worker's locker.
 func open(addr string) (driver.Locker, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{addr}, Logger: zap.NewNop(),

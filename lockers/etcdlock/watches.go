@@ -25,11 +25,10 @@ type seen struct {
 }
 
 // Watch implements [driver.Watcher]. It costs no round trip: it requests all events of the key
-// since held was made, and does not wait for the answer. All watches end at Close.
-//
-// A watch survives a lost connection and a lost member: etcd's client resumes it at its last
-// revision. If it cannot resume, because the revision is compacted or the member has lost its
-// cluster, the channel closes early.
+// since held was made, and does not wait for the answer. All watches end at Close. A watch survives
+// a lost connection and a lost member: etcd's client resumes it at its last revision. If it cannot
+// resume, because the revision is compacted or the member has lost its cluster, the channel closes
+// early.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

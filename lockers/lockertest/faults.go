@@ -31,10 +31,8 @@ func calls(l driver.Locker, lease driver.Lease) []call {
 }
 
 // Hang tests a Locker against its contexts while its engine is a black hole: every method must
-// return its context's error soon after ctx ends.
-//
-// The caller stops the engine before the call. lease comes from l, from before, for a minute at
-// least.
+// return its context's error soon after ctx ends. The caller stops the engine before the call.
+// lease comes from l, from before, for a minute at least.
 func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	const patience = 50 * time.Millisecond
@@ -63,10 +61,8 @@ func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 }
 
 // Down tests a Locker's errors while its engine is gone: every method must fail, without claiming
-// that the lease is held or lost.
-//
-// The caller stops the engine before the call. lease comes from l, from before, for a minute at
-// least.
+// that the lease is held or lost. The caller stops the engine before the call. lease comes from l,
+// from before, for a minute at least.
 func Down(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	for _, c := range calls(l, lease) {

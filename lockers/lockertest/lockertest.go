@@ -40,11 +40,9 @@ const (
 // Run runs every case as a subtest of t. The cases about waking run only if the lockers are
 // [driver.Watcher]s, the cases about tokens only if their leases are [driver.Tokener]s, and the
 // cases about losses only if their leases are [driver.LossNotifier]s. [Hang] and [Down] need a test
-// that stops the engine.
-//
-// Each call of newLocker returns a Locker as in another process: on the same engine, with its own
-// client, connections and memory. It may register its cleanup with the testing.TB, which ends with
-// the case.
+// that stops the engine. Each call of newLocker returns a Locker as in another process: on the same
+// engine, with its own client, connections and memory. It may register its cleanup with the
+// testing.TB, which ends with the case.
 func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	t.Helper()
 	cases := append(lockerCases[:len(lockerCases):len(lockerCases)], raceCases...)

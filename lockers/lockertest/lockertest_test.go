@@ -278,7 +278,6 @@ type lease struct {
 	lost  chan struct{}
 }
 
-// A gap is the time between two requests.
 func gap() { time.Sleep(200 * time.Microsecond) }
 
 func (m *lease) Token() uint64 {
@@ -327,7 +326,6 @@ func (l *locker) name(key string) string {
 	return key
 }
 
-// live returns the lease on key unless it has expired.
 func (l *locker) live(name string) *lease {
 	held := l.e.leases[name]
 	if held == nil {
@@ -413,7 +411,6 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return mine, nil
 }
 
-// take makes a new lease the one on key.
 func (l *locker) take(key string, ttl time.Duration) *lease {
 	now := time.Now()
 	if !l.is("tokens stay") {

@@ -115,10 +115,9 @@ func New(mc *memcache.Client) *Locker {
 }
 
 // TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3
-// for a takeover, and more with Tokens.
-//
-// A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
-// lease unchanged, so a long-dead holder costs at most its announced length.
+// for a takeover, and more with Tokens. A ttl of 0 or less is an error. The error's Until counts
+// from the first time this Locker saw the lease unchanged, so a long-dead holder costs at most its
+// announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("memcachelock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -298,11 +297,10 @@ func (l *lease) free() error {
 	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
-// undo drops the item as soon as memcached answers, within undoTimeout.
-//
-// If the lease is not certainly taken, a missing item may come yet: after a pause a server carries
-// out the requests of several connections in any order. So after a request without an answer, undo
-// looks once more for a missing item. A dead server has taken the item with it.
+// undo drops the item as soon as memcached answers, within undoTimeout. If the lease is not
+// certainly taken, a missing item may come yet: after a pause a server carries out the requests of
+// several connections in any order. So after a request without an answer, undo looks once more for
+// a missing item. A dead server has taken the item with it.
 func (l *lease) undo(taken bool) {
 	deadline := time.Now().Add(undoTimeout)
 	for answered := taken; ; {

@@ -65,7 +65,6 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	})
 }
 
-// items lists all items of a memcached.
 func items(t *testing.T, addr string) []string {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)

@@ -118,7 +118,6 @@ func TestTokens_ForeignCounter(t *testing.T) {
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
-// TestTokens_ContextEndsWhileOneIsDrawn leaves nothing behind.
 func TestTokens_ContextEndsWhileOneIsDrawn(t *testing.T) {
 	server := testserver.Memcached(t)
 	l, key := newTokenLocker(t, server.Addr), newKey()
@@ -147,7 +146,6 @@ type gate struct {
 	open    chan struct{} // closed by the test to let it go on
 }
 
-// newGate returns a gate before the server, for the request with the text.
 func newGate(t *testing.T, server, text string) *gate {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

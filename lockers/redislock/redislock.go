@@ -117,7 +117,6 @@ func New(rdb redis.UniversalClient) *Locker {
 }
 
 // Close ends the Locker's subscription and every watch, and returns when the connection is closed.
-//
 // If Redis hangs while the connection is made, Close takes as long as the client's time-outs.
 // Afterwards the Locker can still acquire, renew and release, but Watch returns an error. The error
 // is always nil. A second Close does nothing.
@@ -126,14 +125,11 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [driver.Locker]. It costs two commands, or three with Tokens.
-//
-// A ttl of 0 or less is an error, and so is a key with a type other than string. A key without an
-// expiry is foreign and would block for ever: it gets an expiry of ttl.
-//
-// A renewal costs three commands and a release four, including commands of scripts. A renewal keeps
-// a later end. Release of a lease that has expired for its holder clears the key and returns
-// ErrLeaseLost.
+// TryAcquire implements [driver.Locker]. It costs two commands, or three with Tokens. A ttl of 0 or
+// less is an error, and so is a key with a type other than string. A key without an expiry is
+// foreign and would block for ever: it gets an expiry of ttl. A renewal costs three commands and a
+// release four, including commands of scripts. A renewal keeps a later end. Release of a lease that
+// has expired for its holder clears the key and returns ErrLeaseLost.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	return l.leases.TryAcquire(ctx, l.Prefix, key, ttl, l.Tokens)
 }

@@ -101,7 +101,6 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return kept(server) })
 }
 
-// kept counts the data in ZooKeeper.
 func kept(server *testserver.Server) map[string]int {
 	return map[string]int{
 		"nodes":           server.Monitor("zk_znode_count"),
@@ -142,7 +141,7 @@ func TestQueues_LeaveNothing(t *testing.T) {
 	}
 }
 
-// TestToken rises over releases, sessions and restarts of the server.
+// TestToken sees tokens rise over releases, sessions and restarts of the server.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)

@@ -656,7 +656,6 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// holding returns a key with a lease held until the test ends.
 func holding(t *testing.T, addr string) string {
 	t.Helper()
 	key := newKey()

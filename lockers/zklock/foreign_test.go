@@ -53,7 +53,6 @@ func TestForeignNodes(t *testing.T) {
 	refused(key, path)
 }
 
-// connect returns a client of the test alone.
 func connect(t *testing.T, addr string) *zk.Conn {
 	t.Helper()
 	conn, _, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogger(unheard{}))

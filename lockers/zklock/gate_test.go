@@ -25,7 +25,6 @@ type gate struct {
 
 const opPing = 11
 
-// newGated returns a Locker behind its own gate.
 func newGated(tb testing.TB, addr string, session time.Duration, more ...string) (*zklock.Locker, *gate) {
 	tb.Helper()
 	g := &gate{}
@@ -57,7 +56,6 @@ func (g *gate) refuse() {
 	g.shut = true
 }
 
-// cut shuts the gate and ends the connections.
 func (g *gate) cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -99,12 +99,10 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.wrap("renew", err)
 }
 
-// renewal begins a renewal to end, and returns false if there is nothing to renew.
-//
-// Until the answer it is unknown whether the renewal was carried out, so the lease ends at the
-// earlier of the two times. It does not expire here meanwhile, or a confirmed renewal could lose
-// its node the moment after. For the same reason no renewal begins that could meet the removal by
-// expire.
+// renewal begins a renewal to end, and returns false if there is nothing to renew. Until the answer
+// it is unknown whether the renewal was carried out, so the lease ends at the earlier of the two
+// times. It does not expire here meanwhile, or a confirmed renewal could lose its node the moment
+// after. For the same reason no renewal begins that could meet the removal by expire.
 func (l *lease) renewal(end time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

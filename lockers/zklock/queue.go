@@ -239,11 +239,10 @@ func (t *ticket) line(conn *zk.Conn) ([]string, error) {
 	return names, nil
 }
 
-// find sets the ticket's path. The error is zk.ErrNoNode if it has no node.
-//
-// The request for the node went over another connection, maybe to another server, and this server
-// answers reads from its own state. Without the sync it may not know of the node yet, which would
-// leave a place without a waiter.
+// find sets the ticket's path. The error is zk.ErrNoNode if it has no node. The request for the
+// node went over another connection, maybe to another server, and this server answers reads from
+// its own state. Without the sync it may not know of the node yet, which would leave a place
+// without a waiter.
 func (t *ticket) find(conn *zk.Conn) error {
 	if _, err := conn.Sync(t.dir); err != nil {
 		return err

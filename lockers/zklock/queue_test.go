@@ -14,7 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// lock takes a lease with an empty queue.
 func lock(t *testing.T, l *zklock.Locker, key string, ttl time.Duration) driver.Lease {
 	t.Helper()
 	lease, err := l.Lock(t.Context(), key, ttl)
@@ -52,7 +51,6 @@ func (q *line) join(t *testing.T, ctx context.Context, l *zklock.Locker, n int, 
 	return ended
 }
 
-// next waits for the next turn.
 func (q *line) next(t *testing.T) driver.Lease {
 	t.Helper()
 	select {
@@ -220,7 +218,6 @@ func TestLock_RenewedIsNotSilent(t *testing.T) {
 	q.next(t).Release(t.Context())
 }
 
-// TestLock_AndTryAcquireAreTwoLocks takes both on one key.
 func TestLock_AndTryAcquireAreTwoLocks(t *testing.T) {
 	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()

@@ -53,10 +53,9 @@ type watch struct {
 }
 
 // watches are a Locker's watches by node path. The zero value is ready for use and safe for
-// concurrent use.
-//
-// A watched node is a holder's node or a place in a queue, with a token in its name: once gone it
-// never comes again. So a watch set too late finds no node, and no version has to be compared.
+// concurrent use. A watched node is a holder's node or a place in a queue, with a token in its
+// name: once gone it never comes again. So a watch set too late finds no node, and no version has
+// to be compared.
 type watches struct {
 	mu   sync.Mutex // guards path
 	path map[string]*watch

@@ -68,7 +68,6 @@ func TestWire_RepliesWaitForTheWatches(t *testing.T) {
 	}
 }
 
-// request sends a request as the client does.
 func request(t *testing.T, w *wire, op uint32) {
 	b := make([]byte, 12)
 	binary.BigEndian.PutUint32(b, 8)

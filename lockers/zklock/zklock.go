@@ -100,11 +100,9 @@ func (l *Locker) start() {
 }
 
 // TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3
-// for a takeover.
-//
-// A ttl of 0 or less is an error. The error's Until counts from the first time this Locker saw the
-// lease unchanged, so a long-dead holder costs at most its announced length, or less if its session
-// ends sooner.
+// for a takeover. A ttl of 0 or less is an error. The error's Until counts from the first time this
+// Locker saw the lease unchanged, so a long-dead holder costs at most its announced length, or less
+// if its session ends sooner.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -236,11 +234,9 @@ func (p pair) creation(v value) []any {
 }
 
 // takeOver replaces a lease seen unchanged for its whole length: the lease of holder, not renewed
-// since version.
-//
-// The version alone is not enough. It begins again with each node: if two observers take over a
-// dead holder's lease at one time, the second would delete the lease of the first, which has the
-// same version by then. The name of the holder's node is used only once.
+// since version. The version alone is not enough. It begins again with each node: if two observers
+// take over a dead holder's lease at one time, the second would delete the lease of the first,
+// which has the same version by then. The name of the holder's node is used only once.
 func (p pair) takeOver(conn *zk.Conn, holder string, version int32, v value) (*zk.Stat, error) {
 	return statOf(conn.Multi(append([]any{
 		&zk.DeleteRequest{Path: holder, Version: -1},

@@ -92,7 +92,6 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// closes fails unless c closes within limit.
 func closes(t *testing.T, what string, c <-chan struct{}, limit time.Duration) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -113,7 +112,6 @@ func lost(t *testing.T, lease driver.Lease) <-chan struct{} {
 	return n.Lost()
 }
 
-// eventually waits for work in the background.
 func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(within); !ok(); time.Sleep(20 * time.Millisecond) {

@@ -60,12 +60,10 @@ type Store struct {
 	pieces adapter.Pieces
 }
 
-// New returns a store over mc. It panics without mc.
-//
-// By default mc keeps 2 idle connections and dials for every request beyond: set its MaxIdleConns
-// to the expected number of concurrent requests. Its Timeout, 500 ms by default, bounds each
-// network step. A context that ends earlier ends the caller's wait, and mc goes on until the
-// Timeout.
+// New returns a store over mc. It panics without mc. By default mc keeps 2 idle connections and
+// dials for every request beyond: set its MaxIdleConns to the expected number of concurrent
+// requests. Its Timeout, 500 ms by default, bounds each network step. A context that ends earlier
+// ends the caller's wait, and mc goes on until the Timeout.
 func New(mc *memcache.Client) *Store {
 	if mc == nil {
 		panic(errors.New("memcachestore: New needs a client, such as memcache.New makes"))
@@ -486,11 +484,10 @@ func (s *Store) evict(n names) error {
 	return nil
 }
 
-// remove removes an entry with an epoch up to epoch, and bytes that are no entry.
-//
-// A plain delete might hit a newer entry written after the look. A swap with an expiration in the
-// past removes only the entry that was read. If that entry was replaced, the new entry is newer or
-// belongs to a commit about to be refused.
+// remove removes an entry with an epoch up to epoch, and bytes that are no entry. A plain delete
+// might hit a newer entry written after the look. A swap with an expiration in the past removes
+// only the entry that was read. If that entry was replaced, the new entry is newer or belongs to a
+// commit about to be refused.
 func (s *Store) remove(n names, epoch uint64) error {
 	v, err := s.mc.Get(n.v)
 	if errors.Is(err, memcache.ErrCacheMiss) {

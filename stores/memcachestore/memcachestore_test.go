@@ -45,7 +45,6 @@ func open(tb testing.TB, prefix string, addrs ...string) *Store {
 	return s
 }
 
-// instance gives the kit the servers at addrs.
 func instance(tb testing.TB, addrs ...string) storetest.Instance {
 	prefix := "test:" + adapter.Token() + ":"
 	admin := open(tb, prefix, addrs...)
@@ -217,7 +216,6 @@ func invalidate(tb testing.TB, s *Store, key string) {
 	}
 }
 
-// put claims and commits, and returns the committed entry.
 func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	e := value(claim(tb, s, key), text, ttl)

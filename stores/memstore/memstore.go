@@ -26,11 +26,10 @@ const (
 )
 
 // A Store is a [driver.Store] in memory. Create it with [New]; the zero Store is not usable. It is
-// safe for concurrent use, has no goroutines and needs no closing.
-//
-// A Store is also a [driver.Notifier], a [driver.BatchGetter], a [driver.Fencer], a
-// [driver.Toucher] and, with the leases of its own [locallock.Locker], a [driver.Elector]. Commit
-// copies the entry. Values from Get and Claim share memory with the store and must not be modified.
+// safe for concurrent use, has no goroutines and needs no closing. A Store is also a
+// [driver.Notifier], a [driver.BatchGetter], a [driver.Fencer], a [driver.Toucher] and, with the
+// leases of its own [locallock.Locker], a [driver.Elector]. Commit copies the entry. Values from
+// Get and Claim share memory with the store and must not be modified.
 type Store struct {
 	// MaxBytes bounds the approximate memory of keys, entries and claims; the least recently used
 	// are evicted. An entry that does not fit alone is refused with ErrTooLarge. The default is 64
@@ -61,10 +60,8 @@ func New() *Store {
 
 // A record is the data of one key. Eviction, time and Invalidate drop the entry, the counter and
 // the floor together. That is safe: without a record no commit is accepted, and the floor of a new
-// record is above all issued epochs, so no earlier claim can commit.
-//
-// A rebuild is refused if the whole memory was turned over meanwhile. Its entry would not have
-// lived for as long as its build.
+// record is above all issued epochs, so no earlier claim can commit. A rebuild is refused if the
+// whole memory was turned over meanwhile. Its entry would not have lived for as long as its build.
 type record struct {
 	key     string
 	counter uint64 // the last epoch issued for the key

@@ -50,7 +50,6 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 			}
 		}
 	}
-	// each goes through the life of a key.
 	each := func(what string, known driver.Entry) (last driver.Entry) {
 		t.Helper()
 		reads(what+", before", known)

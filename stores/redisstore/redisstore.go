@@ -48,7 +48,6 @@ type Store struct {
 
 	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of
 	// a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use.
-	//
 	// Redis itself takes 512 MB (proto-max-bulk-len), but answers no other request while a commit's
 	// script copies, for about 5 to 25 ms per MiB.
 	MaxValue int

@@ -115,7 +115,6 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// put claims and commits, and returns the committed entry.
 func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: claim(tb, s, key), TTL: ttl}

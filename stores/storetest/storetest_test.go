@@ -160,7 +160,6 @@ func (m *model) mark(key string) (mark, bool) {
 	return k, known
 }
 
-// seed is the start of a counter.
 func (m *model) seed() uint64 {
 	if m.fault == "a lost counter begins at 1" {
 		return 0
@@ -748,7 +747,6 @@ func (s silent) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	}
 }
 
-// A verdict is a TB that collects errors.
 type verdict struct {
 	testing.TB
 	errors []string

@@ -359,10 +359,9 @@ func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[str
 }
 
 // Hang tests a store against its contexts while its engine does not answer: every method must
-// return its context's error soon after ctx ends.
-//
-// The caller turns the engine into a black hole before the call. A [driver.Elector] needs one lease
-// from before, for a minute at least; other stores need none.
+// return its context's error soon after ctx ends. The caller turns the engine into a black hole
+// before the call. A [driver.Elector] needs one lease from before, for a minute at least; other
+// stores need none.
 func Hang(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
 	of := givenLease(t, s, lease)
