@@ -114,12 +114,12 @@ end
 `
 
 // ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the
-// value read before, and returns the value, or false without an entry, and the new epoch. retention
-// is in milliseconds. lease is the note of a lease given along with the epoch, or nil. The new
-// epoch is not below the clock even if the counter is known: after a failover to a replica that
-// lags, the lost server may have issued the next number. If the counter is lost, the floor takes a
-// number for itself. It must be above all issued epochs and belong to no claim, or the commit of a
-// forgotten claim would look like a repeated commit.
+// value read before. claim returns the value, or false without an entry, and the new epoch.
+// retention is in milliseconds. lease is the note of a lease given along with the epoch, or nil.
+// The new epoch is not below the clock even if the counter is known: after a failover to a replica
+// that lags, the lost server may have issued the next number. If the counter is lost, the floor
+// takes a number for itself. It must be above all issued epochs and belong to no claim, or the
+// commit of a forgotten claim would look like a repeated commit.
 const ClaimLua = `
 local function claim(name, kept, now, retention, lease)
 	local counter, floor = marks(kept)

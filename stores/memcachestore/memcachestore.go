@@ -43,7 +43,7 @@ import (
 // removed from the list may return only empty; docs/engines.md describes the alternative.
 //
 // A GetMany waits for all servers, or for the client's Timeout. Set Timeout to less than half of
-// EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
+// Fleet.EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
 	// Prefix begins the names of all items. Different prefixes keep programs on one server apart.
 	// Prefix has at most 80 bytes, without spaces and control bytes. The default is "bellwether:".
