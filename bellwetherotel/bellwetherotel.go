@@ -1,16 +1,15 @@
-// Package bellwetherotel tells OpenTelemetry what a cache does: its Stats and
-// what an observer is told, as metrics, and each rebuild as a span.
+// Package bellwetherotel exports a cache's Stats and events to OpenTelemetry, with a span for each
+// rebuild.
 //
-// The rebuild belongs to no caller, and so does its span. It is a child of the
-// span of the call that began it, because somebody's trace has to lead there,
-// and it is linked to the spans of the calls that collapsed on it.
+// A rebuild belongs to no caller. Its span is a child of the span of the call that began the
+// rebuild, so a trace leads to it, and has links to the spans of the collapsed calls.
 //
-// OpenTelemetry has no semantic conventions for caches. The names follow its general ones: units
-// are UCUM's, durations are histograms in seconds, levels that add up are UpDownCounters. A
-// failure has a class, error.type:
+// OpenTelemetry has no semantic conventions for caches. The names follow its general conventions:
+// units are UCUM's, durations are histograms in seconds, levels that add up are UpDownCounters. The
+// attribute error.type is the class of a failure:
 //
 //   - panic, goexit: how the load ended
-//   - rebuild_timeout, timeout: [bellwether.ErrRebuildTimeout], and other ends of time
+//   - rebuild_timeout, timeout: [bellwether.ErrRebuildTimeout], and other time limits
 //   - overloaded, closed, unavailable: the errors of package bellwether
 //   - remote: the load failed in another process
 //   - canceled: a context was cancelled
@@ -34,31 +33,28 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// scope is the name of the instrumentation.
 const scope = "github.com/bellwether-go/bellwether/bellwetherotel"
 
-// Options configure [Observe]. The zero Options are those of a program with
-// one cache and the global providers.
+// Options configure [Observe]. The zero Options suit a program with one cache and the global
+// providers.
 type Options struct {
-	// Name is the attribute bellwether.cache.name of all metrics and spans, by which
-	// the caches of one program are told apart. Empty: there is none, for the only cache.
+	// Name is the attribute bellwether.cache.name of all metrics and spans. It tells the caches of
+	// one program apart. An empty Name leaves the attribute out.
 	Name string
 	// MeterProvider makes the metrics. Nil means otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
 	// TracerProvider makes the spans. Nil means otel.GetTracerProvider().
 	TracerProvider trace.TracerProvider
-	// Keys puts the key of a rebuild into its span, as bellwether.key. Default:
-	// keys stay here, since they may be personal. No metric ever has one.
+	// Keys adds the key of a rebuild to its span, as bellwether.key. Default: false, since keys may
+	// be personal. No metric ever has a key.
 	Keys bool
 }
 
-// Observe returns an observer that has the instruments of one cache, for its Options.Observers. The
-// cache's Stats are read whenever metrics are collected, from its making to the end of its Close.
-//
-// New and NewMiddleware panic if another open cache has the same name and MeterProvider, and with
-// the errors of the providers; so does the second cache with one observer.
-//
-// The observer does not watch hits, which Stats count: they stay as fast as they are.
+// Observe returns an observer with the instruments of one cache, for its Options.Observers.
+// OpenTelemetry reads the cache's Stats at each collection of metrics, from New to the end of
+// Close. New and NewMiddleware panic if another open cache has the same name and MeterProvider, if
+// a second cache uses the same observer, and with the errors of the providers. The observer does
+// not slow down hits: it reads them from Stats.
 func Observe(o Options) observe.Observer {
 	if o.MeterProvider == nil {
 		o.MeterProvider = otel.GetMeterProvider()
@@ -85,7 +81,7 @@ type telemetry struct {
 	herdWaiting                             metric.Float64Counter
 	takeovers, evictions, evicted, breakers metric.Int64Counter
 
-	// Made once: a call's answer is no time to build attributes.
+	// Made once, so no call builds attributes.
 	byName    metric.MeasurementOption
 	byWay     map[observe.Way]metric.MeasurementOption
 	byOutcome map[observe.Outcome]metric.MeasurementOption
@@ -93,13 +89,12 @@ type telemetry struct {
 	byState   map[change]metric.MeasurementOption
 }
 
-// A change is what is counted of a breaker's changes.
+// A change is the attributes of a breaker's change.
 type change struct {
 	engine observe.Engine
 	to     observe.BreakerState
 }
 
-// newTelemetry returns the instruments. The error is the provider's.
 func newTelemetry(o Options) (*telemetry, error) {
 	t := &telemetry{
 		options: o,
@@ -196,7 +191,7 @@ func (t *telemetry) observer() observe.Observer {
 	}
 }
 
-// failed is what tells a failed operation from the others. That there is no such thing is no failure.
+// failed is the error attribute of a failed operation. ErrNotFound is no failure.
 func failed(err error) []metric.RecordOption {
 	if err == nil || errors.Is(err, bellwether.ErrNotFound) {
 		return nil
@@ -204,7 +199,7 @@ func failed(err error) []metric.RecordOption {
 	return []metric.RecordOption{metric.WithAttributes(errorType(err))}
 }
 
-// errorType is the class of a failure, of which there are few.
+// errorType is the class of a failure. The set of classes is small.
 func errorType(err error) attribute.KeyValue {
 	if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
 		return semconv.ErrorTypeKey.String("panic")
@@ -232,9 +227,8 @@ func errorType(err error) attribute.KeyValue {
 	return semconv.ErrorType(err)
 }
 
-// rebuilt ends a rebuild's span.
 func (t *telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebuild) {
-	// The rebuild's context carries its span, for the histogram's exemplars.
+	// The rebuild's context carries its span, for the exemplars of the histogram.
 	t.rebuild.Record(ctx, r.Took.Seconds(), append(failed(r.Err), t.byOutcome[r.Outcome])...)
 	if r.Takeover {
 		t.takeovers.Add(ctx, 1, t.byName)
@@ -257,17 +251,16 @@ func (t *telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebu
 	span.End()
 }
 
-// A kind is how a level's values go together.
+// A kind says how values of a level combine.
 type kind uint8
 
 const (
-	counter kind = iota // it grows
-	sum                 // it goes up and down, and adds up over processes
-	gauge               // it does not add up
+	counter kind = iota // only grows
+	sum                 // goes up and down, and adds up over processes
+	gauge               // does not add up
 )
 
-// A level is a field of [observe.Stats] that is read when metrics are
-// collected.
+// A level is a field of [observe.Stats], read at each collection of metrics.
 type level struct {
 	name, unit, about string
 	kind              kind
@@ -320,17 +313,16 @@ func truth(b bool) int64 {
 	return 0
 }
 
-// owners are the open caches with an observer of this package: what two of them told OpenTelemetry
-// under one name would be mixed up.
-var owners sync.Map // of owner to nothing
+// owners are the open caches observed by this package. OpenTelemetry would mix the metrics of two
+// caches with the same name.
+var owners sync.Map // of owner to nil
 
-// An owner has its name at its provider for itself.
+// An owner is a name in use at a provider.
 type owner struct {
 	provider metric.MeterProvider
 	name     string
 }
 
-// attach has the Stats of a cache read whenever metrics are collected, until it is detached.
 func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error) {
 	own := owner{t.options.MeterProvider, t.options.Name}
 	if reflect.TypeOf(own.provider).Comparable() {
@@ -367,7 +359,6 @@ func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error
 	}, nil
 }
 
-// levels returns the instruments of the levels.
 func (t *telemetry) levels() (values []metric.Observable, err error) {
 	var errs []error
 	for _, l := range levels {

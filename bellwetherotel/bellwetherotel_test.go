@@ -23,7 +23,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// A collector is a provider of each kind, in memory, and the options with these.
+// A collector has in-memory providers, and Options with them.
 type collector struct {
 	reader  *metric.ManualReader
 	spans   *tracetest.InMemoryExporter
@@ -40,8 +40,8 @@ func newCollector(t *testing.T, o Options) *collector {
 	return c
 }
 
-// collect returns all numbers by the name of their metric and the values of
-// their attributes, histograms' by their count.
+// collect returns all numbers by metric name and attribute values. A histogram's number is its
+// count.
 func (c *collector) collect(t *testing.T) map[string]float64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -86,8 +86,8 @@ func (c *collector) collect(t *testing.T) map[string]float64 {
 	return got
 }
 
-// TestObserve_EveryField holds that each field of Stats is a metric, that its
-// value is the field's and no other's, and that the end of the cache ends that.
+// TestObserve_EveryField sees each field of Stats as a metric with the field's own value, until the
+// cache is closed.
 func TestObserve_EveryField(t *testing.T) {
 	var s observe.Stats
 	v := reflect.ValueOf(&s).Elem()
@@ -127,8 +127,8 @@ func TestObserve_EveryField(t *testing.T) {
 	}
 }
 
-// TestObserve_Span has a herd of callers with a span each: the rebuild's is
-// the child of the first one's, and linked to those of the others.
+// TestObserve_Span has a herd of callers with a span each. The rebuild's span is a child of the
+// first caller's span, and has links to the other spans.
 func TestObserve_Span(t *testing.T) {
 	c := newCollector(t, Options{Name: "users", Keys: true})
 	began, gate := make(chan struct{}), make(chan struct{})
@@ -165,7 +165,7 @@ func TestObserve_Span(t *testing.T) {
 	close(gate)
 	wg.Wait()
 	stats := c.collect(t)
-	cache.Close() // the flight's own end is told by then
+	cache.Close() // the flight has reported its end by then
 	var rebuild tracetest.SpanStub
 	n := 0
 	for _, s := range c.spans.GetSpans() {
@@ -235,7 +235,6 @@ func TestObserve_FailedSpan(t *testing.T) {
 	}
 }
 
-// TestObserve_Events feeds the observer by hand.
 func TestObserve_Events(t *testing.T) {
 	c := newCollector(t, Options{})
 	o := Observe(c.options)
@@ -256,8 +255,8 @@ func TestObserve_Events(t *testing.T) {
 	}
 }
 
-// TestObserve_Names has two caches at one provider, told apart by their name, until one of them is
-// closed and another one takes its name. A third one of a name in use is refused.
+// TestObserve_Names has two named caches at one provider. One cache is closed, and a third takes
+// its name. A cache with a name in use is refused.
 func TestObserve_Names(t *testing.T) {
 	c := newCollector(t, Options{})
 	named := func(name string) observe.Observer {
@@ -295,7 +294,7 @@ func TestObserve_Names(t *testing.T) {
 	open(same).Close()
 }
 
-// TestObserve_GlobalProviders has the program's providers set before the observer is made.
+// TestObserve_GlobalProviders sets the global providers before the observer is made.
 func TestObserve_GlobalProviders(t *testing.T) {
 	c := newCollector(t, Options{})
 	otel.SetMeterProvider(c.options.MeterProvider)
@@ -332,7 +331,7 @@ func TestErrorType(t *testing.T) {
 	}
 }
 
-// TestObserve_Failures holds that failed calls and loads have their class, and others none.
+// TestObserve_Failures sees error.type on failed calls and loads, and on no others.
 func TestObserve_Failures(t *testing.T) {
 	c := newCollector(t, Options{})
 	cache := bellwether.New(func(_ context.Context, key string) (string, error) {

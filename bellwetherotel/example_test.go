@@ -13,11 +13,11 @@ import (
 )
 
 func Example() {
-	spans := tracetest.NewInMemoryExporter() // or one that sends them
+	spans := tracetest.NewInMemoryExporter() // in production, an exporter to a collector
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
 		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{bellwetherotel.Observe(bellwetherotel.Options{
 			Name: "users", Keys: true,
-			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)), // nil is the global one
+			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)), // nil is the global provider
 		})}})
 
 	users.Get(context.Background(), "42")

@@ -1,9 +1,6 @@
-// Package bellwetherprom tells Prometheus what a cache does: all of its Stats,
-// how long rebuilds and callers take, how herds fare, and what becomes of engines
-// and of the near tier.
+// Package bellwetherprom exports a cache's Stats and events to Prometheus.
 //
-// docs/operations.md says what each metric means and when to look at it;
-// docs/grafana.json and docs/alerts.yml are made of them.
+// docs/operations.md explains each metric. docs/grafana.json and docs/alerts.yml use the metrics.
 package bellwetherprom
 
 import (
@@ -14,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A metric is one field of [observe.Stats].
 type metric struct {
 	name string
 	kind prometheus.ValueType
@@ -84,17 +80,19 @@ var (
 	states   = []observe.BreakerState{observe.BreakerClosed, observe.BreakerHalfOpen, observe.BreakerOpen}
 )
 
-// Observe returns an observer that has the metrics of one cache, for its Options.Observers. The
-// cache registers them with registry when it is made, and takes them out again at the end of its
-// Close. A nil registry is [prometheus.DefaultRegisterer].
+// Observe returns an observer with the metrics of one cache, for its Options.Observers.
 //
-// The metrics have the label cache="name", by which the caches of one program are told apart. With
-// an empty name there is no label, for the only cache of a registry. If registry refuses the
-// metrics, as those of a second cache with the same name, New and NewMiddleware panic with an
-// error that says so; so does the second cache with one observer. All other labels have a fixed set
-// of values, and no key is ever a label.
+// The cache registers the metrics with registry when it is made, and unregisters them at the end of
+// its Close. A nil registry is [prometheus.DefaultRegisterer].
 //
-// The observer does not watch hits, which Stats count: they stay as fast as they are.
+// The label cache="name" tells the caches of one program apart. An empty name leaves the label out,
+// for the only cache of a registry. All other labels have a fixed set of values, and no key is ever
+// a label.
+//
+// New and NewMiddleware panic if registry refuses the metrics, as for a second cache with the same
+// name, and if a second cache uses the same observer.
+//
+// The observer does not slow down hits: it reads them from Stats.
 func Observe(registry prometheus.Registerer, name string) observe.Observer {
 	if registry == nil {
 		registry = prometheus.DefaultRegisterer
@@ -102,7 +100,7 @@ func Observe(registry prometheus.Registerer, name string) observe.Observer {
 	return newCollector(name).observer(registry)
 }
 
-// A collector has what an observer of one cache counts. It is safe for concurrent use.
+// A collector has the counts of one cache's observer. It is safe for concurrent use.
 type collector struct {
 	name  string
 	descs []*prometheus.Desc // of metrics
@@ -111,7 +109,7 @@ type collector struct {
 	herds, herdCallers, herdWaiting             prometheus.Counter
 	takeovers, nearEvictions, nearEvictionBytes prometheus.Counter
 	breakerChanges                              *prometheus.CounterVec
-	parts                                       []prometheus.Collector // all of these
+	parts                                       []prometheus.Collector // all metrics above
 }
 
 func newCollector(name string) *collector {
@@ -150,8 +148,7 @@ func newCollector(name string) *collector {
 	}, []string{"engine", "to"})
 	c.parts = append(c.parts, c.breakerChanges)
 
-	// All that there can be is there from the start: a rate from nothing to one
-	// is none.
+	// Every label value exists from the start: Prometheus computes no rate from a first sample.
 	for _, way := range ways {
 		c.wait.WithLabelValues(way.String())
 	}
@@ -169,8 +166,8 @@ func newCollector(name string) *collector {
 	return c
 }
 
-// from tells whose commit woke a herd: a load's of this process, or another's,
-// by way of the store.
+// from is the source of a herd's wake: a load of this process, or another process's commit in the
+// store.
 func from(loaded bool) string {
 	if loaded {
 		return "load"
@@ -178,7 +175,7 @@ func from(loaded bool) string {
 	return "store"
 }
 
-// attach registers the metrics of a cache, and returns what takes them out again.
+// attach registers the metrics of a cache. detach unregisters them.
 func (c *collector) attach(registry prometheus.Registerer, stats func() observe.Stats) (detach func(), err error) {
 	all := &attached{c, stats}
 	if err := registry.Register(all); err != nil {
@@ -219,7 +216,7 @@ func (c *collector) observer(registry prometheus.Registerer) observe.Observer {
 	}
 }
 
-// An attached collector has the Stats of its cache too.
+// An attached collector also has the Stats of its cache.
 type attached struct {
 	*collector
 	stats func() observe.Stats
@@ -235,7 +232,7 @@ func (a *attached) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements [prometheus.Collector]. The Stats are all of one moment.
+// Collect implements [prometheus.Collector]. The Stats are of a single moment.
 func (a *attached) Collect(out chan<- prometheus.Metric) {
 	s := a.stats()
 	for i, m := range metrics {

@@ -19,8 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// TestObserve_EveryField holds that each field of Stats is a metric, that its
-// value is the field's and no other's, and that it says what it is.
+// TestObserve_EveryField sees each field of Stats as a metric with the field's own value and a help
+// text.
 func TestObserve_EveryField(t *testing.T) {
 	var s observe.Stats
 	var want strings.Builder
@@ -68,13 +68,13 @@ func TestObserve_EveryField(t *testing.T) {
 	}
 }
 
-// TestObserve_Herd has a fleet of two: one rebuilds after a dead holder's
-// lease, the other waits for it.
+// TestObserve_Herd has a fleet of two: one process rebuilds after a dead holder's lease, the other
+// waits for it.
 func TestObserve_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCollector("") // of both: only its counts are looked at
+		c := newCollector("") // of both caches: the test reads only its counts
 		store, locker := memstore.New(), locallock.New()
-		if _, err := locker.TryAcquire(t.Context(), "values:k", 2*time.Second); err != nil { // and no word more
+		if _, err := locker.TryAcquire(t.Context(), "values:k", 2*time.Second); err != nil { // the holder then stays silent
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -112,7 +112,6 @@ func TestObserve_Herd(t *testing.T) {
 	})
 }
 
-// TestObserve_Events feeds the observer by hand.
 func TestObserve_Events(t *testing.T) {
 	c := newCollector("")
 	o := c.observer(nil)
@@ -164,7 +163,7 @@ func options(observers ...observe.Observer) bellwether.Options {
 	return bellwether.Options{TTL: time.Minute, Observers: observers}
 }
 
-// hits are what a registry has of bellwether_hits_total, by the label cache.
+// hits are the values of bellwether_hits_total in a registry, by the label cache.
 func hits(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -182,8 +181,8 @@ func hits(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
 	return got
 }
 
-// TestObserve_Registry has two caches in one registry, told apart by their name, until one of them
-// is closed and another one takes its name.
+// TestObserve_Registry has two named caches in one registry. One cache is closed, and a third takes
+// its name.
 func TestObserve_Registry(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	users := bellwether.New(load, options(Observe(registry, "users")))
@@ -214,8 +213,8 @@ func TestObserve_DefaultRegistry(t *testing.T) {
 	}
 }
 
-// TestObserve_Refused holds that no cache starts without its metrics: the figures of one of two
-// caches would be lost without a word.
+// TestObserve_Refused has New panic if a cache cannot have its own metrics, rather than lose the
+// figures in silence.
 func TestObserve_Refused(t *testing.T) {
 	twice := Observe(prometheus.NewRegistry(), "users")
 	registry := prometheus.NewRegistry()
@@ -239,7 +238,6 @@ func TestObserve_Refused(t *testing.T) {
 	}
 }
 
-// samples is how many a histogram has.
 func samples(t *testing.T, h prometheus.Histogram) uint64 {
 	t.Helper()
 	r := prometheus.NewRegistry()

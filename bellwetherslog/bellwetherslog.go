@@ -1,5 +1,4 @@
-// Package bellwetherslog writes what goes wrong behind a cache, and how its
-// engines do, into a log.
+// Package bellwetherslog logs a cache's errors, rebuilds and engine outages.
 package bellwetherslog
 
 import (
@@ -14,26 +13,25 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// Observe returns an observer that writes records to log, for the Options.Observers of any number of
-// caches:
+// Observe returns an observer that writes records to log, for the Options.Observers of any number
+// of caches:
 //
-//   - what Observer.Error is told: Error for a panic of user code and for bytes
-//     that do not decode, Info for commits and leases that came too late, Warn
-//     for all else, such as an engine that does not answer;
-//   - the end of a rebuild: Error with the stack if its load panicked, Warn if it
-//     failed, Info if it was a takeover, Debug otherwise;
-//   - changes of a breaker: Warn when it opens, Info when it closes, Debug
-//     between.
+//   - errors of Observer.Error: Error for a panic of user code and for bytes that do not decode,
+//     Info for commits and leases that came too late, Warn for other errors, such as an engine
+//     without an answer
+//   - the end of a rebuild: Error with the stack if the load panicked, Warn if it failed, Info if
+//     it was a takeover, Debug otherwise
+//   - changes of a breaker: Warn when it opens, Info when it closes, Debug between
 //
-// Their attributes are key, err, kind, stack, outcome, took, takeover, lease_lost,
-// engine, from and to, as far as they apply. To tell caches apart, give each an observer with a
-// logger of its own, as by log.With("cache", "users"). A key may be personal: a ReplaceAttr
-// of the handler can take it out.
+// The attributes are key, err, kind, stack, outcome, took, takeover, lease_lost, engine, from and
+// to, as far as they apply. To tell caches apart, give each cache an observer with its own logger,
+// such as log.With("cache", "users"). A key may be personal; a ReplaceAttr of the handler can
+// remove it.
 //
-// An engine that is down has much to tell. After a record of Info and above, the
-// next ones of its kind are counted only, for as long as pause; the first one
-// then has their number as omitted. Zero: all are written. Changes of a breaker
-// are always.
+// pause limits the records during an outage. For the duration of pause after a record of level Info
+// or above, further records of its kind are only counted; the next record has the count as the
+// attribute omitted. With a pause of 0 all records are written. Changes of a breaker are always
+// written.
 func Observe(log *slog.Logger, pause time.Duration) observe.Observer {
 	w := &writer{log: log, pause: pause, kinds: make(map[string]*kind)}
 	return observe.Observer{Error: w.failure, Rebuild: w.rebuild, Breaker: w.breaker}
@@ -44,16 +42,15 @@ type writer struct {
 	log   *slog.Logger
 	pause time.Duration
 
-	mu    sync.Mutex // guards kinds, of which there are few
+	mu    sync.Mutex // guards kinds, a small set
 	kinds map[string]*kind
 }
 
 type kind struct {
 	written time.Time
-	omitted int // since
+	omitted int // since written
 }
 
-// write writes a record, or counts it.
 func (w *writer) write(level slog.Level, name, msg string, attrs ...slog.Attr) {
 	ctx := context.Background()
 	if !w.log.Enabled(ctx, level) {
@@ -80,7 +77,7 @@ func (w *writer) write(level slog.Level, name, msg string, attrs ...slog.Attr) {
 	w.log.LogAttrs(ctx, level, msg, attrs...)
 }
 
-// kindOf is an error's kind, for people and for counting, and its level.
+// kindOf returns the kind of an error, for readers and for counting, and its level.
 func kindOf(err error) (string, slog.Level) {
 	if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
 		return "panic", slog.LevelError
@@ -133,7 +130,7 @@ func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(o
 func (w *writer) breaker(engine observe.Engine, from, to observe.BreakerState) {
 	level := slog.LevelDebug
 	switch {
-	// Half-open and open again is what an engine that stays down does.
+	// An engine that stays down alternates between half-open and open.
 	case to == observe.BreakerOpen && from == observe.BreakerClosed:
 		level = slog.LevelWarn
 	case to == observe.BreakerClosed:

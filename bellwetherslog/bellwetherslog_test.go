@@ -20,7 +20,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// timeless leaves out what differs from run to run.
+// timeless removes attributes that differ from run to run.
 func timeless(_ []string, a slog.Attr) slog.Attr {
 	if a.Key == slog.TimeKey || a.Key == "took" {
 		return slog.Attr{}
@@ -33,7 +33,6 @@ func newLog(level slog.Level) (*slog.Logger, *bytes.Buffer) {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: level, ReplaceAttr: timeless})), b
 }
 
-// Each kind has its level.
 func TestObserve_Levels(t *testing.T) {
 	log, got := newLog(slog.LevelDebug)
 	o := bellwetherslog.Observe(log, 0)
@@ -73,8 +72,7 @@ level=INFO msg=breaker engine=store from=half-open to=closed
 	}
 }
 
-// Of a kind there is one record in a pause, and the next says how many there
-// were in between.
+// A pause has one record of a kind, and the next record has the number of omitted records.
 func TestObserve_Pause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)
@@ -92,7 +90,7 @@ func TestObserve_Pause(t *testing.T) {
 	})
 }
 
-// A store that goes down and comes back is what the log shows.
+// The log shows a store going down and coming back.
 func TestObserve_StoreDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)

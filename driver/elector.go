@@ -5,50 +5,48 @@ import (
 	"time"
 )
 
-// This file is the contract of an engine that is store and locker at once: it does in one
-// request what the two do in several.
+// This file is the contract of an engine in both roles: store and locker in a single request.
 
-// An Elector is a [Store] and a [Locker] over one engine, whose leases and entries it reads
-// and writes together. A cache uses it as one if it is given both as Store and as Locker.
-// The methods of Store and Locker work on the same entries and the same leases: other
-// processes may use them.
+// An Elector is a [Store] and a [Locker] over one engine, joined in a single request.
+//
+// A cache calls Elect and CommitAndRelease if the Elector is its Fleet.Engine. The methods of Store
+// and Locker work on the same entries and the same leases, so other processes may use them.
 type Elector interface {
 	Store
 	Locker
 
-	// Elect looks under key, stands for election and claims, in one step of the engine. See
-	// [Election] for its answers. An entry that is [Entry.Fresh] and has an epoch above past
-	// is the answer by itself. Otherwise the lease on key is taken for ttl as by TryAcquire,
-	// and an epoch as by Claim, unless another holds the lease. A ttl that is not positive is
-	// an error. The answer of "held" is no error.
+	// Elect reads the entry, stands for election and claims an epoch, in a single step.
 	//
-	// Bytes that are no entry count as no entry. The lease ends by itself when ttl has passed
-	// since Elect was called. If ctx ends before the reply, Elect returns the error of ctx, and
-	// a lease that the engine has given ends soon: a caller who has left leaves no lease behind.
+	// Elect answers with the entry alone if the entry is [Entry.Fresh] and its epoch is above past.
+	// Otherwise Elect takes the lease on key for ttl as TryAcquire does, and claims an epoch as
+	// Claim does. If another holder has the lease, Election.Held is set and the error is nil.
 	//
-	// past is the epoch of the latest entry that the caller has seen and does not take
-	// for an answer; 0 if there is none.
+	// past is the latest epoch the caller has seen and does not accept as an answer, or 0. A ttl of
+	// 0 or less is an error. Corrupt bytes count as no entry. The lease ends by itself when ttl has
+	// passed since Elect was called. If ctx ends before the reply, Elect returns the error of ctx,
+	// and a lease granted by the engine ends soon.
 	Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (Election, error)
 
-	// CommitAndRelease is Commit, and Release of the lease if the commit succeeds, in one
-	// step of the engine. The commit does not depend on the lease: it succeeds also
-	// after the lease's end, and then frees nobody else's. After an error the lease is as
-	// it was before. To repeat a call whose reply was lost, with the same arguments, is safe
-	// and succeeds, as with Commit.
+	// CommitAndRelease commits e and, if the commit succeeds, releases lease, in a single step.
+	//
+	// The commit does not depend on the lease. After the end of the lease the commit still
+	// succeeds, and the lease of a later holder stays. An error leaves the lease as before.
+	// Repeating a call with the same arguments after a lost reply is safe and succeeds, as with
+	// Commit.
 	CommitAndRelease(ctx context.Context, key string, e Entry, lease Lease) error
 }
 
-// An Election is the answer of [Elector.Elect]: an entry that answers, if Lease and Held are
-// nil; the leadership, if Lease is not; or the present holder.
+// An Election is the answer of [Elector.Elect]: a lease, the present holder, or an entry. The entry
+// alone is the answer if Lease and Held are nil.
 type Election struct {
-	// Entry is the present entry with its Age as of now, as from Claim: the zero Entry if there
-	// is none or it is corrupt.
+	// Entry is the present entry with its Age as of now, as from Claim. It is the zero Entry if the
+	// key has none or the bytes are corrupt.
 	Entry Entry
-	// Lease is the lease that the caller has now.
+	// Lease is the lease won by the caller, or nil.
 	Lease Lease
-	// Epoch is the epoch that the caller has claimed, if Lease is not nil.
+	// Epoch is the epoch claimed for the caller. It is set if Lease is not nil.
 	Epoch uint64
-	// Held tells of another's lease, as from TryAcquire: its Until is zero, or not before the
-	// end in which the holder believes.
+	// Held describes the lease of another holder, as from TryAcquire, or is nil. Its Until is zero,
+	// or no earlier than the end known to the holder.
 	Held *HeldError
 }

@@ -10,71 +10,70 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// This file is the entry: what a store keeps under a key, and the bytes that it has.
+// This file is the entry and its encoding.
 
-// An EntryKind says what an [Entry] holds.
+// An EntryKind is the content of an [Entry].
 type EntryKind uint8
 
 const (
-	// KindNone holds nothing: the zero Entry, or a record that rebuilds fail.
+	// KindNone holds nothing: the zero Entry, or a record of failed rebuilds.
 	KindNone EntryKind = iota
 	// KindValue holds a value.
 	KindValue
-	// KindNotFound holds the knowledge that the thing does not exist.
+	// KindNotFound records a load's answer of ErrNotFound.
 	KindNotFound
-	// KindUnshared stands for a value that is not in the store, because it was too
-	// large, could not be encoded, was not taken, or has no life: each process
-	// makes its own.
+	// KindUnshared stands for a value outside the store: too large, not encodable, refused by the
+	// store, or without a life. Each process loads the value for itself.
 	KindUnshared
 )
 
-// An Entry is what a [Store] keeps under a key. All its times are durations on
-// one axis, the age of its value, so that no two machines' clocks need agree.
+// An Entry is the content of a [Store] under one key. All its times are durations on one axis, the
+// age of the value, so clocks of different machines are never compared.
 type Entry struct {
-	// Kind says what the entry holds.
+	// Kind is the content of the entry.
 	Kind EntryKind
-	// Value is the encoded value, if Kind is KindValue.
+	// Value is the encoded value if Kind is KindValue.
 	Value []byte
-	// Epoch is the epoch under which the entry was committed.
+	// Epoch is the epoch of the entry's commit.
 	Epoch uint64
 
-	// Age is how old the value is: at Commit as the rebuild gives it, from Get
-	// and Claim with the time added that has passed since.
+	// Age is the age of the value. Commit takes it from the rebuild. Get and Claim add the time in
+	// the store.
 	Age time.Duration
 	// TTL is the age at which the value stops being fresh.
 	TTL time.Duration
-	// StaleWhileRevalidate is how long after TTL the value may be served while
-	// a rebuild runs behind it (RFC 5861 section 3).
+	// StaleWhileRevalidate is the time after TTL in which the value may be served while a rebuild
+	// runs behind it (RFC 5861 section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after TTL the value may be served because
-	// rebuilds fail (RFC 5861 section 4).
+	// StaleIfError is the time after TTL in which the value may be served because rebuilds fail
+	// (RFC 5861 section 4).
 	StaleIfError time.Duration
-	// Keep is how long after TTL the value is kept at least, beyond its windows
-	// too, for a rebuild to start from. It is not served for that.
+	// Keep is the least time after TTL for which the value is kept as the start of a rebuild. A
+	// value past its windows is not served.
 	Keep time.Duration
-	// BuildTime is how long the rebuild took.
+	// BuildTime is the duration of the rebuild.
 	BuildTime time.Duration
-	// Sweep is up to where the cache knew its log of invalidations when the
-	// rebuild's load began: what was written there later counts against it.
+	// Sweep is the cache's position in its log of invalidations when the load began. Later records
+	// of the log apply to the value.
 	Sweep uint64
 
-	// Failures counts the rebuilds that have failed in a row since the value
-	// was built; 0 if the last one succeeded.
+	// Failures is the number of rebuilds failed in a row since the value was built. It is 0 if the
+	// last rebuild succeeded.
 	Failures uint32
-	// RetryAge is the age before which nobody tries again, if Failures > 0.
+	// RetryAge is the age of the next try, if Failures > 0. No process tries before it.
 	RetryAge time.Duration
-	// Failure is the last failure's text, if Failures > 0.
+	// Failure is the text of the last failure, if Failures > 0.
 	Failure string
 
-	// Validator is the source's own name for this version of the value, such as an
-	// entity tag. It is empty if the source has none.
+	// Validator is the source's name for this version of the value, such as an entity tag. It is
+	// empty if the source has none.
 	Validator string
-	// Tags are the names by which the value can be invalidated together with others.
+	// Tags are names for invalidating the value together with other values.
 	Tags []string
 }
 
-// Fresh reports whether the entry answers by itself: its value is below its TTL and the last
-// rebuild succeeded, or rebuilds fail and the next try is not due.
+// Fresh reports whether the entry answers a call without a rebuild. A value below its TTL does so
+// if the last rebuild succeeded. After failures the entry answers until the next try is due.
 func (e Entry) Fresh() bool {
 	if e.Failures > 0 {
 		return e.Age < e.RetryAge
@@ -82,13 +81,12 @@ func (e Entry) Fresh() bool {
 	return e.Kind != KindNone && e.Age < e.TTL
 }
 
-// FailureMemory is how long after a failed rebuild's next try is due the number
-// of failures in a row is still known, so that the pauses can grow.
+// FailureMemory is the time for which Failures is kept after the next try is due. Pauses between
+// tries grow by this memory.
 const FailureMemory = time.Minute
 
-// Life returns how much longer the entry is of any use, and so has to be kept:
-// until its last window closes, no rebuild starts from it, and its failures are
-// forgotten.
+// Life returns the remaining time for which a store has to keep the entry. A life ends when the
+// last window and Keep have passed and the failures are forgotten.
 func (e Entry) Life() time.Duration {
 	var end time.Duration
 	if e.Kind != KindNone {
@@ -110,13 +108,11 @@ func (e Entry) Life() time.Duration {
 //	uvarints: age, ttl, stale-while-revalidate, stale-if-error, keep, build time (ns), sweep, failures, retry age (ns) |
 //	failure | validator | uvarint: number of tags | tags
 //
-// where a text is its length, as a uvarint, and its bytes. A decoder skips the rest of a header
-// that is longer than it knows, and takes the fields that a shorter one lacks for zero: so a
-// later version can add fields at the end.
+// where a text is its length, as a uvarint, and its bytes. Later versions add fields at the end of
+// the header: a decoder skips unknown fields and reads missing fields as zero.
 //
-// The checksum tells our bytes from foreign and damaged ones, and from the entry of another
-// key, which a proxy that mixes replies up may give. It is no protection against somebody
-// who can write to the store.
+// The checksum detects foreign bytes, damaged bytes, and the entry of another key from a proxy with
+// mixed-up replies. It does not protect against an attacker with write access to the store.
 const (
 	entryMagic  = "BW\x03"
 	entryPrefix = len(entryMagic) + 4 + 1 + 8 + 4
@@ -124,15 +120,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// entrySum is the checksum of an entry under the key, whose bytes behind the checksum are these.
+// entrySum is the checksum of an entry under the key. rest is the bytes behind the checksum.
 func entrySum(key string, rest []byte) uint32 {
-	// A conversion would copy the key: the table's function is not known to keep none of it.
+	// A conversion would copy the key: the compiler cannot see that the table's function keeps none
+	// of it.
 	of := crc32.Checksum(unsafe.Slice(unsafe.StringData(key), len(key)), castagnoli)
 	return crc32.Update(of, castagnoli, rest)
 }
 
-// Append appends the entry to b as it is stored under the key. Negative durations become 0, and
-// Value is left out unless Kind is KindValue.
+// Append appends the encoding of the entry under key to b. Negative durations become 0. Value is
+// left out unless Kind is KindValue.
 func (e Entry) Append(b []byte, key string) []byte {
 	start := len(b)
 	b = append(b, entryMagic...)
@@ -172,9 +169,9 @@ func appendText(b []byte, text string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
 }
 
-// Decode decodes what Append wrote under the same key. Value shares memory with
-// data; appending to it does not write there. Anything else than the bytes of
-// one whole entry of the key is an error that wraps [ErrCorrupt], and leaves e as it was.
+// Decode decodes the bytes of Append under the same key. Value shares memory with data; appending
+// to Value does not write there. If data is not one whole entry of the key, the error wraps
+// [ErrCorrupt] and e stays as before.
 func (e *Entry) Decode(key string, data []byte) error {
 	if len(data) < entryPrefix || string(data[:len(entryMagic)]) != entryMagic {
 		return fmt.Errorf("%w: no entry header", ErrCorrupt)
@@ -214,7 +211,7 @@ func (e *Entry) Decode(key string, data []byte) error {
 	return nil
 }
 
-// A headerReader reads the fields of a header one after another. Behind its end they are zero.
+// A headerReader reads the fields of a header in order. Fields past the end are zero.
 type headerReader struct {
 	left []byte
 	bad  bool
@@ -225,8 +222,7 @@ func (r *headerReader) number() uint64 {
 		return 0
 	}
 	v, n := binary.Uvarint(r.left)
-	// A number has one encoding, the shortest: stores compare bytes to tell
-	// whether two entries are the same.
+	// A number has one encoding, the shortest: stores compare the bytes of two entries.
 	if n <= 0 || v > 1<<63-1 || n > 1 && r.left[n-1] == 0 {
 		r.left, r.bad = nil, true
 		return 0
@@ -251,7 +247,7 @@ func (r *headerReader) text() string { return string(r.bytes(r.number())) }
 
 func (r *headerReader) texts() (all []string) {
 	n := r.number()
-	if n > uint64(len(r.left)) { // each takes a byte at least
+	if n > uint64(len(r.left)) { // each text takes at least one byte
 		r.left, r.bad = nil, true
 		return nil
 	}

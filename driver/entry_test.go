@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// sampleEntries has every kind, and every field at zero, at its usual size and
-// at its largest.
+// sampleEntries covers every kind, with each field at zero, at its usual size and at its largest.
 func sampleEntries() map[string]Entry {
 	return map[string]Entry{
 		"zero":      {},
@@ -38,8 +37,7 @@ const sampleKey = "the key"
 
 func encode(e Entry) []byte { return e.Append(nil, sampleKey) }
 
-// seal gives data the magic and the checksum of an entry of sampleKey, so that a decoder
-// looks at the rest.
+// seal sets the magic and the checksum of an entry of sampleKey, so Decode reads the rest of data.
 func seal(data []byte) []byte {
 	data = bytes.Clone(data)
 	for len(data) < entryPrefix {
@@ -89,8 +87,7 @@ func TestEntry_EncodesOnlyWhatItsKindHolds(t *testing.T) {
 	}
 }
 
-// TestEntry_DamageIsFound cuts every sample at every length and flips each of
-// its bits.
+// TestEntry_DamageIsFound cuts every sample at every length and flips each of its bits.
 func TestEntry_DamageIsFound(t *testing.T) {
 	for name, e := range sampleEntries() {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +116,7 @@ func TestEntry_DamageIsFound(t *testing.T) {
 	}
 }
 
-// TestEntry_OfAnotherKey gives the bytes of one key for another: a miss, whatever they are.
+// TestEntry_OfAnotherKey decodes the bytes of one key under another key: always a miss.
 func TestEntry_OfAnotherKey(t *testing.T) {
 	for name, e := range sampleEntries() {
 		for _, key := range []string{"", "the kez", sampleKey + "\x00", strings.Repeat("k", 300)} {
@@ -134,7 +131,7 @@ func TestEntry_OfAnotherKey(t *testing.T) {
 	}
 }
 
-// sealed is an entry with this header, and with the value "v" if kind has one.
+// sealed is an entry with the header, and with the value "v" if kind has a value.
 func sealed(kind EntryKind, header ...[]byte) []byte {
 	all := bytes.Join(header, nil)
 	data := append([]byte(entryMagic), 0, 0, 0, 0, byte(kind), 0, 0, 0, 0, 0, 0, 0, 1)
@@ -149,8 +146,8 @@ func zeros(n int) []byte             { return make([]byte, n) }
 func uvarint(v uint64) []byte        { return binary.AppendUvarint(nil, v) }
 func text(n uint64, s string) []byte { return append(uvarint(n), s...) }
 
-// TestEntry_SealedNonsense decodes headers whose checksum is right, which only
-// a bug or an attacker writes.
+// TestEntry_SealedNonsense decodes bad headers under a right checksum, as from a bug or an
+// attacker.
 func TestEntry_SealedNonsense(t *testing.T) {
 	whole := sealed(KindValue, zeros(12))
 	for name, data := range map[string][]byte{
@@ -178,8 +175,7 @@ func TestEntry_SealedNonsense(t *testing.T) {
 	}
 }
 
-// TestEntry_OtherVersions decodes headers with fields that this version does not know, and
-// without fields that it knows.
+// TestEntry_OtherVersions decodes headers with unknown fields, and headers without known fields.
 func TestEntry_OtherVersions(t *testing.T) {
 	want := Entry{Kind: KindValue, Value: []byte("v"), Epoch: 1, Age: 7}
 	for name, header := range map[string][]byte{
@@ -193,7 +189,6 @@ func TestEntry_OtherVersions(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", name, got, err, want)
 		}
 	}
-	// The second format is a miss.
 	old := append([]byte("BW\x02"), encode(want)[3:]...)
 	if err := new(Entry).Decode(sampleKey, old); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("the second format: %v, want ErrCorrupt", err)
@@ -267,8 +262,8 @@ func TestEntry_Life(t *testing.T) {
 	}
 }
 
-// FuzzEntry decodes arbitrary bytes, with and without a right checksum: what
-// decodes is what would be encoded, byte for byte, but for a header of another version.
+// FuzzEntry decodes arbitrary bytes, with and without a right checksum. Decoded bytes encode to the
+// same bytes, except under a header of another version.
 func FuzzEntry(f *testing.F) {
 	for _, e := range sampleEntries() {
 		f.Add(encode(e), false)
@@ -300,8 +295,7 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
-// FuzzEntry_RoundTrip encodes arbitrary fields: what is encoded decodes, to
-// the same life.
+// FuzzEntry_RoundTrip encodes arbitrary fields: the entry decodes to the same life.
 func FuzzEntry_RoundTrip(f *testing.F) {
 	f.Add(uint8(1), []byte("v"), uint64(1), int64(0), int64(time.Minute), int64(0), int64(time.Hour), int64(2*time.Hour), int64(1), uint32(0), int64(0), "")
 	f.Add(uint8(2), []byte("v"), uint64(math.MaxUint64), int64(-1), int64(-1), int64(math.MinInt64), int64(math.MaxInt64), int64(-1), int64(1), uint32(9), int64(5), "f")

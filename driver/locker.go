@@ -6,111 +6,105 @@ import (
 	"time"
 )
 
-// This file is the contract of the elections: who may rebuild a key. The
-// adapters below lockers/ implement it, lockers/lockertest holds them to it.
+// This file is the contract of elections. The adapters below lockers/ implement it, and
+// lockers/lockertest tests them.
 
 var (
-	// ErrHeld means that another holds the lease. It comes wrapped in a
-	// [HeldError].
+	// ErrHeld means that another holder has the lease. It comes wrapped in a [HeldError].
 	ErrHeld = errors.New("bellwether: lease is held by another")
 
-	// ErrLeaseLost means that the lease ended before its holder released it:
-	// it expired, or another has taken it over.
+	// ErrLeaseLost means that the lease ended before its release: it expired, or another holder
+	// took it over.
 	ErrLeaseLost = errors.New("bellwether: lease lost")
 )
 
-// A Locker elects one holder per key across processes. It only elects: that a
-// former holder cannot write is the [Store]'s affair.
+// A Locker elects one holder per key across processes. The [Store], not the Locker, refuses writes
+// of former holders.
 //
-// A Locker is safe for concurrent use. Keys are arbitrary strings, the empty
-// one included; an engine that cannot carry a key as it is hashes it.
-// Every method honours its context, also where the engine's client cannot: it
-// returns as soon as ctx ends, and what the engine does afterwards leaves no
-// lease behind that nobody holds.
+// A Locker is safe for concurrent use. Keys are arbitrary strings, including the empty string. An
+// adapter hashes keys unfit for its engine. Every method returns as soon as ctx ends, even if the
+// engine's client ignores contexts. The adapter gives up a lease granted by the engine after that.
 //
-// Any error that is neither [ErrHeld] nor [ErrLeaseLost] means that the engine
-// did not answer, so nobody knows who holds the lease.
+// Every error except [ErrHeld] and [ErrLeaseLost] means that the engine did not answer and the
+// holder is unknown.
 type Locker interface {
-	// TryAcquire takes the lease on key for ttl without waiting. If another
-	// has it, the error is a *HeldError. The lease ends by itself when ttl has
-	// passed since TryAcquire was called: the holder counts from before the
-	// request was sent, so that it never believes in a lease longer than
-	// anybody else. A ttl that is not positive is an error. TryAcquire is not
-	// reentrant: a second call for a held key gets ErrHeld, whoever makes it.
+	// TryAcquire takes the lease on key for ttl without waiting.
+	//
+	// The lease ends by itself when ttl has passed since the call. The holder counts from before
+	// the request, so it never believes in a lease longer than another process does. If another
+	// holder has the lease, the error is a *HeldError. A ttl of 0 or less is an error. TryAcquire
+	// is not reentrant: the holder's own second call for the key gets ErrHeld too.
 	TryAcquire(ctx context.Context, key string, ttl time.Duration) (Lease, error)
 }
 
-// A Lease is the right to rebuild one key, for a while. Its methods are safe
-// for concurrent use.
+// A Lease is the right to rebuild one key for a limited time. Its methods are safe for concurrent
+// use.
 type Lease interface {
-	// Renew makes the lease end ttl after this call was made. It returns
-	// ErrLeaseLost if the lease is another's or nobody's by now; it never
-	// takes a lost lease back. A lease that ends later already may keep its
-	// end. A ttl that is not positive is an error, and changes nothing.
+	// Renew moves the end of the lease to ttl after the call.
+	//
+	// Renew returns ErrLeaseLost if the lease has ended or another holder has it. Renew never takes
+	// a lost lease back. A lease with a later end may keep it. A ttl of 0 or less is an error and
+	// changes nothing.
 	Renew(ctx context.Context, ttl time.Duration) error
 
-	// Release ends the lease and wakes those who watch it. It never frees
-	// another's lease: if this one is lost already, it returns ErrLeaseLost
-	// and changes nothing. A second Release returns ErrLeaseLost. After an error
-	// that tells of no answer Release is called again, until the lease has run out.
+	// Release ends the lease and wakes its watchers.
+	//
+	// Release never frees the lease of another holder. For a lost lease, and on a second call,
+	// Release returns ErrLeaseLost and changes nothing. If the engine did not answer, the caller
+	// calls Release again until the lease has run out.
 	Release(ctx context.Context) error
 }
 
-// A Tokener is a [Lease] that has a fencing token: a number that a resource can
-// compare, so that a holder which has lost its lease without knowing cannot
-// write there after its successor. What the tokens of an engine's leases
-// promise (that they rise, and across which losses) is said in docs/engines.md.
-// The engine does not need it: its resource is the [Store], which has epochs.
+// A Tokener is a [Lease] with a fencing token for resources outside the [Store].
+//
+// A resource compares tokens, so a holder with a lost lease cannot write after its successor.
+// docs/engines.md lists the promises of each engine's tokens: their order, and the losses they
+// survive. Bellwether itself does not need tokens: its resource is the Store, with epochs.
 type Tokener interface {
-	// Token returns the lease's fencing token. Of two leases on one key, the
-	// later has the greater token.
+	// Token returns the fencing token of the lease. A later lease on the same key has a greater
+	// token.
 	Token() uint64
 }
 
-// A LossNotifier is a [Lease] that may learn of its loss before it is renewed: a
-// session has expired, say. The loss is certain: whoever has heard of it stops,
-// as after ErrLeaseLost.
+// A LossNotifier is a [Lease] that may report its loss before a renewal, for example when a session
+// expires. The loss is certain: the holder stops, as after ErrLeaseLost.
 type LossNotifier interface {
-	// Lost returns a channel that is closed when the lease is known to be lost.
-	// It may never close, and after Release it means nothing.
+	// Lost returns a channel that is closed when the lease is known to be lost. The channel may
+	// stay open after a loss. After Release its state means nothing.
 	Lost() <-chan struct{}
 }
 
-// A HeldError is what TryAcquire saw: another's lease. errors.Is(err, ErrHeld)
-// is true for it.
+// A HeldError describes the lease of another holder, as seen by TryAcquire. It wraps ErrHeld.
 type HeldError struct {
-	// Key is the key as it was given to TryAcquire.
+	// Key is the argument of TryAcquire.
 	Key string
 
-	// Until is when, by the present process's monotonic clock, the holder has
-	// announced that its lease ends unless renewed, counted from after the
-	// engine's reply was read: never earlier than the holder itself believes.
-	// It is zero if the engine does not tell.
+	// Until is the announced end of the lease, unless renewed, on the monotonic clock of this
+	// process.
+	//
+	// Until counts from after the engine's reply, so it is never earlier than the end known to the
+	// holder. It is zero if the engine does not tell.
 	Until time.Time
 
-	// Seen is the Locker's own mark of what it saw: a revision, a version, a
-	// channel. It belongs to the Locker, which finds it again in Watch.
+	// Seen is the Locker's mark of the lease, for Watch: a revision, a version, a channel.
 	Seen any
 }
 
-// Error says which key is held.
+// Error names the key.
 func (e *HeldError) Error() string { return ErrHeld.Error() + ": " + e.Key }
 
 // Unwrap returns [ErrHeld].
 func (e *HeldError) Unwrap() error { return ErrHeld }
 
-// A Watcher is a [Locker] that can tell sooner than polling that a lease may
-// be free.
+// A Watcher is a [Locker] that reports free leases sooner than polling does.
 type Watcher interface {
-	// Watch returns a channel that is closed once the lease that held reports
-	// may have ended. It misses no end that came after held was made: an
-	// engine whose subscription is younger than held subscribes first, and
-	// looks again then. The channel may close early (a reconnect, a renewal);
-	// it may also never close, because a dead holder tells nobody: the caller
-	// keeps a timer for held.Until beside it. The watch ends with ctx, after
-	// which the channel's state means nothing.
+	// Watch returns a channel that is closed once the lease behind held may have ended.
 	//
-	// An error means that there is no push for now, and that the caller has
-	// to poll.
+	// Watch misses no end after held was made: an engine with a later subscription subscribes first
+	// and then looks again. The channel may close early, after a reconnect or a renewal. It may
+	// stay open after the death of a holder, so the caller keeps a timer for held.Until. The watch
+	// ends with ctx. After ctx the state of the channel means nothing.
+	//
+	// An error means that there is no push for now and the caller has to poll.
 	Watch(ctx context.Context, held *HeldError) (<-chan struct{}, error)
 }

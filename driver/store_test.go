@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// A setStore is a Store for Set alone: it gives out rising epochs, and refuses the first
-// commits.
+// A setStore is a Store for Set alone: it issues rising epochs and refuses the first commits.
 type setStore struct {
 	Store
 	epoch    uint64
@@ -37,7 +36,7 @@ func TestSet(t *testing.T) {
 	down := errors.New("down")
 	for name, test := range map[string]struct {
 		store setStore
-		epoch uint64 // 0: none
+		epoch uint64 // 0 if Set fails
 		err   error
 	}{
 		"at once":              {setStore{}, 1, nil},
@@ -55,7 +54,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// The age of a Set's entry includes the time that its claim takes.
+// The age of a Set's entry includes the time of its claim.
 func TestSet_AgeOfASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slowStore{}

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file holds the engine over several servers: a cluster, and a ring.
+// This file tests the engine over several servers: a cluster, and a ring.
 
 func connect(tb testing.TB, c *testserver.Cluster, o redis.ClusterOptions) *redis.ClusterClient {
 	tb.Helper()
@@ -26,7 +26,7 @@ func connect(tb testing.TB, c *testserver.Cluster, o redis.ClusterOptions) *redi
 	return rdb
 }
 
-// TestEngine_Cluster runs as a user who may do what the documentation says.
+// TestEngine_Cluster runs as a user with only the documented permissions.
 func TestEngine_Cluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)
@@ -54,15 +54,15 @@ func TestEngine_Cluster(t *testing.T) {
 	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
 }
 
-// slotsThatMove goes through the life of a key while its slot is under way: with nothing in it, with
-// its keys on the old server, with one of them on each, and with its keys on the new.
+// slotsThatMove goes through the life of a key while its slot moves: empty, with its keys on the
+// old server, with one key on each, and with its keys on the new server.
 func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	const key = "moving"
 	rdb := connect(t, c, redis.ClusterOptions{})
 	eng := over(t, rdb)
 	life := func(when string, past uint64) (last uint64) {
 		t.Helper()
-		// One engine has seen the slot move, and one has not.
+		// One engine has seen the slot move, and the other has not.
 		for _, eng := range []*Engine{eng, over(t, connect(t, c, redis.ClusterOptions{}))} {
 			won := elect(t, eng, key, past)
 			if won.Lease == nil || won.Epoch <= past {
@@ -104,7 +104,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	if err := eng.CommitAndRelease(t.Context(), key, e, held.Lease); err != nil {
 		t.Errorf("CommitAndRelease of what has not moved: %v", err)
 	}
-	// The entry is there, and the lease is not: its next one begins on the new server.
+	// The entry exists, and the lease does not: its next one begins on the new server.
 	last = life("with the entry on the old server", held.Epoch)
 	if err := rdb.Del(t.Context(), redisentry.Name(eng.Prefix, key)).Err(); err != nil {
 		t.Fatal(err)
@@ -123,8 +123,8 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	life("by one request again", last)
 }
 
-// TestEngine_Ring runs the kits over single servers that know nothing of each other, which is
-// why there are no notices and no watches.
+// TestEngine_Ring runs the kits over single servers that do not know each other: they have no
+// notices and no watches.
 func TestEngine_Ring(t *testing.T) {
 	t.Parallel()
 	addrs := map[string]string{}
@@ -136,7 +136,7 @@ func TestEngine_Ring(t *testing.T) {
 		tb.Cleanup(func() { rdb.Close() })
 		return rdb
 	}
-	type elects struct{ driver.Elector } // and does not watch
+	type elects struct{ driver.Elector } // without Watch
 	t.Run("store", func(t *testing.T) {
 		storetest.Run(t, func(tb testing.TB) storetest.Instance {
 			prefix := adapter.Token() + ":"

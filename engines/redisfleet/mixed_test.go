@@ -18,11 +18,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file holds a fleet of which some processes have an engine, and others redisstore and
-// redislock.
+// This file tests a fleet with engines in some processes, and redisstore and redislock in the
+// others.
 
-// A pair is redisstore and redislock in one process. It does one after another what an Elector
-// does at once.
+// A pair is redisstore and redislock in one process, as an Elector of several requests.
 type pair struct {
 	*redisstore.Store
 	locker *redislock.Locker
@@ -75,7 +74,7 @@ func (p pair) CommitAndRelease(ctx context.Context, key string, e driver.Entry, 
 	return nil
 }
 
-// TestMixed runs the kits with every other process of either kind.
+// TestMixed runs the kits with processes that alternate between the two kinds.
 func TestMixed(t *testing.T) {
 	srv := testserver.Redis(t)
 	mixed := func(prefix string) func(testing.TB) driver.Elector {
@@ -99,8 +98,8 @@ func TestMixed(t *testing.T) {
 	})
 }
 
-// TestMixed_Fleet goes through an election from either side, with keys that need a hash for a
-// name and such as do not.
+// TestMixed_Fleet goes through an election from either side, with keys that need a hash as their
+// name and keys that do not.
 func TestMixed_Fleet(t *testing.T) {
 	srv := testserver.Redis(t)
 	for _, key := range []string{"plain", "", "{", "}", "{}", "{a}", "a{b}c", "{a}{b}", "a}b{c", "}{", "with space", "a/b", "#hash"} {
@@ -145,7 +144,7 @@ type watcher interface {
 	driver.Watcher
 }
 
-// watch watches key once the push is there.
+// watch watches key once push works.
 func watch(t *testing.T, l watcher, key string) <-chan struct{} {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) { // a subscription takes its time
@@ -159,7 +158,7 @@ func watch(t *testing.T, l watcher, key string) <-chan struct{} {
 	}
 }
 
-// listen returns the notices of commits of the key, once they come.
+// listen returns the notices of the key's commits, once they come.
 func listen(t *testing.T, s driver.Notifier, key string) <-chan driver.Notice {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -14,7 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file holds the note of a lease beside the entry to what the lease itself says.
+// This file compares the note of a lease beside the entry with the lease itself.
 
 // TestNote_EndsWithTheLease ends leases in each way: the next caller is elected at once.
 func TestNote_EndsWithTheLease(t *testing.T) {
@@ -81,8 +81,8 @@ func TestNote_EndsWithTheLease(t *testing.T) {
 	}
 }
 
-// TestNote_OfAnother has a holder come late, and an invalidation: the note of the present holder
-// stays, and costs the others two commands.
+// TestNote_OfAnother has a late holder and an invalidation: the note of the present holder stays,
+// and costs the others two commands.
 func TestNote_OfAnother(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	admin := dial(t, srv.Addr)
@@ -133,7 +133,7 @@ func TestNote_OfAnother(t *testing.T) {
 }
 
 // TestElect_AheadOfTheServer stands for election by a clock that a late reply has put ahead: an
-// entry that is fresh by the server's answers all the same.
+// entry that is fresh by the server's clock is still the answer.
 func TestElect_AheadOfTheServer(t *testing.T) {
 	srv := testserver.Redis(t)
 	a, b := open(t, srv.Addr), open(t, srv.Addr)
@@ -151,7 +151,7 @@ func TestElect_AheadOfTheServer(t *testing.T) {
 	}
 }
 
-// TestNote_OutOfMemory has Redis refuse to take a note away: the lease ends.
+// TestNote_OutOfMemory has Redis refuse to remove a note: the lease still ends.
 func TestNote_OutOfMemory(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
@@ -168,7 +168,7 @@ func TestNote_OutOfMemory(t *testing.T) {
 	}
 }
 
-// TestNote_Foreign puts texts where the note stands: none holds the key up.
+// TestNote_Foreign puts foreign texts in the note's place: the key stays free.
 func TestNote_Foreign(t *testing.T) {
 	srv := testserver.Redis(t)
 	rdb := dial(t, srv.Addr)

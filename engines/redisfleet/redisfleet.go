@@ -1,42 +1,44 @@
-// Package redisfleet makes Redis 7.0 or newer one engine: a store and a locker that look, elect and
-// claim in one request, and commit, release and notify in another.
+// Package redisfleet is a store and a locker on Redis 7.0 or newer in one engine.
+//
+// It looks, elects and claims in a single request, and commits, releases and notifies in another.
 //
 //	eng := redisfleet.New(rdb)
 //	defer eng.Close()
 //	users := bellwether.New(load, bellwether.Options{
-//		Engine: eng, Namespace: "users",
+//		TTL:   time.Minute,
+//		Fleet: bellwether.Fleet{Engine: eng, Namespace: "users"},
 //	})
 //
-// An uncontended miss costs two requests. With redisstore and redislock it costs five. A lease that is
+// An uncontended miss costs two requests, compared with five for redisstore and redislock. A lease
 // released without a commit costs two requests too.
 //
 // # Mixed fleets
 //
-// Entries, epochs, floors, leases, notices and releases are those of redisstore and redislock, under
-// the same names. So processes with an [Engine] and processes with redisstore and redislock
-// are one fleet if all have the same Prefix: they elect one holder per key, count one row of epochs,
-// and hear each other's releases and changes.
+// Entries, epochs, floors, leases, notices and releases have the format and the names of redisstore
+// and redislock. Processes with an [Engine] and processes with redisstore and redislock form one
+// fleet if all have the same Prefix: they elect one holder per key, share one sequence of epochs,
+// and receive each other's releases and changes.
 //
-// The engine notes the leases that it gives beside the entry. Other engines find the note with the
-// entry, so a process that waits costs two commands, those inside the script included. redislock
-// goes by the lease alone. If Redis has evicted a lease, engines take it for held until its holder renews
-// it, or until its announced end.
+// The engine notes its leases beside the entry. Other engines find the note with the entry, so a
+// waiting process costs two commands, including the script's. redislock reads the lease alone. If
+// Redis has evicted a lease, engines take it for held until its holder renews it, or until its
+// announced end.
 //
 // # One slot
 //
-// A key's entry and lease are two keys in Redis, Prefix{name}:entry and Prefix{name}:lease. The name
-// in the braces decides the slot of both. A key of a cache that has braces itself, or is longer
-// than 160 bytes, has its hash for a name. A Prefix has no braces.
+// The entry and the lease of a key are two keys in Redis, Prefix{name}:entry and
+// Prefix{name}:lease. The name in the braces decides the slot of both. For a cache key with braces,
+// or longer than 160 bytes, the name is a hash. A Prefix has no braces.
 //
-// While a cluster moves a slot, it refuses a request about two keys of which only one has moved or
-// exists (TRYAGAIN). The engine does by several requests then what it does by one otherwise, as redisstore
-// and redislock would, and for a second after that with all keys.
+// While a cluster moves a slot, it refuses a request about two keys if only one has moved or exists
+// (TRYAGAIN). The engine then uses several requests, as redisstore and redislock do, and for a
+// second after that with all keys.
 //
-// # Else
+// # Further documentation
 //
-// The documentation of redisstore says what keeps the epochs rising, how entries age, and what a
-// cluster and a ring do to notices. The documentation of redislock says how no wake is missed, and
-// how durable a lease is. A user of Redis's access control lists needs what they need;
+// The package documentation of redisstore describes epochs, the age of entries, and notices in a
+// cluster and a ring. The package documentation of redislock describes wakes and the durability of
+// leases. A user of Redis's access control lists needs the same permissions as for both;
 // docs/engines.md has the smallest list.
 package redisfleet
 
@@ -58,22 +60,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// An Engine is a [driver.Elector] in Redis: the Store and the Locker of a cache. It is safe for
-// concurrent use. Create one with [New], and close it.
+// An Engine is a [driver.Elector] in Redis, both Store and Locker of a cache. Engines are safe for
+// concurrent use. Create an Engine with [New], and close it.
 type Engine struct {
-	// Store keeps the entries. Its fields are the engine's settings, and its Prefix begins the
-	// names of the leases too. Set them before first use.
+	// Store keeps the entries. Its fields are the settings of the engine; its Prefix begins the
+	// names of the leases too. Set the fields before first use.
 	*redisstore.Store
 
 	servers *redisentry.Servers
 	leases  *redislease.Leases
 
-	// moved is when a slot was last seen on its way to another server, nil if never.
+	// moved is the last time a slot was seen moving to another server, nil if never.
 	moved atomic.Pointer[time.Time]
 }
 
-// New returns an engine over rdb, which stays the caller's to close. It adds a hook to rdb,
-// which notes why there is no connection. Without rdb it panics.
+// New returns an engine over rdb. The caller closes rdb. New adds a hook to rdb that records failed
+// dials. It panics without rdb.
 func New(rdb redis.UniversalClient) *Engine {
 	if adapter.Missing(rdb) {
 		panic(errors.New("redisfleet: New needs a client, such as redis.NewClient makes"))
@@ -86,10 +88,10 @@ func New(rdb redis.UniversalClient) *Engine {
 	}
 }
 
-// Close ends the engine's subscription to releases and every watch, and returns when its
-// connection is closed. That takes as long as the client's own time-outs if Redis hangs just
-// while the connection is made. The engine still does all else, but Watch returns an error. The
-// error is always nil. A second Close does nothing.
+// Close ends the engine's subscription to releases and every watch, and returns when the connection
+// is closed. If Redis hangs while the connection is made, Close takes as long as the client's
+// time-outs. Afterwards Watch returns an error; all other methods still work. The error is always
+// nil. A second Close does nothing.
 func (e *Engine) Close() error {
 	e.leases.Close()
 	return nil
@@ -100,26 +102,26 @@ func (e *Engine) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return e.leases.TryAcquire(ctx, e.Prefix, key, ttl, false)
 }
 
-// Watch implements [driver.Watcher], as redislock does. It takes what Elect and TryAcquire of
-// this engine have seen.
+// Watch implements [driver.Watcher], as redislock does. It takes the HeldErrors of this engine's
+// Elect and TryAcquire.
 func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	return e.leases.Watch(ctx, held)
 }
 
-// longestNoted is how long a noted lease lasts at most: what a stranger has written where the note
-// stands holds a key up for no longer. Of a longer lease the lease itself tells.
+// longestNoted bounds the length of a noted lease, so foreign bytes in its place block a key no
+// longer. For a longer lease the script reads the lease itself.
 const longestNoted = 10 * time.Minute
 
-// What the elect script answers, and the time if it was asked.
+// Answers of the elect script. The server's time follows if the script read it.
 const (
-	answered = iota // what is kept
-	elected         // what is kept, the epoch
-	held            // what is kept, whose the lease is, how long it lasts in ms
-	noted           // what is kept, whose the lease is, when it ends by the server's clock in microseconds
+	answered = iota // the value
+	elected         // the value, the epoch
+	held            // the value, the holder, the remaining time in ms
+	noted           // the value, the holder, the end by the server's clock in microseconds
 )
 
-// forgetLua has the function that takes the note of a holder's lease away. Where Redis has no memory for
-// that, the lease ends all the same, and its note lasts until the announced end.
+// forgetLua has the function forget, which removes the note of a holder's lease. If Redis has no
+// memory for that, the lease still ends, and its note lasts until the announced end.
 const forgetLua = `
 local function forget(name, holder)
 	if redis.pcall('GETRANGE', name, 48, 69) == holder then
@@ -129,27 +131,28 @@ end
 `
 
 // elect: the names of the entry and the lease; retention in ms, the largest reply, past, void, the
-// token, the lease in ms, about the time, the longest lease that is noted in ms. What is kept is nil
-// if there is no entry. Of what is longer than the largest reply it is the beginning, of just that
+// token, the lease in ms, about (the time), the longest noted lease in ms. The value is nil without
+// an entry. Of a value longer than the largest reply, the script returns a beginning of that
 // length.
 //
-// The script goes by the time until which an entry is fresh. It cannot tell an entry from other
-// bytes behind such a time: Lua has no checksum that would be fast enough. void is what stood
-// behind the counter of bytes that the caller has found to be no answer: they are none.
+// The script goes by the end of the entry's freshness. It cannot tell an entry from other bytes
+// behind such a time: Lua has no checksum that would be fast enough. void is the part of the value
+// behind the counter that the caller has found to be invalid. The script does not answer with it
+// again.
 //
-// In a herd all but one caller find the note of the leader's lease, and cost two commands: the
-// script and GETRANGE. So the caller says what time it is about if it knows that, and the script
-// asks for the time only before it asks for the lease. The caller's time is never behind the
-// server's when it is sent, so a lease that has ended then is never taken for held. A lease that ends
-// while the request is on its way may be: the caller is told of an end that has passed. The lease
-// itself decides where there is no note, or its time is over. The caller's time may be ahead by as
-// long as a reply took, so an entry is judged by the server's before it is replaced.
+// In a herd, all callers except the leader find the note of the leader's lease, at a cost of two
+// commands: the script and GETRANGE. So a caller passes its estimate of the server's time as about,
+// and the script reads the time only before it reads the lease. The estimate is never behind the
+// server's time when it is sent, so an ended lease is never taken for held. For a lease that ends
+// while the request is on its way, the caller gets an end in the past. Without a valid note the
+// lease itself decides. The estimate may be ahead by the duration of a reply, so the script judges
+// an entry by the server's time before it replaces it.
 //
-// A request whose reply was lost is repeated. If the first has taken the lease, and an entry has come
-// since, the caller is told of the entry alone, so the lease ends.
+// After a lost reply the request is repeated. If the first request took the lease and an entry has
+// come since, the caller gets only the entry, so the script ends the lease.
 //
-// The lease comes first among the writes. Redis refuses the first write of a script if it has no
-// memory or is a replica, and then no lease is left behind.
+// The lease is the first write. Redis refuses the first write of a script if it has no memory or is
+// a replica, and then no lease is left behind.
 var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + forgetLua + `
 local about, asked = tonumber(ARGV[7]), false
 if not about then
@@ -190,10 +193,10 @@ local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(now + ARGV[6] * 1
 return {1, entry, epoch, digits(now)}
 `)
 
-// commitAndRelease: the names of the entry and the lease; as of redisentry.CommitLua, then the
-// token, the channel of releases, and what is published there. A commit counts although the
-// lease cannot be read, because something else stands in its place. A commit that is repeated has
-// written nothing, the note of the lease neither.
+// commitAndRelease: the names of the entry and the lease; the arguments of redisentry.CommitLua
+// with the token as the last, then the channel of releases and the message for it. The commit
+// counts even if another type in the lease's place makes the release fail. A repeated commit has
+// written nothing, so the script removes the note by itself.
 var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + forgetLua + `
 local committed, now = commit(KEYS[1], ARGV)
 if committed == 1 then
@@ -211,21 +214,21 @@ forget(KEYS[1], ARGV[1])
 return {1}
 `)
 
-// Elect implements [driver.Elector]. It is one request. A second request fetches an entry of 64 KiB
-// or more. A second request stands again where the script has taken bytes for an answer that are no
-// entry, or an entry that was fresh when it was sent and is not when it has come.
+// Elect implements [driver.Elector], with 1 request. A second request fetches an entry of 64 KiB or
+// more. A second request stands again if the script's answer has invalid bytes, or an entry that
+// stopped being fresh on its way.
 func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	if ttl <= 0 {
 		return driver.Election{}, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
 	}
 	mine := e.leases.Stand(e.Prefix, key, ttl)
-	// Before the release, or those whom it wakes would find the note.
+	// The note goes before the release, or woken waiters would find it.
 	mine.Ending = func(ctx context.Context) error {
 		_, _, err := e.servers.Run(ctx, forgetScript, []string{redisentry.Name(e.Prefix, key)}, mine.Holder)
 		return err
 	}
 	won, err := adapter.Await(ctx, func() (won driver.Election, err error) {
-		// A request that was sent goes on to its reply, or nobody would know of the lease.
+		// A request under way goes on to its reply, or it may have taken a lease without a holder.
 		ctx, cancel := redislease.Detached(ctx)
 		defer cancel()
 		if e.settled() {
@@ -235,7 +238,7 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 		}
 		return e.electByParts(ctx, key, past, ttl)
 	}, func(won driver.Election, err error) {
-		// The caller has left. Without an answer the lease may have been taken all the same.
+		// The caller has left. Without an answer, the lease may have been taken.
 		if lease := redislease.Of(won.Lease); lease != nil {
 			lease.Undo(ctx)
 		} else if err != nil {
@@ -245,7 +248,7 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 	return won, mine.Wrap("elect", err)
 }
 
-// elect stands for mine, again if what the script has taken for an answer is none.
+// elect stands for mine. It stands again if the script's answer is no valid entry.
 func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redislease.Lease, ttl time.Duration) (won driver.Election, err error) {
 	name := redisentry.Name(e.Prefix, key)
 	void := ""
@@ -277,7 +280,7 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 				won.Epoch, err = strconv.ParseUint(epoch, 10, 64)
 			}
 			if err != nil {
-				mine.Undo(ctx) // whose holder is not told of it
+				mine.Undo(ctx) // its holder does not learn of it
 				return driver.Election{}, err
 			}
 			won.Lease = mine
@@ -307,13 +310,12 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 	}
 }
 
-// answers reports whether the entry is the answer by itself.
 func answers(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }
 
-// CommitAndRelease implements [driver.Elector]. It is one request with a lease that an engine or a
-// redislock has given for the key. Without a lease it is Commit.
+// CommitAndRelease implements [driver.Elector]. It costs 1 request with a lease of an engine or a
+// redislock for the key. Without a lease it is Commit.
 func (e *Engine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
-	// Encoded before Await, whose function may outlive the call and the caller's use of Value.
+	// Encoded before Await: its function may outlive the call and the caller's use of Value.
 	commit, err := redisentry.NewCommit(key, entry, e.MaxValue)
 	if err != nil {
 		return fmt.Errorf("redisfleet: commit: %w", err)

@@ -34,7 +34,7 @@ var (
 	_ driver.Fencer      = (*Engine)(nil)
 )
 
-// dial returns a client of its own, as another process would have it.
+// dial returns a new client, as in another process.
 func dial(tb testing.TB, addr string) *redis.Client {
 	tb.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
@@ -42,7 +42,7 @@ func dial(tb testing.TB, addr string) *redis.Client {
 	return rdb
 }
 
-// over returns an engine over rdb, which ends with the test.
+// over returns an engine over rdb, closed at the end of the test.
 func over(tb testing.TB, rdb redis.UniversalClient) *Engine {
 	tb.Helper()
 	eng := New(rdb)
@@ -50,7 +50,7 @@ func over(tb testing.TB, rdb redis.UniversalClient) *Engine {
 	return eng
 }
 
-// open returns an engine as another process would have it.
+// open returns an engine as in another process.
 func open(tb testing.TB, addr string) *Engine {
 	tb.Helper()
 	return over(tb, dial(tb, addr))
@@ -59,7 +59,7 @@ func open(tb testing.TB, addr string) *Engine {
 // limit is the MaxValue of the kit's engines.
 const limit = 2 << 20
 
-// instance puts rdb, over which the faults go, and open under the kit.
+// instance gives the kit open, and rdb for its faults.
 func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) driver.Elector) storetest.Instance {
 	name := func(key string) string { return redisentry.Name(prefix, key) }
 	must := func(tb testing.TB, err error) {
@@ -88,7 +88,6 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) dr
 	}
 }
 
-// set gives eng the settings of a kit's engine.
 func set(eng *Engine, prefix string) *Engine {
 	eng.Prefix, eng.MaxValue = prefix, limit
 	return eng
@@ -111,8 +110,7 @@ func TestEngine_Locker(t *testing.T) {
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return open(tb, server.Addr) })
 }
 
-// TestEngine_Access runs as a user who may do what the documentation says, in another
-// database than the first.
+// TestEngine_Access runs as a user with only the documented permissions, in database 1.
 func TestEngine_Access(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	testserver.Restrict(t, testserver.RedisRules, server)
@@ -136,7 +134,7 @@ func TestEngine_Access(t *testing.T) {
 	})
 }
 
-// TestEngine_NoLeaveForTheChannel has a user who may not publish: all is written all the same.
+// TestEngine_NoLeaveForTheChannel has a user without permission to publish: all writes succeed.
 func TestEngine_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	testserver.Restrict(t, testserver.RedisRules, srv)
@@ -152,7 +150,6 @@ func TestEngine_NoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
-// elect stands for election for a minute.
 func elect(tb testing.TB, eng driver.Elector, key string, past uint64) driver.Election {
 	tb.Helper()
 	won, err := eng.Elect(tb.Context(), key, past, time.Minute)
@@ -202,14 +199,14 @@ func TestEngine_ServerDown(t *testing.T) {
 	lockertest.Down(t, eng, lease)
 }
 
-// TestEngine_Requests counts the requests and the commands of each way, those inside
-// scripts included.
+// TestEngine_Requests counts the requests and the commands of each operation, including commands of
+// scripts.
 func TestEngine_Requests(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	meter := testserver.NewMeter(t, srv)
 	admin := dial(t, srv.Addr)
 	eng, other := open(t, meter.Addr), open(t, meter.Addr)
-	rebuild(t, eng, "warm", time.Hour) // the scripts are known, and the connections made
+	rebuild(t, eng, "warm", time.Hour) // loads the scripts and opens the connections
 	rebuild(t, other, "warm too", time.Hour)
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}
 	var won driver.Election
@@ -255,8 +252,7 @@ func TestEngine_Requests(t *testing.T) {
 	})
 }
 
-// TestCache_UncontendedMiss holds that a cache makes two requests for a miss that nobody
-// else has.
+// TestCache_UncontendedMiss counts two requests for an uncontended miss of a cache.
 func TestCache_UncontendedMiss(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	meter := testserver.NewMeter(t, srv)
@@ -286,7 +282,7 @@ func TestCache_UncontendedMiss(t *testing.T) {
 	}
 }
 
-// TestElect_JudgesFreshness compares the script's judgement with that of the entry.
+// TestElect_JudgesFreshness compares the script's judgement with Entry.Fresh.
 func TestElect_JudgesFreshness(t *testing.T) {
 	eng := open(t, testserver.Redis(t).Addr)
 	eng.Prefix = "test:" + adapter.Token() + ":"
@@ -301,7 +297,7 @@ func TestElect_JudgesFreshness(t *testing.T) {
 			t.Fatal(err)
 		}
 		e.Age = max(0, e.Age)
-		later := e // as old as its answer at least
+		later := e // at least as old as its answer
 		later.Age += min(time.Microsecond, 1<<63-1-later.Age)
 		got := elect(t, eng, key, 0)
 		if answers := got.Lease == nil; answers != (later.Fresh() && later.Life() > 0) || got.Held != nil {
@@ -310,7 +306,7 @@ func TestElect_JudgesFreshness(t *testing.T) {
 	}
 }
 
-// TestElect_ForeignTypes puts lists where the entry and the lease should be.
+// TestElect_ForeignTypes puts lists in place of the entry and the lease.
 func TestElect_ForeignTypes(t *testing.T) {
 	srv := testserver.Redis(t)
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
@@ -341,7 +337,7 @@ func TestElect_ForeignTypes(t *testing.T) {
 	}
 }
 
-// TestElect_OutOfMemory has Redis refuse what takes memory: nobody is left with a lease.
+// TestElect_OutOfMemory has Redis refuse writes that take memory: no lease is left behind.
 func TestElect_OutOfMemory(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
@@ -358,8 +354,8 @@ func TestElect_OutOfMemory(t *testing.T) {
 	}
 }
 
-// TestElect_LargeEntries stands for election beside entries whose length is about that from
-// which on a second request fetches them.
+// TestElect_LargeEntries stands for election beside entries around the length at which a second
+// request fetches them.
 func TestElect_LargeEntries(t *testing.T) {
 	eng := open(t, testserver.Redis(t).Addr)
 	eng.Prefix = "test:" + adapter.Token() + ":"
@@ -400,8 +396,8 @@ func TestElect_ScriptsForgotten(t *testing.T) {
 	}
 }
 
-// TestElect_LostReply has the reply to an election lost: the client repeats the request, and
-// finds its own lease. So does a commit.
+// TestElect_LostReply loses the reply to an election: the client repeats the request and finds its
+// own lease. The same for a commit.
 func TestElect_LostReply(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr})
@@ -420,7 +416,7 @@ func TestElect_LostReply(t *testing.T) {
 		t.Errorf("%d requests were repeated, want 2", n)
 	}
 
-	// An entry has come between the two: no lease is left behind.
+	// An entry has come between the two requests: no lease is left behind.
 	other := open(t, srv.Addr)
 	var e driver.Entry
 	twice.between = func() {

@@ -10,21 +10,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is what the engine does while a cluster moves slots: by one request for each key in
-// Redis, which goes to wherever that key is, what it does by one request for two keys otherwise.
+// This file is for a cluster that moves slots: requests about one Redis key each, sent to the key's
+// present server, instead of one request about two keys.
 
-// pause is how long the engine makes no request about two keys after a slot was seen on its way. The
-// client tries a refused request again for some tens of milliseconds, which each call
-// would lose.
+// pause is how long the engine avoids requests about two keys after a slot was seen moving. The
+// client repeats a refused request for some tens of milliseconds, in every call.
 const pause = time.Second
 
-// settled reports whether no slot was seen on its way of late.
 func (e *Engine) settled() bool {
 	moved := e.moved.Load()
 	return moved == nil || time.Since(*moved) > pause
 }
 
-// moves reports whether err says that the slot is on its way, and notes when.
+// moves reports whether err means a moving slot, and records the time.
 func (e *Engine) moves(err error) bool {
 	if !redis.IsTryAgainError(err) {
 		return false
@@ -50,7 +48,7 @@ func (e *Engine) electByParts(ctx context.Context, key string, past uint64, ttl 
 	}
 	won.Entry, won.Epoch, err = e.Claim(ctx, key)
 	if err != nil || answers(won.Entry, past) {
-		// Another holder has committed, and released, between the look and the election.
+		// Another holder has committed and released between the look and the election.
 		won.Epoch = 0
 		redislease.Of(lease).Undo(ctx)
 		return won, err

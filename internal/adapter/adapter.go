@@ -1,6 +1,5 @@
-// Package adapter holds what every engine adapter needs: names that an engine
-// can carry, tokens that nobody guesses, and calls that end with their context
-// although the engine's client does not.
+// Package adapter has helpers for all engine adapters: names, tokens, and calls bounded by a
+// context even if the engine's client is not.
 package adapter
 
 import (
@@ -16,15 +15,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// maxName is the length up to which a key keeps its own name in the engine.
-// With a prefix and a suffix it stays below the 250 bytes of memcached.
+// maxName is the longest key used as its own name, in bytes. With a prefix and a suffix it stays
+// below memcached's limit of 250.
 const maxName = 160
 
-// Name returns the part of an engine's key that stands for key: key itself
-// where every engine can carry it and a person can type it, else its SHA-256.
-// Two different keys never get the same name: what begins like a hash is
-// hashed too. Braces are hashed because Redis Cluster takes them for a hash
-// tag, the slash because ZooKeeper and etcd users take it for a path.
+// Name returns the name of key in an engine: key itself if every engine can carry it and a person
+// can type it, else its SHA-256. Different keys have different names: a key that begins like a hash
+// is hashed too. Braces are hashed because Redis Cluster reads a hash tag in them, the slash
+// because users of ZooKeeper and etcd read a path.
 func Name(key string) string {
 	if plain(key) {
 		return key
@@ -48,31 +46,28 @@ func plain(key string) bool {
 	return true
 }
 
-// Token returns a new token of 128 random bits, of a fixed length, so that
-// none is the prefix of another.
+// Token returns a new token of 128 random bits. All tokens have the same length, so no token is the
+// prefix of another.
 func Token() string {
 	var b [16]byte
-	rand.Read(b[:]) // never fails: crypto/rand crashes the process rather
+	rand.Read(b[:]) // never fails: crypto/rand crashes the process instead
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// Missing reports whether x is nil, or a nil pointer: a client that was declared and
-// never made.
+// Missing reports whether x is nil or a nil pointer, as a client declared and never made.
 func Missing(x any) bool {
 	v := reflect.ValueOf(x)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// errGoexit is what a call comes to that has not returned.
+// errGoexit is the error of a call whose goroutine ended before its return.
 var errGoexit = errors.New("the engine's client has ended the goroutine")
 
-// Await runs f and returns its result, or ctx's error as soon as ctx ends. In
-// the second case f goes on by itself, and late, if not nil, is called with
-// what it returned, so that nothing f obtained is left without an owner.
-//
-// f runs on a goroutine of its own because memcached's client has no context,
-// and Redis's looks at one only if told so at its construction: a call into a
-// black hole would last the client's own time-outs times its retries.
+// Await runs f and returns its result, or ctx's error as soon as ctx ends. After the end of ctx, f
+// goes on by itself, and late, if not nil, gets its result, so nothing obtained by f stays without
+// an owner. f runs on its own goroutine because memcached's client has no context, and Redis's
+// client reads a context only with an option of its construction. A call into a black hole would
+// last the client's time-outs times its retries.
 func Await[T any](ctx context.Context, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T
@@ -86,22 +81,21 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 	go func() {
 		stack.Grow()
 		r := result{err: errGoexit}
-		// Deferred, or a caller whose ctx never ends would wait for ever when the
-		// client, or a hook of its, ends the goroutine.
+		// Deferred: if the client or its hook ends the goroutine, a caller with an endless ctx
+		// would otherwise wait for ever.
 		defer func() {
 			// The driver's panic must not kill a process that merely caches.
 			if p := recover(); p != nil {
 				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack())
 			}
-			// Unbuffered, so that exactly one side owns the result: either the
-			// caller receives it, or ctx has ended and late gets it. With a buffer,
-			// a caller that leaves between the send and its own receive would leave
-			// an acquired lease behind in the channel.
+			// Unbuffered, so exactly one side owns the result: the caller receives it, or ctx has
+			// ended and late gets it. With a buffer, a caller that leaves between the send and its
+			// own receive would leave an acquired lease behind in the channel.
 			select {
 			case done <- r:
 			case <-ctx.Done():
 				if late != nil {
-					defer func() { recover() }() // it calls the same client; nobody is left to be told
+					defer func() { recover() }() // late calls the same client; no caller is left to report to
 					late(r.v, r.err)
 				}
 			}
@@ -116,8 +110,7 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 	}
 }
 
-// Do is [Await] for what comes to an error alone: there is nothing that could be
-// left without an owner.
+// Do is [Await] for calls with only an error as their result.
 func Do(ctx context.Context, f func() error) error {
 	_, err := Await(ctx, func() (struct{}, error) { return struct{}{}, f() }, nil)
 	return err

@@ -83,7 +83,7 @@ func TestAwait_Panic(t *testing.T) {
 }
 
 func TestAwait_Goexit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // which fails if the call waits for ever
+	synctest.Test(t, func(t *testing.T) { // fails if the call waits for ever
 		_, err := Await(t.Context(), func() (int, error) {
 			runtime.Goexit()
 			return 0, nil
@@ -97,7 +97,7 @@ func TestAwait_Goexit(t *testing.T) {
 func TestReconnected(t *testing.T) {
 	for err, want := range map[error]bool{
 		io.EOF:                   true, // between two replies
-		io.ErrUnexpectedEOF:      true, // inside one
+		io.ErrUnexpectedEOF:      true, // inside a reply
 		syscall.ECONNRESET:       true,
 		syscall.EPIPE:            true,
 		syscall.ECONNREFUSED:     false,
@@ -113,7 +113,7 @@ func TestReconnected(t *testing.T) {
 	}
 }
 
-// TestAwait_LatePanics has the client panic twice, where nobody could tell.
+// TestAwait_LatePanics has the client panic twice after its caller has left.
 func TestAwait_LatePanics(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("boom") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {

@@ -8,27 +8,25 @@ import (
 	"time"
 )
 
-// This file holds what a lease's holder writes where the engine counts time
-// too coarsely for leases, readable to whoever looks into the engine by hand:
-// "token 5000 2" is a lease of five seconds that was renewed twice.
+// This file is a lease's announcement, for engines with expiry too coarse for leases. It is
+// readable by hand: "token 5000 2" is a lease of five seconds, renewed twice.
 
-// An Announcement is what the holder of a lease announces. Two are equal only
-// if nothing has happened to the lease in between: a holder's token is its own,
-// and each of its renewals counts.
+// An Announcement is a holder's record of its lease. Two are equal only if the lease has not
+// changed in between: each holder has its own token, and each renewal counts.
 type Announcement struct {
 	Token    string
 	Length   time.Duration // of the lease from its start or its last renewal
 	Renewals uint64
 }
 
-// Encode rounds the length up to milliseconds, so that nobody takes the lease
-// for shorter than its holder does.
+// Encode rounds the length up to milliseconds, so no observer takes the lease for shorter than its
+// holder does.
 func (a Announcement) Encode() []byte {
 	return fmt.Appendf(nil, "%s %d %d", a.Token, Millis(a.Length), a.Renewals)
 }
 
-// Millis is d in milliseconds, rounded up: what lasts at all lasts for one, and
-// nothing ends in an engine before its owner thinks so.
+// Millis is d in milliseconds, rounded up: a positive duration is at least 1, and nothing ends in
+// an engine earlier than for its owner.
 func Millis(d time.Duration) int64 {
 	ms := d / time.Millisecond
 	if d%time.Millisecond > 0 {
@@ -37,7 +35,7 @@ func Millis(d time.Duration) int64 {
 	return int64(ms)
 }
 
-// DecodeAnnouncement reports with false that b announces no lease.
+// DecodeAnnouncement decodes b, and returns false if b announces no lease.
 func DecodeAnnouncement(b []byte) (Announcement, bool) {
 	const maxMillis = uint64(math.MaxInt64 / int64(time.Millisecond))
 	token, rest, ok1 := strings.Cut(string(b), " ")

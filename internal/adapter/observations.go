@@ -5,38 +5,31 @@ import (
 	"time"
 )
 
-// This file holds what a Locker remembers of other holders' leases: since when
-// it has seen each of them unchanged. It is what ends a lease on time on an
-// engine that does not end it by itself, or only seconds later.
+// This file is a Locker's memory of other holders' leases: the time since when each is unchanged.
+// It ends a lease on time if the engine ends leases seconds late, or never.
 
-// maxObserved is how many leases a generation of observations holds.
+// maxObserved is the number of leases in a generation of observations.
 const maxObserved = 4096
 
-// An observation is a lease as it was seen, and until when it lasts if its
-// holder stays silent.
 type observation[V comparable] struct {
 	lease V
 	until time.Time
 }
 
-// Observations remembers the leases of others by the names of their items. V is
-// what identifies a lease between two changes: two values must be equal only if
-// nothing has happened to it in between. The zero value is ready for use and
-// safe for concurrent use.
-//
-// It is bounded by two generations: when the younger one is full, the older
-// one is forgotten. A forgotten lease is only observed anew, from its start:
-// its end is recognised later, never sooner.
+// Observations remembers the leases of others by item name. V identifies a lease between two
+// changes: equal values mean an unchanged lease. The zero value is ready for use and safe for
+// concurrent use. Two generations bound the memory: when the younger one is full, the older one is
+// forgotten. A forgotten lease is observed again from its start, so its end is recognised later,
+// never sooner.
 type Observations[V comparable] struct {
 	mu         sync.Mutex // guards young and old
 	young, old map[string]observation[V]
 }
 
-// Until returns until when the lease on the item lasts, having been read just
-// now and announced for length from its last change.
+// Until returns the end of the lease on the item. The lease was read just now, and announced for
+// length from its last change.
 func (o *Observations[V]) Until(item string, lease V, length time.Duration) time.Time {
-	// Before the wait for the mutex, and still not too early: the lease was read
-	// before this.
+	// Read before the wait for the mutex. It is not too early: the lease was read before it.
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -54,8 +47,7 @@ func (o *Observations[V]) Until(item string, lease V, length time.Duration) time
 	return seen.until
 }
 
-// Last returns what Until last returned for the item: zero if it is not
-// remembered.
+// Last returns the latest result of Until for the item, or zero if it is forgotten.
 func (o *Observations[V]) Last(item string) time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -66,7 +58,7 @@ func (o *Observations[V]) Last(item string) time.Time {
 	return seen.until
 }
 
-// Forget drops what is known of an item.
+// Forget drops the observation of an item.
 func (o *Observations[V]) Forget(item string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package enginetable keeps the table of requests in docs/engines.md true: the
-// tests of each locker measure its row against a real server.
+// Package enginetable checks the table of requests in docs/engines.md: the tests of each locker
+// measure their row against a real server.
 package enginetable
 
 import (
@@ -17,43 +17,41 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 )
 
-// document is where the table is, from the root of the repository.
+// document is the path of the table from the root of the repository.
 const document = "docs/engines.md"
 
-// columns are the table's, but for the first, which names the row.
 var columns = []string{"acquire", "refused", "refused again", "renew", "release", "acquire what was seen held", "take over", "renew what is lost", "ten watches"}
 
 const (
-	// long is the length of a lease that does not end here, short of one that
-	// its holder leaves to itself.
+	// long is a lease that does not end during a test; short is a lease left to expire.
 	long, short = time.Minute, 200 * time.Millisecond
 
-	// quiet is how long nothing has to be asked for all to have been asked.
+	// quiet is the pause without requests after which a step counts as finished.
 	quiet = 50 * time.Millisecond
 )
 
 // A Row is one way to use a locker.
 type Row struct {
-	// Name is the row's first cell.
+	// Name is the first cell of the row.
 	Name string
 
-	// New returns a Locker as another process would have it.
+	// New returns a Locker as in another process.
 	New func(testing.TB) driver.Locker
 
-	// Count returns what the Lockers that New has made have asked so far.
+	// Count returns the number of requests by all Lockers of New so far.
 	Count func() int
 
-	// Silent takes the lease on key for ttl and falls silent, as a dead process
-	// does. Where it is nil, a Locker whose lease is not released is as silent.
+	// Silent takes the lease on key for ttl and falls silent, like a dead process. Nil: a Locker
+	// with an unreleased lease is just as silent.
 	Silent func(key string, ttl time.Duration)
 }
 
-// Check measures the row, and fails if the document says something else.
+// Check measures the row, and fails if the document has other numbers.
 func Check(t *testing.T, r Row) {
 	t.Helper()
 	costs, measured := r.measure(t), make([]string, len(columns))
 	for i, column := range columns {
-		measured[i] = "-" // there is no such path
+		measured[i] = "-" // the locker has no such path
 		if n, ok := costs[column]; ok {
 			measured[i] = strconv.Itoa(n)
 		}
@@ -64,7 +62,6 @@ func Check(t *testing.T, r Row) {
 	}
 }
 
-// cells returns a row of the document's table.
 func cells(t *testing.T, row string) []string {
 	t.Helper()
 	header := "| locker | " + strings.Join(columns, " | ") + " |"
@@ -90,7 +87,6 @@ func cells(t *testing.T, row string) []string {
 	return nil
 }
 
-// read returns the document, from wherever in the repository the test runs.
 func read(t *testing.T) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -108,14 +104,14 @@ func read(t *testing.T) string {
 	}
 }
 
-// measure returns what each path costs, as two of three times at least: a Locker
-// may now and then ask something for all its leases (etcd's sweepers), and on a
-// busy machine an engine may have dropped what was to be taken over (memcached).
+// measure returns the median cost of each path in three runs. A Locker may ask something for all
+// its leases now and then (etcd's sweepers), and on a busy machine an engine may have dropped a
+// lease before its takeover (memcached).
 func (r Row) measure(t *testing.T) map[string]int {
 	t.Helper()
 	a, b := r.New(t), r.New(t)
 	watcher, watches := b.(driver.Watcher)
-	for _, l := range []driver.Locker{a, b} { // connections, scripts, sessions
+	for _, l := range []driver.Locker{a, b} { // opens connections, loads scripts, starts sessions
 		lease := leasetest.Acquire(t, l, newKey(), long)
 		must(t, "Renew", lease.Renew(t.Context(), long))
 		must(t, "Release", lease.Release(t.Context()))
@@ -134,7 +130,8 @@ func (r Row) measure(t *testing.T) map[string]int {
 	}
 
 	costs := map[string][]int{}
-	// cost counts what do asks, unless it says that it was not what was meant.
+	// cost counts the requests of do. A do that returns false measured another path and does not
+	// count.
 	cost := func(column string, do func() bool) bool {
 		t.Helper()
 		r.settle()
@@ -200,7 +197,6 @@ func (r Row) measure(t *testing.T) map[string]int {
 	return usual
 }
 
-// settle returns when nothing is asked any more.
 func (r Row) settle() {
 	for start, n := time.Now(), -1; n != r.Count() && time.Since(start) < 5*time.Second; time.Sleep(quiet) {
 		n = r.Count()
@@ -216,7 +212,7 @@ func must(t *testing.T, what string, err error) {
 	}
 }
 
-// isHeld takes the lease unless another has it.
+// isHeld reports whether another holder has the lease. It takes a free lease.
 func isHeld(t *testing.T, l driver.Locker, key string) bool {
 	t.Helper()
 	_, err := l.TryAcquire(t.Context(), key, long)

@@ -10,15 +10,14 @@ import (
 	"time"
 )
 
-// This file holds the cases that every pair of a store and a locker must pass.
+// This file has the cases for every pair of a store and a locker.
 
-// patient is an EngineTimeout for cases in which no engine fails: where many tests
-// have few cores, a first call that dials may take longer than the default, and
-// who gives it up loads by itself.
+// patient is an EngineTimeout for cases without a failing engine. With many tests on few cores, a
+// first call with a dial may take longer than the default, and after a time-out its process loads
+// by itself.
 const patient = 2 * time.Second
 
-// Each runs a case for every kind, one beside the other: they wait more than
-// they work.
+// Each runs a case for every kind, in parallel: the cases wait more than they work.
 func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
 	for _, kind := range kinds {
 		t.Run(kind.Name, func(t *testing.T) {
@@ -28,9 +27,8 @@ func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
 	}
 }
 
-// Elected puts fleets that are elected by another engine than their store's
-// through what has to do with leases. The last of kinds is enough for what has
-// nothing to do with the store.
+// Elected runs the cases about leases on fleets with a locker on another engine than the store's.
+// Cases independent of the store run only on the last of kinds.
 func Elected(t *testing.T, kinds []Kind) {
 	last := kinds[len(kinds)-1:]
 	for _, c := range []struct {
@@ -50,8 +48,8 @@ func Elected(t *testing.T, kinds []Kind) {
 	}
 }
 
-// ColdKey has three processes with two hundred callers each ask for a key that
-// nobody has: one load, and everybody gets it.
+// ColdKey has three processes with two hundred callers each ask for a cold key: one load answers
+// all callers.
 func ColdKey(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{EngineTimeout: patient})
 	f.origin.delay.Store(int64(300 * time.Millisecond))
@@ -65,8 +63,8 @@ func ColdKey(t *testing.T, kind Kind) {
 	}
 }
 
-// HolderKilled kills the process that rebuilds: exactly one other takes over,
-// within the lease, the build and a second.
+// HolderKilled kills the process that rebuilds: exactly one other takes over, within the lease, the
+// build and a second.
 func HolderKilled(t *testing.T, kind Kind) {
 	const lease, build = time.Second, 300 * time.Millisecond
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: lease, EngineTimeout: patient})
@@ -78,8 +76,8 @@ func HolderKilled(t *testing.T, kind Kind) {
 	t.Logf("value %v after the kill", took)
 }
 
-// killHolder has a fleet of three herd, and kills the process that rebuilds. It
-// returns how long after that the others had the value.
+// killHolder has a fleet of three herd and kills the process that rebuilds. killHolder returns the
+// time from the kill to the value in the other processes.
 func killHolder(t *testing.T, f *fleet) time.Duration {
 	t.Helper()
 	var killed atomic.Int64
@@ -92,22 +90,21 @@ func killHolder(t *testing.T, f *fleet) time.Duration {
 	f.origin.onLoad.Store(&kill)
 	r := f.herd("k", 200)
 	took := time.Since(time.Unix(0, killed.Load()))
-	// Everybody who is alive gets the value of the one takeover.
 	if r.Values["k#2"] != 400 || f.origin.count("k") != 2 {
 		t.Errorf("%d loads, answers %v; want 1 takeover that answers 400", f.origin.count("k"), r.Values)
 	}
 	return took
 }
 
-// HolderKilledAtAKnownBuild kills the process that rebuilds when the fleet knows
-// how long its builds take. LeaseTTL is long: what counts is the build.
+// HolderKilledAtAKnownBuild kills the process that rebuilds when the fleet knows the duration of
+// its builds. LeaseTTL is long: the build decides.
 func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 20 * time.Second})
 	f.origin.delay.Store(int64(300 * time.Millisecond))
-	// EngineTimeout is as short as the shortest lease, and a first call dials: who is
-	// late with it loads by itself.
+	// EngineTimeout is as short as the shortest lease, and a first call dials: a late process loads
+	// by itself.
 	f.all(order{Do: "get", Key: "warm-up"})
-	var build time.Duration // with what is asked of the engines for it, which a lease counts too
+	var build time.Duration // including the requests to the engines, as in the lease's length
 	for n := range 3 {
 		r := f.herd(fmt.Sprint("known", n), 10)
 		if len(r.Values) != 1 {
@@ -116,16 +113,15 @@ func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
 		build = max(build, percentile(r.Took, 1))
 	}
 	took := killHolder(t, f)
-	// The dead holder's lease and the build. The last is for the first look after
-	// the lease, and for a busy machine.
+	// The dead holder's lease, the build, and time for the first look after the lease and for a
+	// busy machine.
 	if limit := build/4*7 + build + 700*time.Millisecond; took > limit {
 		t.Errorf("takeover took %v, want at most %v: a build takes %v", took, limit, build)
 	}
 	t.Logf("value %v after the kill, a build takes %v", took, build)
 }
 
-// HolderPausedPastItsLease wakes a holder up when another has long taken over:
-// what it has in its hands is served to nobody.
+// HolderPausedPastItsLease resumes a holder long after a takeover: its value is never served.
 func HolderPausedPastItsLease(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: time.Second, NearTTL: 50 * time.Millisecond})
 	f.origin.delay.Store(int64(200 * time.Millisecond))
@@ -145,8 +141,7 @@ func HolderPausedPastItsLease(t *testing.T, kind Kind) {
 		wg.Go(func() { got[i] = w.do(order{Do: "herd", Key: "k", Callers: 50, At: at}) })
 	}
 	holder := <-paused
-	// The others take over and have the newer value; then the holder wakes
-	// up with the older one in its hands.
+	// The others take over and have the newer value; then the holder resumes with the older value.
 	if !waitFor(10*time.Second, func() bool { return f.origin.count("k") == 2 }) {
 		t.Fatal("nobody took over")
 	}
@@ -173,8 +168,8 @@ func HolderPausedPastItsLease(t *testing.T, kind Kind) {
 	t.Logf("fenced %d, leases lost %d", r.Stats.Fenced, r.Stats.LeasesLost)
 }
 
-// InvalidateDuringRebuild drops a key while it is rebuilt, there and elsewhere:
-// nobody gets what was loaded before.
+// InvalidateDuringRebuild invalidates a key during its rebuild, in the same process and in another:
+// no caller gets an older load.
 func InvalidateDuringRebuild(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{NearTTL: 50 * time.Millisecond, EngineTimeout: patient})
 	f.origin.delay.Store(int64(500 * time.Millisecond))
@@ -216,15 +211,14 @@ func InvalidateDuringRebuild(t *testing.T, kind Kind) {
 	}
 }
 
-// Waiters has a thousand callers in four processes wait for a key that a fifth
-// rebuilds. To the engines it is as if there were one caller in each of the
-// four: at most four watches, or four that poll.
+// Waiters has a thousand callers in four processes wait for a key that a fifth rebuilds. The
+// engines see one caller in each of the four: at most four watches, or four that poll.
 func Waiters(t *testing.T, kind Kind) {
 	const processes, callers, build = 4, 250, 2 * time.Second
 	f := newFleet(t, kind, processes+1, fleetOptions{metered: true, EngineTimeout: patient})
 	f.origin.delay.Store(int64(build))
-	// wait returns what the waiting processes have asked the engines, and how
-	// many watches that electing one was asked for.
+	// wait returns the requests of the waiting processes, and the watches among them on the
+	// electing engine.
 	wait := func(key string, callers int) (requests, watches int) {
 		count := func() (requests, watches int) {
 			for _, meters := range f.meters[:processes] {
@@ -265,15 +259,15 @@ func Waiters(t *testing.T, kind Kind) {
 	if few < processes {
 		t.Fatalf("%d requests of %d processes: the meters miss some", few, processes)
 	}
-	// The pauses between polls are random within a quarter, and a busy machine
-	// makes processes come late.
+	// The pauses between polls are random within a quarter, and a busy machine makes processes
+	// late.
 	if limit := few + few/2 + processes; many > limit {
 		t.Errorf("%d requests for %d waiters in each process, and %d for one; want no more than %d", many, callers, few, limit)
 	}
 	for i, meters := range f.meters[:processes] {
 		for _, m := range meters {
-			// Of Redis's channels a process hears one for releases and one for
-			// commits, whatever waits.
+			// A process subscribes to two Redis channels, releases and commits, whatever the number
+			// of waiters.
 			if n := m.Requests()["subscribe"]; n > 2 {
 				t.Errorf("worker %d has subscribed %d times, want at most twice", i, n)
 			}
@@ -284,14 +278,14 @@ func Waiters(t *testing.T, kind Kind) {
 	}
 }
 
-// Hits counts what hits cost: one request for a process that finds a key in the
-// store, none for one that has it near.
+// Hits counts the cost of hits: one request for a process that finds a key in the store, none for a
+// near hit.
 func Hits(t *testing.T, kind Kind) {
 	const keys, again = 50, 20
 	f := newFleet(t, kind, 2, fleetOptions{metered: true, NearTTL: time.Hour})
 	key := func(i int) string { return fmt.Sprint("hit", i) }
-	// The second loads one of its own first: what is asked once in a process's
-	// life, such as the time of the server, is asked then.
+	// The second process loads its own key first: that makes the requests needed once in its life,
+	// such as the time of the server.
 	f.workers[1].do(order{Do: "get", Key: "its own"})
 	for i := range keys {
 		f.workers[0].do(order{Do: "get", Key: key(i)})
@@ -313,7 +307,7 @@ func Hits(t *testing.T, kind Kind) {
 		}
 		return count() - before
 	}
-	if !waitFor(5*time.Second, func() bool { // the release of its own key is behind its caller
+	if !waitFor(5*time.Second, func() bool { // the release of its own key follows its caller's answer
 		before := count()
 		time.Sleep(50 * time.Millisecond)
 		return count() == before
@@ -332,8 +326,8 @@ func Hits(t *testing.T, kind Kind) {
 	}
 }
 
-// EngineKilledUnderLoad takes the electing engine away for a while: no caller
-// fails, and afterwards there is one load again.
+// EngineKilledUnderLoad kills the electing engine for a while: no caller fails, and afterwards
+// there is one load again.
 func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	const build, timeout = 50 * time.Millisecond, 500 * time.Millisecond
 	f := newFleet(t, kind, 3, fleetOptions{TTL: 500 * time.Millisecond, EngineTimeout: timeout, LeaseTTL: time.Second})
@@ -348,7 +342,7 @@ func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	r := <-done
 	noneFailed(t, r)
 	f.origin.noneDoubled(t)
-	// One time-out, one build, and what a busy machine adds.
+	// One time-out, one build, and time for a busy machine.
 	if worst := percentile(r.Took, 1); worst > timeout+build+time.Second {
 		t.Errorf("the slowest of %d callers took %v", len(r.Took), worst)
 	}
@@ -368,8 +362,8 @@ func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	}
 }
 
-// BlackHole lets the electing engine accept everything and answer nothing: few
-// callers pay a time-out, and none fails.
+// BlackHole has the electing engine accept requests and answer none: few callers pay a time-out,
+// and no caller fails.
 func BlackHole(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 2, fleetOptions{TTL: 500 * time.Millisecond, LeaseTTL: time.Second})
 	f.elector().MustOwn(t)
@@ -388,7 +382,7 @@ func BlackHole(t *testing.T, kind Kind) {
 			t.Errorf("a caller failed: %s", v)
 		}
 	}
-	// Only those who meet the closed or half-open breaker pay the time-out.
+	// Only callers at the closed or half-open breaker pay the time-out.
 	if slow*5 > len(r.Took) || percentile(r.Took, 1) > 2*time.Second {
 		t.Errorf("%d of %d calls paid a time-out, the slowest took %v", slow, len(r.Took), percentile(r.Took, 1))
 	}

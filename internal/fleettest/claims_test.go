@@ -13,20 +13,19 @@ import (
 	"time"
 )
 
-// The claims that are about time are held here, without the race detector,
-// which would be what is measured.
+// The claims about time are tested here without the race detector, which would dominate the
+// measurement.
 
-// TestClaim_RedisHerd is the herd of 8 clients with connections of their own
-// and 250 callers each, on one cold key whose load takes 310 ms: one load, and
-// a bounded number of Redis commands, those inside scripts included. Its p99 is
-// printed here, and held by `make latency`.
+// TestClaim_RedisHerd is a herd of 8 clients with their own connections and 250 callers each, on
+// one cold key with a load of 310 ms: one load, and a bounded number of Redis commands, including
+// commands of scripts. Its p99 is only printed; `make latency` tests it.
 func TestClaim_RedisHerd(t *testing.T) { redisHerd(t, Redis, 40) }
 
 // TestClaim_RedisFleetHerd is the same herd over Redis as one engine.
 func TestClaim_RedisFleetHerd(t *testing.T) { redisHerd(t, RedisFleet, 30) }
 
-// redisHerd returns by how many milliseconds the herd's p99 is beyond its load
-// and what handing one value to as many goroutines costs in the same run.
+// redisHerd returns the herd's p99 in milliseconds beyond its load and the fan-out of one value to
+// as many goroutines in the same run.
 func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 	const (
 		clients, callers = 8, 250
@@ -41,8 +40,8 @@ func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 		rounds = 5
 	}
 	for round := range rounds {
-		// The floor: the same processes hand one value to the same number of
-		// goroutines at one time, with no engine in between.
+		// The floor: the same processes hand one value to the same number of goroutines at one
+		// time, without an engine.
 		fan := f.all(order{Do: "fanout", Callers: callers, For: load, At: time.Now().Add(200 * time.Millisecond)})
 
 		before := commands(t, f.servers[0].Addr)
@@ -72,8 +71,8 @@ func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 	return got
 }
 
-// TestClaim_MemcachedHerd is the same herd over memcached, where waiting processes poll: a build of
-// known length costs a bounded number of commands for each process. Each key of a get of two counts.
+// TestClaim_MemcachedHerd is the same herd over memcached with polling: a build of known length
+// costs a bounded number of commands for each process. Each key of a get counts.
 func TestClaim_MemcachedHerd(t *testing.T) {
 	const (
 		clients, callers = 8, 250
@@ -92,22 +91,21 @@ func TestClaim_MemcachedHerd(t *testing.T) {
 			t.Fatalf("%d loads, answers %v; want 1 load for %d callers", n, r.Values, clients*callers)
 		}
 		t.Logf("load %v, p50 %v, p99 %v; %.1f commands for each process", r.Load, percentile(r.Took, .5), percentile(r.Took, .99), count)
-		if round >= 4 { // before that the fleet's first, short builds are a quarter of those it knows of
+		if round >= 4 { // before that, the fleet's first, short builds are a quarter of its known builds
 			counts = append(counts, count)
 		}
 	}
-	// A machine that is busy delays a commit, and the looks after the usual end go on.
+	// A busy machine delays a commit, and the looks after the usual end go on.
 	if got := median(counts); got > maxCommands {
 		t.Errorf("%.1f memcached commands for each process, want at most %d", got, maxCommands)
 	}
 }
 
-// wakeLimit is what the waiters of another process may take. memcached cannot
-// push: they poll.
+// wakeLimit is the longest wake of waiters in another process. memcached cannot push: they poll.
 var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "redisfleet": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
 
-// TestClaim_WakeLag holds the median of the wake lag to what its p99 is on a
-// machine that does nothing else, see TestLatency_WakeLag.
+// TestClaim_WakeLag compares the median of the wake lag with the limit for its p99 on a quiet
+// machine, see TestLatency_WakeLag.
 func TestClaim_WakeLag(t *testing.T) {
 	for _, kind := range slices.Concat(fleets, electors) {
 		t.Run(kind.Name, func(t *testing.T) {
@@ -123,8 +121,7 @@ func median(xs []float64) float64 {
 	return s[len(s)/2]
 }
 
-// memcachedCommands is how many gets and writes a memcached has run. Of a get of several keys each
-// key counts.
+// memcachedCommands is the number of gets and writes run by a memcached. Each key of a get counts.
 func memcachedCommands(t *testing.T, addr string) int {
 	t.Helper()
 	c, err := net.DialTimeout("tcp", addr, time.Second)

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestCluster is a fleet over a Redis Cluster whose slots move and whose masters
-// change while herds wait. They lose nothing but time.
+// TestCluster is a fleet over a Redis Cluster whose slots move and whose masters change while herds
+// wait. The herds lose only time.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	var c *testserver.Cluster
@@ -28,7 +28,7 @@ func TestCluster(t *testing.T) {
 	t.Cleanup(func() { rdb.Close() })
 	store := redisstore.New(rdb)
 
-	// keyAt returns a new key of a slot that the nth master has had from the start.
+	// keyAt returns a new key in a slot of the nth master at the start.
 	keys := 0
 	keyAt := func(n int) (key string, slot int) {
 		for {
@@ -39,7 +39,7 @@ func TestCluster(t *testing.T) {
 			}
 		}
 	}
-	// herd lets the fleet ask for a key of which act is done once its load runs.
+	// herd has the fleet ask for a key, and calls act once its load runs.
 	herd := func(t *testing.T, key string, build time.Duration, act func()) report {
 		t.Helper()
 		f.origin.delay.Store(int64(build))
@@ -63,7 +63,6 @@ func TestCluster(t *testing.T) {
 		t.Logf("%d loads of %v; p50 %v, slowest %v", f.origin.count(key), build, percentile(r.Took, .5), percentile(r.Took, 1))
 		return r
 	}
-	// once wants the herd to have cost one load.
 	once := func(t *testing.T, key string, r report) {
 		t.Helper()
 		if f.origin.count(key) != 1 || r.Values[key+"#1"] != 600 {
@@ -81,7 +80,7 @@ func TestCluster(t *testing.T) {
 		key, slot := keyAt(0)
 		r := herd(t, key, 500*time.Millisecond, func() {
 			c.Migrate(slot, c.Masters[0], c.Masters[1])
-			time.Sleep(100 * time.Millisecond) // the herd meets a slot under way
+			time.Sleep(100 * time.Millisecond) // the herd meets a moving slot
 			if n := c.Move(slot, c.Masters[0], c.Masters[1]); n != 2 {
 				t.Errorf("%d keys have moved, want the entry's and the lease", n)
 			}
@@ -94,7 +93,7 @@ func TestCluster(t *testing.T) {
 		c.Migrate(slot, c.Masters[1], c.Masters[2])
 		r := herd(t, key, 300*time.Millisecond, func() { c.Move(slot, c.Masters[1], c.Masters[2]) })
 		once(t, key, r)
-		// It goes on as long as the slot is under way, for other keys of it too.
+		// The slot keeps moving, and other keys of it work too.
 		if r := f.workers[0].do(order{Do: "invalidate", Key: key}); r.Err != "" {
 			t.Errorf("invalidating: %s", r.Err)
 		}
@@ -122,7 +121,7 @@ func TestCluster(t *testing.T) {
 			epoch.Store(last)
 			c.Masters[2].Kill()
 		})
-		// The processes cannot see each other: each loads for itself.
+		// The processes are cut off from each other: each loads for itself.
 		if n := f.origin.count(key); n > 3 {
 			t.Errorf("%d loads, want at most one in each process", n)
 		}

@@ -7,7 +7,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// commands returns what a Redis server has run.
 func commands(t *testing.T, addr string) testserver.Counts {
 	t.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr})

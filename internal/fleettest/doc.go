@@ -1,8 +1,8 @@
-// Package fleettest holds the tests that need a fleet: real processes around
-// real engines, some of which are killed, paused or cut off. Its cases are for
-// any pair of a store and a locker; the tests of this package run them for
-// Redis and memcached, and those of a locker with a module of its own do it for
-// that:
+// Package fleettest has the tests of whole fleets: real processes and engines, some of them killed,
+// paused or cut off.
+//
+// Its cases work for any pair of a store and a locker. The tests of this package run them for Redis
+// and memcached. A locker with its own module runs them in its own tests:
 //
 //	var fleets = []fleettest.Kind{
 //		fleettest.Memcached.ElectedBy("etcd", testserver.Etcd, open),

@@ -28,13 +28,12 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// A fleet is real processes (the test binary, executed again) around real
-// engines, with one origin, which the test is. This file is both sides of it.
+// A fleet is real processes (the test binary, executed again) around real engines, with the test as
+// the one origin. This file is both sides of it.
 
-// Main is the TestMain of a package with fleet tests. It is also the program
-// of the worker processes, for which it has to know the kinds of all fleets.
-// In the test's own process it runs the tests and then looks for goroutines
-// that are left.
+// Main is the TestMain of a package with fleet tests, and the program of the worker processes. It
+// needs the kinds of all fleets. In the test's own process it runs the tests and then checks for
+// leaked goroutines.
 func Main(m *testing.M, kinds ...Kind) {
 	if config := os.Getenv(fleetEnv); config != "" {
 		if err := work(config, kinds); err != nil {
@@ -46,7 +45,6 @@ func Main(m *testing.M, kinds ...Kind) {
 	goleak.VerifyTestMain(m)
 }
 
-// fleetConfig is what a worker process is told at its start.
 type fleetConfig struct {
 	Kind, Origin string
 	Addrs        []string
@@ -63,8 +61,8 @@ type fleetOptions struct {
 	// Observed gives each worker an observer, for the order "told".
 	Observed bool
 
-	// metered puts meters between each worker and its servers, proxied a proxy
-	// between all workers and each server.
+	// metered puts meters between each worker and its servers, proxied a proxy between all workers
+	// and each server.
 	metered, proxied bool
 }
 
@@ -72,41 +70,40 @@ type fleetOptions struct {
 type order struct {
 	Do      string // herd, get, many, invalidate, drive, follow, fanout, stats, told
 	Key     string
-	Keys    []string // of many, and of herd one for each caller, in the place of Key
+	Keys    []string // of many, and of herd instead of Key, one for each caller
 	Callers int
-	Each    bool          // of herd: each caller has a key of its own, which begins with Key
-	For     time.Duration // of drive and follow: how long; of fanout: what the load takes
+	Each    bool          // of herd: each caller has its own key, which begins with Key
+	For     time.Duration // of drive and follow: how long; of fanout: the duration of the load
 	Every   time.Duration // of follow: how often
-	At      time.Time     // of herd, many and fanout: when to begin; processes of one machine share a clock
+	At      time.Time     // of herd, many and fanout: the start; processes of one machine share a clock
 	Spoil   time.Duration // of herd: how long after At this process invalidates the key, if not 0
 }
 
 type report struct {
-	Values map[string]int  // what callers got: value or error -> callers
+	Values map[string]int  // answers of callers: value or error -> callers
 	Took   []time.Duration // their waits
 	Seen   []sighting      // by follow, in the order of the reads
-	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
-	Loaded time.Time       // when it returned
-	AtOnce int             // the most loads that ran at one time since the last order
-	Last   time.Time       // of herd: when the last caller had its answer
-	Cut    string          // why the last load that was cancelled was, if any ever was
-	Told   told            // of told: what the observer knows of the key
+	Load   time.Duration   // duration of this process's last load, 0 without a load since the last order
+	Loaded time.Time       // its return
+	AtOnce int             // the most concurrent loads since the last order
+	Last   time.Time       // of herd: the last caller's answer
+	Cut    string          // the cause of the last cancelled load's cancellation
+	Told   told            // of told: the observer's records of the key
 	Stats  observe.Stats
 	Err    string
 }
 
-// A sighting is a run of reads by one caller that got the same.
+// A sighting is a run of one caller's reads with the same result.
 type sighting struct {
 	Value   string        // or error
-	Last    time.Time     // when the last of them was begun
-	Longest time.Duration // of the first of them, which may have waited for it, and the others
+	Last    time.Time     // start of the last read
+	Longest time.Duration // the longest read; the first may have waited for the value
 	Reads   int
 }
 
 // namespace is the workers', before every key in store and locker.
 const namespace = "fleet"
 
-// engineKey is a worker's key as store and locker know it.
 func engineKey(key string) string { return namespace + ":" + key }
 
 const fleetEnv = "BELLWETHER_FLEET_WORKER"
@@ -212,7 +209,7 @@ func work(config string, kinds []Kind) error {
 	return in.Err()
 }
 
-// together is a load of many keys by a load of one, which asks the origin for all of them at one time.
+// together makes a load of many keys from a load of one, with concurrent requests to the origin.
 func together(one func(ctx context.Context, key string) (bellwether.Result[string], error)) func(ctx context.Context, requests []bellwether.Request[string]) (map[string]bellwether.Result[string], error) {
 	return func(ctx context.Context, requests []bellwether.Request[string]) (map[string]bellwether.Result[string], error) {
 		var mu sync.Mutex
@@ -235,7 +232,6 @@ func together(one func(ctx context.Context, key string) (bellwether.Result[strin
 	}
 }
 
-// getMany asks for all keys in one call. What has to be loaded is loaded in one call too.
 func getMany(cache *bellwether.Cache[string], do order) report {
 	time.Sleep(time.Until(do.At))
 	values, err := cache.GetMany(context.Background(), do.Keys)
@@ -270,8 +266,7 @@ func obey(cache *bellwether.Cache[string], do order) report {
 	var wg sync.WaitGroup
 	switch do.Do {
 	case "herd":
-		// Each caller writes to a place of its own: a lock here would be part
-		// of what is measured.
+		// Each caller writes to its own place: a lock here would be part of the measurement.
 		values, took := make([]string, do.Callers), make([]time.Duration, do.Callers)
 		gate := make(chan struct{})
 		for i := range do.Callers {
@@ -306,7 +301,7 @@ func obey(cache *bellwether.Cache[string], do order) report {
 			r.Values[v]++
 		}
 		r.Took = took
-	case "drive": // callers that come one after another, each on a few keys
+	case "drive": // callers one after another, each on a few keys
 		end := time.Now().Add(do.For)
 		for range do.Callers {
 			wg.Go(func() {
@@ -316,7 +311,7 @@ func obey(cache *bellwether.Cache[string], do order) report {
 				}
 			})
 		}
-	case "follow": // one caller that comes again and again
+	case "follow": // one caller, again and again
 		for end := time.Now().Add(do.For); time.Now().Before(end); time.Sleep(do.Every) {
 			start := time.Now()
 			v, err := cache.Get(ctx, do.Key)
@@ -334,8 +329,8 @@ func obey(cache *bellwether.Cache[string], do order) report {
 			s.Reads++
 		}
 	case "fanout":
-		// The same herd in memory alone: the first caller begins a load of
-		// do.For, and all are handed its one value by a channel.
+		// The same herd in memory alone: the first caller begins a load of do.For, and a channel
+		// hands its one value to all.
 		took := make([]time.Duration, do.Callers)
 		gate, done := make(chan struct{}), make(chan struct{})
 		load := sync.OnceFunc(func() { time.AfterFunc(do.For, func() { close(done) }) })
@@ -364,7 +359,7 @@ func obey(cache *bellwether.Cache[string], do order) report {
 	return r
 }
 
-// A worker is one process as the test sees it.
+// A worker is the test's side of a process.
 type worker struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -396,26 +391,26 @@ func (w *worker) kill() {
 	w.signal(syscall.SIGKILL)
 }
 
-// An origin counts and answers the loads of a fleet: the nth load of a key gets
-// "key#n" after delay.
+// An origin counts and answers the loads of a fleet: the nth load of a key gets "key#n" after
+// delay.
 type origin struct {
 	*httptest.Server
 	delay  atomic.Int64
-	ttl    atomic.Int64                        // of the values, 0: what the options say
-	fails  atomic.Pointer[string]              // the loads of keys that begin with it; nil: none
+	ttl    atomic.Int64                        // of the values; 0: as in the options
+	fails  atomic.Pointer[string]              // prefix of the keys whose loads fail; nil: none
 	onLoad atomic.Pointer[func(worker, n int)] // called when a load has begun
 
 	mu       sync.Mutex
 	loads    map[string]int // by key
 	running  map[string]int // by worker and key
-	doubled  []string       // workers that loaded a key twice at one time
-	together map[string]int // loads that run, by key
-	most     map[string]int // the most of them at one time
+	doubled  []string       // workers with two concurrent loads of a key
+	together map[string]int // running loads, by key
+	most     map[string]int // their maximum
 }
 
 const (
 	ttlHeader = "Bellwether-Ttl"
-	// staleIfError is the window of what the origin has given a TTL.
+	// staleIfError is the window of values with a TTL of the origin.
 	staleIfError = time.Minute
 )
 
@@ -461,7 +456,6 @@ func newOrigin(t *testing.T) *origin {
 	return o
 }
 
-// noneDoubled fails if a process has loaded a key twice at one time.
 func (o *origin) noneDoubled(t *testing.T) {
 	t.Helper()
 	o.mu.Lock()
@@ -471,7 +465,6 @@ func (o *origin) noneDoubled(t *testing.T) {
 	}
 }
 
-// noneFailed fails if a caller did.
 func noneFailed(t *testing.T, r report) {
 	t.Helper()
 	for v, n := range r.Values {
@@ -492,11 +485,11 @@ type fleet struct {
 	origin  *origin
 	servers []*testserver.Server // in the order of Kind.Start
 	workers []*worker
-	meters  [][]*testserver.Meter // by worker, those before servers; nil if not metered
-	proxies []*testserver.Proxy   // before servers; nil if not proxied
+	meters  [][]*testserver.Meter // by worker, in front of servers; nil if not metered
+	proxies []*testserver.Proxy   // in front of servers; nil if not proxied
 }
 
-// elector is the server that elects. It is the store's too if there is one.
+// elector is the electing server. With a single server it is the store's too.
 func (f *fleet) elector() *testserver.Server { return f.servers[len(f.servers)-1] }
 
 func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
@@ -529,7 +522,7 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 		}
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), fleetEnv+"="+string(config),
-			"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
+			"GORACE=atexit_sleep_ms=0") // by default the race detector delays every exit by a second
 		cmd.Stderr = os.Stderr
 		stdin, err := cmd.StdinPipe()
 		if err != nil {
@@ -558,9 +551,9 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 			w.cmd.Wait()
 		})
 	}
-	// Connections, scripts and the subscription are set up before anything is
-	// measured: everybody waits once on a key of its own kind. A load that takes no
-	// time would be there before the last of them asks, who would wait for nothing.
+	// Warm up connections, scripts and subscriptions before any measurement: all processes wait
+	// once on a key. The load takes a while, or the last processes would find the value without
+	// waiting.
 	f.origin.delay.Store(int64(100 * time.Millisecond))
 	f.all(order{Do: "herd", Key: "warm-up", Callers: 2, At: time.Now().Add(50 * time.Millisecond)})
 	f.origin.delay.Store(0)
@@ -583,7 +576,6 @@ func waitFor(limit time.Duration, ok func() bool) bool {
 	return ok()
 }
 
-// living is how many workers have not been killed.
 func (f *fleet) living() (n int) {
 	for _, w := range f.workers {
 		if !w.dead.Load() {
@@ -593,8 +585,8 @@ func (f *fleet) living() (n int) {
 	return n
 }
 
-// each gives every living worker an order of its own, all at one time, and
-// returns their reports by worker.
+// each gives every living worker its own order, all at one time, and returns their reports by
+// worker.
 func (f *fleet) each(o func(id int) order) []report {
 	reports := make([]report, len(f.workers))
 	var wg sync.WaitGroup
@@ -607,7 +599,7 @@ func (f *fleet) each(o func(id int) order) []report {
 	return reports
 }
 
-// all gives every living worker the order at one time and adds their reports up.
+// all gives every living worker the order at one time and adds up their reports.
 func (f *fleet) all(o order) report { return sum(f.each(func(int) order { return o })) }
 
 func sum(reports []report) report {

@@ -7,13 +7,11 @@ import (
 
 var (
 	fleets = []Kind{Redis, Memcached}
-	// Of engines that are store and locker at once.
+	// Engines that are store and locker at once.
 	electors = []Kind{RedisFleet}
-	// Of engines that are several servers: what they are put through is in the
-	// test files of their own.
+	// Engines of several servers; they have their own test files.
 	several = []Kind{RedisSentinel, RedisCluster, Memcacheds}
-	// Of engines that are set up otherwise: no test of theirs ends the server, whose user
-	// would be gone.
+	// Engines with another setup: no test kills their server, which would lose its user.
 	other = []Kind{RedisDatabase}
 )
 

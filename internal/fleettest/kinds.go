@@ -16,25 +16,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file says what a fleet can have in common.
+// This file has the kinds of fleets.
 
 // A Kind of fleet is a store and a locker, and the servers they need.
 type Kind struct {
-	// Name tells it from the others that [Main] knows.
+	// Name identifies the kind in [Main].
 	Name string
 
-	// Start starts the servers, which end with the test. The last is the one
-	// that elects.
+	// Start starts the servers, which end with the test. The last one elects.
 	Start func(testing.TB) []*testserver.Server
 
-	// Open makes the store and the locker of a worker process, from the
-	// addresses of those servers. They live as long as the process. A client that
-	// has a limit of its own for a call gets EngineTimeout for it, 0 if the default.
+	// Open makes the store and the locker of a worker process from the addresses of the servers.
+	// They live as long as the process. EngineTimeout is the time limit for a client with its own
+	// limit per call; 0 is the default.
 	Open func(addrs []string, engineTimeout time.Duration) (driver.Store, driver.Locker, error)
 }
 
-// Redis, RedisFleet, RedisDatabase, RedisSentinel, RedisCluster, Memcached and Memcacheds, which are three servers, are
-// store and locker in one.
+// The kinds with store and locker on the same servers. Memcacheds has three servers.
 var (
 	Redis = Kind{
 		Name:  "redis",
@@ -45,7 +43,7 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
-	// RedisFleet is Redis as one engine, whose store and locker are one value.
+	// RedisFleet is Redis as one engine: store and locker are one value.
 	RedisFleet = Kind{
 		Name:  "redisfleet",
 		Start: Redis.Start,
@@ -55,8 +53,8 @@ var (
 			return eng, eng, nil
 		},
 	}
-	// RedisDatabase is another database than the first, as a user who may do what
-	// docs/engines.md says.
+	// RedisDatabase is database 1 of a Redis, for a user with only the permissions in
+	// docs/engines.md.
 	RedisDatabase = Kind{
 		Name: "redis-database",
 		Start: func(tb testing.TB) []*testserver.Server {
@@ -71,8 +69,8 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
-	// RedisSentinel is a master and a replica behind sentinels, whose addresses it has,
-	// for the user of RedisDatabase.
+	// RedisSentinel is a master and a replica behind sentinels, for the user of RedisDatabase. Its
+	// addresses are the sentinels'.
 	RedisSentinel = Kind{
 		Name:  "redis-sentinel",
 		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisSentinel(tb).Servers() },
@@ -83,8 +81,8 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
-	// RedisCluster is three masters with a replica each, for a user who may do what
-	// docs/engines.md says of a cluster.
+	// RedisCluster is three masters with a replica each, for a user with only the permissions in
+	// docs/engines.md for a cluster.
 	RedisCluster = Kind{
 		Name: "redis-cluster",
 		Start: func(tb testing.TB) []*testserver.Server {
@@ -119,9 +117,8 @@ func openMemcached(addrs []string, engineTimeout time.Duration) (driver.Store, d
 	return memcachestore.New(mc), memcachelock.New(mc), nil
 }
 
-// ElectedBy returns the kind with the store of k and another locker, by the
-// name of its engine. start starts the engine, one of package testserver; open
-// makes a worker's locker from its address.
+// ElectedBy returns the kind with the store of k and a locker on engine. start starts the engine,
+// from package testserver; open makes a worker's locker from its address.
 func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testserver.Server, open func(addr string) (driver.Locker, error)) Kind {
 	return Kind{
 		Name:  engine + " over " + k.Name,
@@ -138,7 +135,6 @@ func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testse
 	}
 }
 
-// silence is a logger for go-redis, which logs by itself.
 type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}

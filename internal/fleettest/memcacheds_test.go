@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// TestMemcacheds is a fleet over three memcacheds, one of which dies under a herd
-// on many keys and comes back empty. What each key keeps is spread over the three:
-// any part of it may be the one that is lost.
+// TestMemcacheds is a fleet over three memcacheds, one of which dies under a herd on many keys and
+// comes back empty. The items of each key are spread over the three: any of them may be lost.
 func TestMemcacheds(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, Memcacheds, 3, fleetOptions{TTL: time.Minute, LeaseTTL: time.Second, NearTTL: 50 * time.Millisecond})
@@ -37,7 +36,7 @@ func TestMemcacheds(t *testing.T) {
 	get := func(i int) report { return f.all(order{Do: "get", Key: key(i)}) }
 	each(func(i int) { noErrors("at first", get(i)) })
 
-	invalidated := [keys]int{} // the loads up to then
+	invalidated := [keys]int{} // the loads so far
 	each(func(i int) {
 		invalidated[i] = f.origin.count(key(i))
 		if r := f.workers[i%3].do(order{Do: "invalidate", Key: key(i)}); r.Err != "" {
@@ -76,7 +75,7 @@ func TestMemcacheds(t *testing.T) {
 	newer("after its return", all())
 
 	back := time.Now()
-	for round, ok := 0, 0; ok < 3; round++ { // three in a row, that are spread differently
+	for round, ok := 0, 0; ok < 3; round++ { // three in a row, with different servers
 		if time.Since(back) > 8*time.Second {
 			t.Fatal("8 s after the server came back there is still more than one load per fleet")
 		}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestNearOff has processes without near tiers: what one of them has invalidated no other
-// serves to a call that begins after that, in a hundred rounds, and each round is one load.
+// TestNearOff has processes without near tiers: after an invalidation in one, no process serves the
+// old value to a later call, in a hundred rounds with one load each.
 func TestNearOff(t *testing.T) {
 	Each(t, fleets, func(t *testing.T, kind Kind) {
 		rounds := 100

@@ -22,9 +22,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// TestRing_OneServerKilled has processes share eight real memcached, or a Redis Cluster
-// of three masters, and one killed: keys of the others are loaded as often as before,
-// and each can be invalidated.
+// TestRing_OneServerKilled has processes share eight real memcacheds, or a Redis Cluster of three
+// masters, with one server killed: keys of the other servers are loaded as often as before, and
+// each can be invalidated.
 func TestRing_OneServerKilled(t *testing.T) {
 	t.Run("memcached", func(t *testing.T) {
 		var servers []*testserver.Server
@@ -41,7 +41,7 @@ func TestRing_OneServerKilled(t *testing.T) {
 	})
 	t.Run("Redis Cluster", func(t *testing.T) {
 		c := testserver.RedisCluster(t, 0)
-		for _, s := range c.Masters { // else none answers for its own slots while others' are lost
+		for _, s := range c.Masters { // else no node answers for its own slots while others' are lost
 			c.Do(s, "config", "set", "cluster-require-full-coverage", "no")
 		}
 		loseOneServer(t, c.Masters[1], func() (driver.Store, driver.Locker) {
@@ -101,7 +101,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (drive
 	before := []map[string]int{run(), run(), run(), run(), run()}
 	server.Kill()
 	killed := time.Now()
-	well := func(key string) bool { // its entry's server and its lease's live
+	well := func(key string) bool { // the servers of its entry and its lease live
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := store.Get(ctx, "ring:"+key)
@@ -134,7 +134,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (drive
 	}()
 	during := run()
 	<-over
-	after := []map[string]int{run(), run(), run(), run(), run()} // without invalidations, which are loads
+	after := []map[string]int{run(), run(), run(), run(), run()} // without invalidations, which cause loads
 	median := func(runs []map[string]int) int {
 		var sums []int
 		for _, loads := range runs {

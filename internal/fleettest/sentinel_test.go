@@ -8,9 +8,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestSentinel is a fleet over a Redis master whose replica takes over: by plan while
-// a herd waits, and because the master was killed. Nobody fails, and there is one load
-// for the fleet again by itself.
+// TestSentinel is a fleet over a Redis master whose replica takes over: by plan while a herd waits,
+// and after the master was killed. No caller fails, and the fleet returns to one load by itself.
 func TestSentinel(t *testing.T) {
 	for name, failOver := range map[string]func(*testserver.Sentinel){
 		"planned failover": (*testserver.Sentinel).Failover,

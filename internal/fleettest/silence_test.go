@@ -16,11 +16,11 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// TestGet_StaleWhenRedisDies has Redis killed, or stand still: a call that has something
-// stale waits for an EngineTimeout at most, and once that is over no call waits.
+// TestGet_StaleWhenRedisDies has Redis killed, or stand still: a call with a stale value waits for
+// at most an EngineTimeout, and no longer once the time-out has passed.
 func TestGet_StaleWhenRedisDies(t *testing.T) {
 	const keys, each, timeout = 200, 10 * time.Millisecond, 500 * time.Millisecond
-	const busy = 400 * time.Millisecond // what a busy machine adds
+	const busy = 400 * time.Millisecond // the delay of a busy machine
 	for name, die := range map[string]func(*testserver.Server){
 		"killed": (*testserver.Server).Kill, "stopped": func(s *testserver.Server) { s.Signal(syscall.SIGSTOP) },
 	} {

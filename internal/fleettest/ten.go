@@ -8,30 +8,26 @@ import (
 	"time"
 )
 
-// This file takes ten processes through all that a fleet promises. What they owe
-// each other is in ten_share.go, ten_herd.go and ten_batch.go, what they do about
-// a process that is slow in ten_hedge.go, and what they owe the origin and their
-// callers when there is too much to do, or they cannot ask each other, in
-// ten_outage.go.
+// This file takes ten processes through the promises of a fleet. ten_share.go, ten_herd.go and
+// ten_batch.go test sharing, ten_hedge.go slow processes, and ten_outage.go overload and outages.
 
 const (
 	tenNearTTL   = time.Second
-	shortNearTTL = tenNearTTL / 4   // of the fleet whose engines answer
+	shortNearTTL = tenNearTTL / 4   // of the fleet with healthy engines
 	tenLease     = 20 * time.Second // far longer than any takeover here may take
 	tenSlots     = 16               // MaxRebuilds
 	tenQueued    = 4                // MaxQueued
 	tenShare     = .2               // HedgeShare
 )
 
-// A tenCase is a case for a fleet of ten.
 type tenCase struct {
 	name string
 	test func(t *testing.T, f *fleet, kind Kind)
 }
 
-// TenProcesses has two fleets of ten go through it all. Of the first, engines
-// fail, and the last two cases leave it with a process less, and without its
-// store. Those of the second do not, and its processes are patient with them.
+// TenProcesses runs two fleets of ten. The first one's engines fail; its last two cases leave it
+// with a process less, and without its store. The second one's engines do not fail, and its
+// processes are patient with them.
 func TenProcesses(t *testing.T, kind Kind) {
 	t.Run("engines that fail", func(t *testing.T) {
 		tenCases(t, kind, fleetOptions{
@@ -73,11 +69,10 @@ func tenCases(t *testing.T, kind Kind, o fleetOptions, cases []tenCase) {
 	}
 }
 
-// fail has the loads of the keys fail that begin so.
 func (o *origin) fail(prefix string) { o.fails.Store(&prefix) }
 
-// follow has all processes but the last read a key for a while, and returns what
-// each has seen.
+// follow has all processes except the last read a key for a while, and returns the sightings of
+// each.
 func (f *fleet) follow(key string, d, every time.Duration) func() [][]sighting {
 	seen := make([][]sighting, len(f.workers)-1)
 	var wg sync.WaitGroup
@@ -87,14 +82,14 @@ func (f *fleet) follow(key string, d, every time.Duration) func() [][]sighting {
 	return func() [][]sighting { wg.Wait(); return seen }
 }
 
-// versionOf is the n of "key#n", 0 of what has none.
+// versionOf is the n of "key#n", or 0.
 func versionOf(value string) int {
 	_, n, _ := strings.Cut(value, "#")
 	v, _ := strconv.Atoi(n)
 	return v
 }
 
-// wantForward fails if a process has got an older version after a newer one.
+// wantForward fails if a process got an older version after a newer one.
 func wantForward(t *testing.T, seen [][]sighting) {
 	t.Helper()
 	for id, s := range seen {

@@ -9,11 +9,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file holds what ten processes owe each other that ask for many keys at a
-// time.
+// This file tests ten processes that ask for many keys at a time.
 
-// tenBatches has all processes ask at one moment for sets of keys that overlap,
-// with one among them that cannot be had, and then again when the store has them.
+// tenBatches has all processes ask at one moment for overlapping sets of keys, with one key whose
+// load fails, and then again when the store has the values.
 func tenBatches(t *testing.T, f *fleet, kind Kind) {
 	const keys, spoilt = tenKeys, "batch-spoilt"
 	f.origin.delay.Store(int64(300 * time.Millisecond))
@@ -59,7 +58,7 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 		}
 	}
 
-	// What is near has to be confirmed after NearTTL.
+	// Near values have to be confirmed after NearTTL.
 	before = f.quiet(t, kind)
 	time.Sleep(shortNearTTL)
 	reports = f.each(func(id int) order { return order{Do: "many", Keys: set(id)} })
@@ -76,10 +75,9 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 	}
 }
 
-// tenKeys is how many keys ten processes have sets of.
 const tenKeys = 30
 
-// overlapping is the process's set of as many keys: each key is in four sets.
+// overlapping is the process's set of keys: each key is in four sets.
 func overlapping(prefix string, id int) (set []string) {
 	for i := range 4 * tenKeys / 10 {
 		set = append(set, fmt.Sprint(prefix, (id*tenKeys/10+i)%tenKeys))
@@ -87,9 +85,8 @@ func overlapping(prefix string, id int) (set []string) {
 	return set
 }
 
-// asked returns how many requests of each kind the engine has had. Redis counts
-// them itself: a meter on the way, in a process that is busy, delays one push for
-// longer than another.
+// asked returns the number of requests of each kind to the engine. Redis counts them itself: a
+// meter in between, in a busy process, delays some pushes more than others.
 func (f *fleet) asked(t *testing.T, kind Kind) testserver.Counts {
 	t.Helper()
 	if kind.Name == Redis.Name {
@@ -106,8 +103,8 @@ func (f *fleet) asked(t *testing.T, kind Kind) testserver.Counts {
 	return all
 }
 
-// quiet waits until the processes ask nothing any more, since leases are released
-// behind the callers, and returns what they have asked.
+// quiet waits until the processes send no more requests, since leases are released after the
+// callers' answers, and returns the counts.
 func (f *fleet) quiet(t *testing.T, kind Kind) (asked testserver.Counts) {
 	t.Helper()
 	if !waitFor(5*time.Second, func() bool {

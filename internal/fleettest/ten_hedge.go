@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// This file holds what ten processes do about a holder that takes too long.
+// This file tests ten processes with a holder that takes too long.
 
-// knownBuild is what each process has seen its first builds take. A hedge comes
-// after three times that, which no other case of its fleet comes near.
+// knownBuild is the duration of each process's first builds. A hedge comes after three times that,
+// far longer than in any other case of its fleet.
 const knownBuild = 400 * time.Millisecond
 
-// tenLearn has each process load as many keys of its own as earn it a hedge.
+// tenLearn has each process load enough own keys to earn a hedge.
 func tenLearn(t *testing.T, f *fleet, _ Kind) {
 	const own = 1 / tenShare
 	f.origin.delay.Store(int64(knownBuild))
@@ -27,8 +27,8 @@ func tenLearn(t *testing.T, f *fleet, _ Kind) {
 	}
 }
 
-// tenHedge has the holder of a key hang: one of the nine others begins a second
-// load, and its value is everybody's.
+// tenHedge has the holder of a key hang: one of the nine others begins a second load, and its value
+// answers all callers.
 func tenHedge(t *testing.T, f *fleet, _ Kind) {
 	const hang, callers = 20 * time.Second, 20
 	f.origin.delay.Store(int64(hang))
@@ -49,7 +49,7 @@ func tenHedge(t *testing.T, f *fleet, _ Kind) {
 	if n, hedges := f.origin.count("hangs"), r.Stats.Hedges-before.Hedges; n != 2 || hedges != 1 {
 		t.Errorf("%d loads and %d hedges, want 2 and 1", n, hedges)
 	}
-	// The holder's load ends long before it would have been done, and is told why.
+	// The holder's load is cancelled long before its end, with the cause.
 	var cut []string
 	if !waitFor(hang/4, func() bool {
 		cut = nil
@@ -80,8 +80,7 @@ func tenHedge(t *testing.T, f *fleet, _ Kind) {
 	t.Logf("slowest caller %v", percentile(r.Took, 1))
 }
 
-// tenWithSlowOrigin has every key take long everywhere: no process hedges more
-// than its share.
+// tenWithSlowOrigin has every key take long everywhere: no process hedges more than its share.
 func tenWithSlowOrigin(t *testing.T, f *fleet, _ Kind) {
 	const keys = tenKeys
 	f.origin.delay.Store(int64(2500 * time.Millisecond))

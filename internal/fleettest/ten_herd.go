@@ -8,15 +8,13 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file holds what one cold key costs ten processes, and what they tell of it.
+// This file tests the cost of one cold key for ten processes, and their observations of it.
 
-// tenHerd has all processes ask for a key that nobody has, several times over.
 func tenHerd(t *testing.T, f *fleet, kind Kind) {
 	const waited, callers, build = 9, 20, 500 * time.Millisecond
 	f.origin.delay.Store(int64(build))
-	// The value is in the word of it. A busy machine has a process hear of the
-	// release 10 ms before that word, and look; but not most of them, in two rounds of
-	// a few.
+	// The notice has the value. On a busy machine a process may receive the release 10 ms before
+	// the notice, and look; but most processes do not, in two rounds of a few.
 	looks, earlier := waited, waited // in the last round, and the one before it
 	for round := 0; round < 2 || looks+earlier > waited && round < 6; round++ {
 		key := fmt.Sprint("cold", round)
@@ -28,19 +26,18 @@ func tenHerd(t *testing.T, f *fleet, kind Kind) {
 		}
 		tenTold(t, f, key, callers)
 		if kind.Name == Redis.Name {
-			// Each process looks once, the claim and the commit read, and the release
-			// compares.
+			// Each process looks once, the claim and the commit read, and the release compares.
 			after := f.quiet(t, kind)
 			again := after["get"] + after["getrange"] - commandsBefore["get"] - commandsBefore["getrange"] - 10 - 2 - 1
 			earlier, looks = looks, again
 			total, detail := after.Since(commandsBefore)
 			t.Logf("%d commands:%s; %d looks by who waited", total, detail, again)
-			// Three for each process that waits, and what the holder needs.
+			// Three for each waiting process, and the holder's.
 			if most := 3*waited + 19; total-again > most {
 				t.Errorf("%d commands and %d looks by who waited, want %d commands at most", total-again, again, most)
 			}
 		} else {
-			looks, earlier = 0, 0 // no word comes
+			looks, earlier = 0, 0 // no notice comes
 		}
 		after := r.Stats
 		for _, c := range []struct {
@@ -63,13 +60,12 @@ func tenHerd(t *testing.T, f *fleet, kind Kind) {
 	}
 }
 
-// tenTold wants the observers of all processes to add up to one herd: one
-// rebuild in one of them, and in each a herd of all its callers, told of once,
-// with a wake lag where it waited.
+// tenTold wants the observers of all processes to add up to one herd: one rebuild in one process,
+// and in each process one report of a herd of all its callers, with a wake lag if it waited.
 func tenTold(t *testing.T, f *fleet, key string, callers int) {
 	t.Helper()
 	var reports []report
-	if !waitFor(2*time.Second, func() bool { // the last caller's answer is before its word of the herd
+	if !waitFor(2*time.Second, func() bool { // the last caller's answer comes before the report of its herd
 		herds, rebuilds := 0, 0
 		reports = f.each(func(int) order { return order{Do: "told", Key: key} })
 		for _, r := range reports {

@@ -10,15 +10,14 @@ import (
 	"time"
 )
 
-// This file holds what ten processes owe the origin and their callers when there
-// is too much to do, and when they cannot ask each other.
+// This file tests ten processes under overload and without coordination.
 
-// tooManyKeys has each process asked for more keys than it may rebuild and keep
-// waiting: the rest is refused, and at once.
+// tooManyKeys asks each process for more keys than it may rebuild and queue: the rest is refused at
+// once.
 func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 	const keys, let = 30, tenSlots + tenQueued
 	f.origin.delay.Store(int64(2 * time.Second)) // longer than any caller is late
-	// From when all run that may.
+	// Closed when all permitted loads run.
 	var begun atomic.Int64
 	all := make(chan struct{})
 	hold := func(int, int) {
@@ -27,7 +26,7 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 		}
 		select {
 		case <-all:
-		case <-time.After(10 * time.Second): // those that do not come are missed below
+		case <-time.After(10 * time.Second): // missing loads fail the counts below
 		}
 	}
 	f.origin.onLoad.Store(&hold)
@@ -54,15 +53,14 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 	}
 }
 
-// tenWithSlowStore has every answer of the store take far longer than the time
-// for outages, and then be quick again: no caller fails or waits for more than
-// that time and the build, each process finds out that the store is down, and
-// that it is up again.
+// tenWithSlowStore has every answer of the store take far longer than the time for outages, and
+// then be quick again. No caller fails or waits for more than that time and the build, and each
+// process opens the store's breaker and closes it again.
 func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	const (
 		build   = 50 * time.Millisecond
 		timeout = 500 * time.Millisecond // EngineTimeout's default
-		answer  = 6 * timeout            // what each takes at least
+		answer  = 6 * timeout            // the least delay of an answer
 	)
 	f.origin.delay.Store(int64(build))
 	f.origin.ttl.Store(int64(500 * time.Millisecond))
@@ -78,7 +76,7 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	}
 	r := <-done
 	noneFailed(t, r)
-	// A process that has made few calls, as on a busy machine, makes more.
+	// A process with few calls, as on a busy machine, makes more.
 	for round := 0; round < 10 && slices.ContainsFunc(f.workers, func(w *worker) bool { return len(storeBreaker(w)) == 0 }); round++ {
 		took := r.Took
 		r = drive()
@@ -88,9 +86,9 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	for _, p := range f.proxies {
 		p.SetLatency(0)
 	}
-	// On a quiet machine it is the time-out and the build. Who waited for another
-	// process's value when it began has waited out that one's lease before, and a
-	// busy machine adds to it all; who waits for an answer is above that.
+	// On a quiet machine the worst is the time-out and the build. A caller that waited for another
+	// process's value at the start has also waited for the end of its lease, and a busy machine
+	// adds to both. A caller that waits for an answer of the store takes longer than the limit.
 	worst := percentile(r.Took, 1)
 	if limit := answer - timeout; worst > limit {
 		t.Errorf("the slowest of %d callers took %v, want at most %v", len(r.Took), worst, limit)
@@ -110,7 +108,7 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	}
 	for id, w := range f.workers {
 		var changes []string
-		if !waitFor(2*time.Second, func() bool { // they are told behind the calls
+		if !waitFor(2*time.Second, func() bool { // they are reported after the calls
 			changes = storeBreaker(w)
 			return len(changes) > 0 && strings.HasSuffix(changes[len(changes)-1], " to closed")
 		}) || changes[0] != "store closed to open" {
@@ -120,21 +118,20 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	t.Logf("%d calls, half of them quicker than %v, 9 in 10 than %v, slowest %v; one load in the fleet in round %d", len(r.Took), percentile(r.Took, .5), percentile(r.Took, .9), worst, round)
 }
 
-// storeBreaker is what a process was told of its store's breaker.
+// storeBreaker is the observed changes of a process's store breaker.
 func storeBreaker(w *worker) []string {
 	return slices.DeleteFunc(w.do(order{Do: "told"}).Told.Breakers, func(c string) bool { return !strings.HasPrefix(c, "store ") })
 }
 
-// tenTakeOver kills the process that rebuilds a key whose builds are known. One
-// of the nine others does it, after about such a build's time and not after
-// LeaseTTL.
+// tenTakeOver kills the process that rebuilds a key with known builds. One of the nine others takes
+// over, after about the time of such a build rather than LeaseTTL.
 func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
 	const build, shortest = 300 * time.Millisecond, 500 * time.Millisecond
 	f.origin.delay.Store(int64(build))
 	f.origin.ttl.Store(int64(build))
 	last := len(f.workers) - 1
 	f.workers[last].do(order{Do: "get", Key: "takeover"})
-	time.Sleep(build + 50*time.Millisecond) // it is over, and kept: how long it took is known to all
+	time.Sleep(build + 50*time.Millisecond) // expired and kept: all processes know the build's duration
 	f.origin.ttl.Store(0)
 	var killed, at atomic.Int64
 	kill := func(id, n int) {
@@ -150,19 +147,19 @@ func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
 	if n := f.origin.count("takeover"); n != 3 || killed.Load() == 0 || r.Values["takeover#3"] != 180 {
 		t.Errorf("%d loads, answers %v; want one more load, for the 180 callers of nine processes", n-1, r.Values)
 	}
-	// The shortest lease, which is about that of this build, and the build. A busy
-	// machine adds to both: a lease counts what its holders' calls took of late.
+	// The shortest lease, about the length for this build, and the build. A busy machine adds to
+	// both: a lease counts its holders' recent call times.
 	if limit := shortest + build + 3*time.Second; took > limit {
 		t.Errorf("takeover took %v, want at most %v", took, limit)
 	}
-	// A locker that polls may be asked just before the lease's end, and find just
-	// after it that it is over: nobody tells that from a release.
+	// A polling locker may look just before the lease's end, and find it over just after: the same
+	// as after a release.
 	least := 0
 	if kind.Name == Redis.Name {
 		least = 1
 	}
 	takeovers := 0
-	if !waitFor(2*time.Second, func() bool { // rebuilds are told of when they have ended
+	if !waitFor(2*time.Second, func() bool { // rebuilds are reported at their end
 		takeovers = 0
 		for _, r := range f.each(func(int) order { return order{Do: "told", Key: "takeover"} }) {
 			for _, b := range r.Told.Rebuilds {
@@ -178,9 +175,8 @@ func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
 	t.Logf("value %v after the kill", took)
 }
 
-// tenWithoutStore kills the store under load: no caller fails, and no process
-// loads a key twice at one time. Then the origin fails too, and the near tiers
-// serve on with what they have.
+// tenWithoutStore kills the store under load: no caller fails, and no process loads a key twice at
+// one time. Then the origin fails too, and the near tiers serve their stale values.
 func tenWithoutStore(t *testing.T, f *fleet, _ Kind) {
 	f.elector().MustOwn(t)
 	f.origin.delay.Store(int64(50 * time.Millisecond))
@@ -207,7 +203,7 @@ func tenWithoutStore(t *testing.T, f *fleet, _ Kind) {
 		t.Error("no load ran without the engine: the outage did not happen")
 	}
 
-	// What was there expired long ago, in the store and near.
+	// The values expired long ago, in the store and near.
 	const callers = 5
 	f.origin.fail("kept")
 	r = f.herd("kept", callers)
@@ -220,7 +216,7 @@ func tenWithoutStore(t *testing.T, f *fleet, _ Kind) {
 	if want := callers * f.living(); served != want {
 		t.Errorf("without store and origin the answers are %v, want the near tiers' value %d times", r.Values, want)
 	}
-	// Nobody can tell the others of the failure: each process has tried for itself.
+	// The failure cannot be shared: each process has tried for itself.
 	if n, most := f.origin.count("kept")-last, f.living(); n < 1 || n > most {
 		t.Errorf("%d loads that fail, want one in each of %d processes at most", n, most)
 	}

@@ -6,11 +6,10 @@ import (
 	"time"
 )
 
-// This file holds what ten processes share beside values: that these are not
-// true any more, that they cannot be had, and that they will soon be needed.
+// This file tests that ten processes share invalidations, failures and early refreshes.
 
-// nearTiersFollow invalidates a key in one process while nine others read it:
-// where the store pushes they follow at once, else within NearTTL.
+// nearTiersFollow invalidates a key in one process while nine others read it: with a pushing store
+// they follow at once, else within NearTTL.
 func nearTiersFollow(t *testing.T, f *fleet, kind Kind) {
 	const rounds = 3
 	f.origin.delay.Store(int64(30 * time.Millisecond))
@@ -27,7 +26,7 @@ func nearTiersFollow(t *testing.T, f *fleet, kind Kind) {
 	}
 	limit := tenNearTTL + 100*time.Millisecond
 	if kind.Name == Redis.Name {
-		limit = tenNearTTL / 2 // far below, and far above what a busy machine adds
+		limit = tenNearTTL / 2 // far below, and far above the delay of a busy machine
 	}
 	got := seen()
 	wantForward(t, got)
@@ -54,8 +53,8 @@ func nearTiersFollow(t *testing.T, f *fleet, kind Kind) {
 	t.Logf("served at most %v after an invalidation", worst)
 }
 
-// failureShared has a load fail: it answers the callers of ten processes, and
-// the next tries are one caller's, after pauses that grow.
+// failureShared has a load fail: the failure answers the callers of ten processes, and single
+// callers try again, after growing pauses.
 func failureShared(t *testing.T, f *fleet, _ Kind) {
 	f.origin.delay.Store(int64(50 * time.Millisecond))
 	f.origin.fail("failing")
@@ -73,8 +72,8 @@ func failureShared(t *testing.T, f *fleet, _ Kind) {
 	if answered != 200 {
 		t.Errorf("answers %v, want the failure 200 times", r.Values)
 	}
-	// ErrorTTL is 1 s, of which up to a half is taken off, and doubles: tries are
-	// due 0.5 to 1 s after the first, 1 to 2 s after that, and then 2 to 4 s.
+	// ErrorTTL is 1 s, less up to a half at random, and doubles: tries are due 0.5 to 1 s after the
+	// first, 1 to 2 s after that, and then 2 to 4 s.
 	seen := f.follow("failing", 3400*time.Millisecond-time.Since(began), 10*time.Millisecond)()
 	if n := f.origin.count("failing"); n != 3 {
 		t.Errorf("%d loads in %v, want 3", n, time.Since(began))
@@ -93,8 +92,8 @@ func failureShared(t *testing.T, f *fleet, _ Kind) {
 	}
 }
 
-// rebuiltEarly has steady readers in nine processes over several TTLs: nobody
-// waits at an expiry, since one process has rebuilt the key before.
+// rebuiltEarly has steady readers in nine processes over several TTLs: no reader waits at an
+// expiry, since one process has rebuilt the key before.
 func rebuiltEarly(t *testing.T, f *fleet, _ Kind) {
 	const (
 		build, ttl = 300 * time.Millisecond, 2500 * time.Millisecond
@@ -119,8 +118,8 @@ func rebuiltEarly(t *testing.T, f *fleet, _ Kind) {
 	if n := f.origin.most["early"]; n != 1 {
 		t.Errorf("%d loads at one time", n)
 	}
-	// The dice come up about 1.2 s before the end (see docs/fleets.md), so one
-	// value lasts some 1.6 s.
+	// Early refresh comes about 1.2 s before the end (see docs/fleets.md), so a value lasts about
+	// 1.6 s.
 	if n := f.origin.loads["early"] - 1; n < int(span/ttl) || n > 2*int(span/ttl)+1 {
 		t.Errorf("%d rebuilds in %v of TTLs of %v", n, span, ttl)
 	}

@@ -11,15 +11,13 @@ import (
 
 // This file is the observer of a worker process.
 
-// A told is what an observer was told. Errors do not travel: the herds and
-// rebuilds have none.
+// A told is an observer's records. Errors cannot be encoded: herds and rebuilds have none.
 type told struct {
-	Herds    []observe.Herd    // of the key that was asked for
-	Rebuilds []observe.Rebuild // likewise, those that have ended
+	Herds    []observe.Herd    // of the requested key
+	Rebuilds []observe.Rebuild // likewise, ended ones
 	Breakers []string          // "store open to half-open", in their order
 }
 
-// A listener notes what it is told.
 type listener struct {
 	mu       sync.Mutex // guards all
 	herds    []observe.Herd

@@ -8,10 +8,9 @@ import (
 	"time"
 )
 
-// WakeLag returns how long after a load has returned the last of the callers who
-// wait for it in another process has the value: its commit, the word of it, and
-// the way of them all out of their flight. They are what half and what 99 of 100
-// processes took.
+// WakeLag returns the time from the end of a load to the value in the last waiting caller of
+// another process: commit, notice, and the callers' way out of their flight. The results are the
+// median and the 99th percentile over processes.
 func WakeLag(t *testing.T, kind Kind) (median, p99 time.Duration) {
 	const processes, callers = 3, 50
 	rounds := 60

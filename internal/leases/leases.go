@@ -1,5 +1,5 @@
-// Package leases has the rules of a lease's time: how long it is asked for, when it is renewed, and when it
-// is over. A lease lasts for about one rebuild, so that a holder that dies costs its key no more than that.
+// Package leases has the time rules of leases: length, renewal and end. A lease lasts for about one
+// rebuild, so a dead holder costs its key about one rebuild.
 package leases
 
 import (
@@ -8,27 +8,26 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// Shortest is the shortest lease, however short the rebuild is. It is renewed
-// every 167 ms, so it outlives a pause of the process of a third of a second (a
-// container that has used its share of the processor up stands still for a tenth),
-// and of its renewals one may be lost, or be sent once more by TCP, which takes
-// 200 ms to notice. All the lockers below lockers/ announce leases in
-// milliseconds, whatever their engines' own expiry is; a Locker whose engine
-// cannot makes them longer, and is slower to replace a holder that died.
+// Shortest is the length of the shortest lease, however short the rebuild is. Its renewals come
+// every 167 ms. The lease outlives a pause of the process of a third of a second (a container that
+// has used up its share of the processor stands still for a tenth). One renewal may be lost, or be
+// sent again by TCP, which takes 200 ms to notice a loss. The lockers below lockers/ announce
+// leases in milliseconds, whatever the expiry of their engine is. A Locker with a coarser engine
+// makes longer leases and replaces a dead holder later.
 const Shortest = 500 * time.Millisecond
 
-// Length is how long a lease is asked for under which something is built
-// that usually takes build; 0 if nobody knows. It is 1.75 times as long: a usual
-// build has one renewal, is over well before the second one would be due, and
-// those who wait stand for election when the lease they saw is over, and find the
-// value by then, not a lease that was renewed. A holder that dies is replaced after
-// two thirds of this to the whole: 7/6 to 7/4 of a build.
+// Length returns the length of a lease for a build of the usual duration build. If build is 0, the
+// duration is unknown and the lease is as long as longest.
 //
-// It is no bound on the build: the lease is renewed, at a third of its length, for
-// as long as its holder lives. If the holder pauses for longer than two thirds,
-// or its engine does, another takes over, and there is a load too many; the
-// store refuses the earlier one's commit. So a length that is too short costs
-// work, and nothing else.
+// The length is 1.75 builds. A usual build has one renewal and ends well before a second one is
+// due. Waiters stand for election at the end of the lease they saw, and find the value by then, not
+// a renewed lease. A dead holder is replaced after two thirds of the length to the whole: 7/6 to
+// 7/4 of a build.
+//
+// The length does not bound the build: a living holder renews the lease at each third. If the
+// holder or its engine pauses for longer than two thirds, another holder takes over, with one load
+// too many, and the store refuses the earlier holder's commit. A length that is too short costs
+// only work.
 func Length(build, engineTimeout, longest time.Duration) time.Duration {
 	if build <= 0 {
 		return longest
@@ -36,31 +35,30 @@ func Length(build, engineTimeout, longest time.Duration) time.Duration {
 	return min(max(durations.Add(build, 3*(build/4)), Shortest, engineTimeout), longest)
 }
 
-// A Term is what a holder goes by while it keeps a lease.
+// A Term is the holder's view of its lease.
 type Term struct {
-	Began  durations.Instant // when it was asked for, which is before the build
-	Asked  durations.Instant // when it was, or its last renewal
-	Length time.Duration     // from then
+	Began  durations.Instant // time of the request for the lease, before the build
+	Asked  durations.Instant // time of the request for the lease or its last renewal
+	Length time.Duration     // from Asked
 }
 
-// Renewal is when the lease is to be renewed.
+// Renewal is the time of the next renewal.
 func (l Term) Renewal() durations.Instant {
 	return durations.Add(l.Asked, max(l.Length/3, time.Millisecond))
 }
 
-// End is when the lease is over unless it is renewed.
+// End is the end of the lease unless renewed.
 func (l Term) End() durations.Instant { return durations.Add(l.Asked, l.Length) }
 
-// Patience is how long a renewal may take: of two in one length, both have time.
+// Patience is the time limit of a renewal. Two renewals fit into one length.
 func (l Term) Patience(engineTimeout time.Duration) time.Duration {
 	return min(engineTimeout, max(l.Length/2, time.Millisecond))
 }
 
-// Renewed is the lease after a renewal at the time now. It gets longer when its
-// build outlasts what was expected, at the second renewal and then each time: the
-// next one comes when the build has taken twice as long. So a long build of which
-// nothing was known does not renew every 167 ms to its end, and a crash costs in
-// proportion to what has been built when it comes.
+// Renewed is the lease after a renewal at now. The lease gets longer when its build outlasts the
+// expected duration, at the second renewal and at each later one. The next renewal comes when the
+// build has taken twice as long. A long build of unknown duration thus does not renew every 167 ms
+// to its end, and a crash costs time in proportion to the lost work.
 func (l Term) Renewed(now durations.Instant, longest time.Duration) Term {
 	if taken := now - l.Began; taken >= 2*(l.Length/3) {
 		l.Length = max(l.Length, min(3*taken, longest))

@@ -10,16 +10,16 @@ import (
 func TestLeaseLength(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	for _, c := range []struct{ build, engine, longest, want time.Duration }{
-		{0, 500 * ms, 5 * s, 5 * s},                                             // nobody knows
+		{0, 500 * ms, 5 * s, 5 * s},                                             // unknown duration
 		{1, 500 * ms, 5 * s, 500 * ms},                                          // never shorter than the floor
-		{100 * ms, 100 * ms, 5 * s, 500 * ms},                                   // nor for a quick engine
-		{100 * ms, 2 * s, 5 * s, 2 * s},                                         // than a slow engine's answer
+		{100 * ms, 100 * ms, 5 * s, 500 * ms},                                   // the same for a quick engine
+		{100 * ms, 2 * s, 5 * s, 2 * s},                                         // never shorter than a slow engine's answer
 		{400 * ms, 500 * ms, 5 * s, 700 * ms},                                   // 1.75 times as long
 		{2 * s, 500 * ms, 5 * s, 3500 * ms},                                     //
 		{4 * s, 500 * ms, 5 * s, 5 * s},                                         // never longer than the longest
-		{100 * ms, 2 * s, 300 * ms, 300 * ms},                                   // which beats the floor
+		{100 * ms, 2 * s, 300 * ms, 300 * ms},                                   // longest beats the floor
 		{durations.Forever, 500 * ms, 5 * s, 5 * s},                             //
-		{durations.Forever - 1, 500 * ms, durations.Forever, durations.Forever}, // no wrapping round
+		{durations.Forever - 1, 500 * ms, durations.Forever, durations.Forever}, // no overflow
 	} {
 		if got := Length(c.build, c.engine, c.longest); got != c.want {
 			t.Errorf("build %v, engine %v, longest %v: %v, want %v", c.build, c.engine, c.longest, got, c.want)
@@ -27,9 +27,8 @@ func TestLeaseLength(t *testing.T) {
 	}
 }
 
-// TestLeaseTerm_LongBuild has a holder of the shortest lease build for a minute:
-// of two renewals in a length one may be lost, the lengths grow to the longest,
-// and there are few of them.
+// TestLeaseTerm_LongBuild builds for a minute under the shortest lease. One of two renewals in a
+// length may be lost, the lengths grow to the longest, and renewals are few.
 func TestLeaseTerm_LongBuild(t *testing.T) {
 	const longest = 5 * time.Second
 	term := Term{Began: time.Hour, Asked: time.Hour, Length: Shortest}

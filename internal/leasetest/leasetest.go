@@ -1,5 +1,4 @@
-// Package leasetest is what the tests of all lockers do with leases, where
-// lockertest's suite is not what they run.
+// Package leasetest has the lease helpers of all lockers' tests outside lockertest's suite.
 package leasetest
 
 import (
@@ -39,7 +38,7 @@ func Release(tb testing.TB, lease driver.Lease) {
 	}
 }
 
-// MustBeHeld fails if the lease can be taken, and returns what its taker is told.
+// MustBeHeld fails if the lease is free, and returns the *HeldError otherwise.
 func MustBeHeld(tb testing.TB, l driver.Locker, key string) *driver.HeldError {
 	tb.Helper()
 	_, err := l.TryAcquire(tb.Context(), key, time.Minute)
@@ -50,7 +49,7 @@ func MustBeHeld(tb testing.TB, l driver.Locker, key string) *driver.HeldError {
 	return held
 }
 
-// MustBeLost fails if err, which what has returned, is not that the lease is lost.
+// MustBeLost fails unless err, the result of the call named what, is ErrLeaseLost.
 func MustBeLost(tb testing.TB, what string, err error) {
 	tb.Helper()
 	if !errors.Is(err, driver.ErrLeaseLost) {
@@ -58,8 +57,7 @@ func MustBeLost(tb testing.TB, what string, err error) {
 	}
 }
 
-// MustGiveUp fails if a call of an engine that is silent ends otherwise than with
-// its context.
+// MustGiveUp fails unless a call of a silent engine ends with its context.
 func MustGiveUp(tb testing.TB, what string, call func(context.Context) error) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), 50*time.Millisecond)
@@ -73,8 +71,8 @@ func MustGiveUp(tb testing.TB, what string, call func(context.Context) error) {
 	}
 }
 
-// MustBecomeFree fails if the lease cannot be taken soon: it has no holder,
-// whatever became of the calls that were given up.
+// MustBecomeFree fails if the lease cannot be taken within five seconds, after calls for it were
+// given up.
 func MustBecomeFree(tb testing.TB, l driver.Locker, key string) {
 	tb.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {

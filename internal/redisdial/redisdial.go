@@ -1,9 +1,8 @@
-// Package redisdial notes why a client of Redis has no connection.
+// Package redisdial records why a client of Redis has no connection.
 //
-// go-redis dials five times by default, 100 ms apart, before a command fails, and makes
-// the command four times before its caller hears of that: a cache has left long before.
-// So its call ends with the context's error, which says neither the address nor that
-// nobody listens there. A hook of the client's hears of each dial.
+// By default go-redis dials five times, 100 ms apart, before a command fails, and tries the command
+// four times before it returns. The caller's context ends long before that, and its error has
+// neither the address nor the reason. A hook of the client sees each dial.
 package redisdial
 
 import (
@@ -18,25 +17,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// memory is for how long a failure explains others. The client dials again sooner, for
-// whoever waits for a connection.
+// memory is the time for which a failed dial explains other failures. While calls wait for a
+// connection, the client dials more often.
 const memory = 2 * time.Second
 
-// Failures are the latest of a client's failures to connect. They are safe for concurrent
-// use.
+// Failures are the latest failed dials of a client. They are safe for concurrent use.
 type Failures struct {
 	mu     sync.Mutex // guards latest
 	latest map[string]failure
 }
 
-// A failure is the latest dial of an address, if that failed.
+// A failure is the latest dial of an address, if it failed.
 type failure struct {
 	err error
 	at  time.Time
 }
 
-// Of has the failures of rdb noted from now on, by a hook. Of a cluster's client these are
-// those of nodes that it does not know yet.
+// Of records the failed dials of rdb from now on, by a hook. For a cluster's client it records the
+// dials of nodes still unknown to the client.
 func Of(rdb redis.UniversalClient) *Failures {
 	f := &Failures{latest: map[string]failure{}}
 	nodes, ok := rdb.(interface{ OnNewNode(func(*redis.Client)) })
@@ -45,7 +43,7 @@ func Of(rdb redis.UniversalClient) *Failures {
 		return f
 	}
 	nodes.OnNewNode(func(node *redis.Client) { node.AddHook(f) })
-	if ring, ok := rdb.(*redis.Ring); ok { // which has its nodes from the start
+	if ring, ok := rdb.(*redis.Ring); ok { // the nodes of a ring exist from the start
 		ring.ForEachShard(context.Background(), func(_ context.Context, node *redis.Client) error {
 			node.AddHook(f)
 			return nil
@@ -54,9 +52,8 @@ func Of(rdb redis.UniversalClient) *Failures {
 	return f
 }
 
-// Explain returns err, the error of a call, with the client's latest failure to connect
-// where that was of late. A server's own word, and the end of a call whose caller has
-// left, need no explanation.
+// Explain adds the client's latest failed dial, if recent, to the error of a call. Replies of a
+// server and cancelled calls need no explanation and stay as they are.
 func (f *Failures) Explain(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
@@ -68,10 +65,9 @@ func (f *Failures) Explain(err error) error {
 	if why == nil || strings.Contains(err.Error(), why.Error()) {
 		return err
 	}
-	return fmt.Errorf("%w: %v", err, why) // not wrapped: a time-out of its own is not the call's
+	return fmt.Errorf("%w: %v", err, why) // not wrapped: a time-out of the dial is not a time-out of the call
 }
 
-// last returns the latest failure of late, nil if there is none.
 func (f *Failures) last() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

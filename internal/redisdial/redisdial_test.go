@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A word is what a server has answered.
+// A word is an error reply of a server.
 type word string
 
 func (w word) Error() string { return string(w) }
@@ -22,7 +22,7 @@ func (word) RedisError()     {}
 
 var _ redis.Error = word("")
 
-// TestExplain dials two addresses, and looks what the failures explain.
+// TestExplain dials two addresses, and explains errors by the failures.
 func TestExplain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &Failures{latest: map[string]failure{}}

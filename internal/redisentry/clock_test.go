@@ -13,7 +13,7 @@ func TestClock(t *testing.T) {
 			t.Fatal("the zero clock claims to know the time")
 		}
 
-		// A server that is a day ahead, behind a line of 10 ms each way.
+		// A server a day ahead, behind a line of 10 ms each way.
 		began := time.Now()
 		truth := func() time.Duration { return 1000*24*time.Hour + time.Since(began) }
 		ask := func(there, back time.Duration) Sighting {
@@ -35,7 +35,7 @@ func TestClock(t *testing.T) {
 			time.Sleep(5 * time.Second)
 		}
 
-		// The reply to an earlier question does not replace a later one's.
+		// The reply to an earlier request does not replace a later sighting.
 		slow := ask(time.Second, 0)
 		quick := ask(0, 0)
 		c.See(quick)

@@ -10,20 +10,19 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 )
 
-// This file commits an entry by a script that commits, and may do more.
+// This file commits an entry by a script. Other packages add to the script.
 
-// CommitLua has, after [Lua], the function that commits under name. The arguments are those of
-// [Commit.Send]: retention in ms, epoch, life in ms (0 to keep nothing), lingering in ms, encoded
-// entry, channel, key, the largest entry to be published, when Commit was called, and the time for
-// which the entry is fresh from then on, both in microseconds; and the token of a lease whose note
-// goes with the commit, nil if none does. It returns 1 if it is
-// committed, else 0, and the time if it was asked.
+// CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if
+// committed, else 0, and the time if the function read it.
 //
-// Its age counts from the call: a server that has stood still carries
-// out then what was sent to it before, and nobody waits for that any more.
+// Its arguments are those of [Commit.Send]: retention in ms, epoch, life in ms (0 keeps no entry),
+// lingering in ms, encoded entry, channel, key, the largest entry to publish, the time of the
+// Commit call and the duration of freshness from then, both in microseconds, and the token of a
+// lease whose note ends with the commit, or nil.
 //
-// An epoch at the floor was committed before, by the same claim: what is kept
-// is that entry, or none if there was nothing to keep or its life is over.
+// The age counts from the call: a stalled server carries out old requests later, after their
+// callers have left. An epoch at the floor was committed before, by the same claim. Redis then
+// holds that entry, or no entry if its life is over or it had none.
 const CommitLua = `
 local function commit(name, args)
 	local epoch = tonumber(args[2])
@@ -47,7 +46,7 @@ local function commit(name, args)
 	if life > 0 then
 		kept = kept .. digits(made) .. digits(math.min(made + life * 1000, 2^53 - 1)) ..
 			digits(math.min(made + args[10], 2^53 - 1)) .. args[5]
-		-- Who has claimed since needs the numbers as long as after the claim.
+		-- A later claim needs the numbers for the retention of a claim.
 		keep = math.max(life + args[4], counter > epoch and keep or 0)
 	end
 	redis.call('SET', name, kept, 'PX', string.format('%.0f', keep))
@@ -56,7 +55,7 @@ local function commit(name, args)
 end
 `
 
-// CommitScript commits, and does no more.
+// CommitScript commits an entry.
 var CommitScript = redisscript.New(Lua + CommitLua + `return {commit(KEYS[1], ARGV)}`)
 
 // A Commit is an entry on its way to Redis.
@@ -64,12 +63,13 @@ type Commit struct {
 	called      time.Time
 	key         string
 	epoch       uint64
-	data        []byte // the encoded entry, nil if there is nothing to keep
+	data        []byte // the encoded entry, nil if it has no life
 	life, fresh time.Duration
 }
 
-// NewCommit encodes an entry that is committed under the key now, unless it is longer than most.
-// The caller is free to change the entry's Value then.
+// NewCommit encodes an entry for a commit under the key, with an age from now on. The error is
+// ErrTooLarge if the encoding has more than most bytes. The caller may change the entry's Value
+// afterwards.
 func NewCommit(key string, e driver.Entry, most int) (*Commit, error) {
 	c := &Commit{called: time.Now(), key: key, epoch: e.Epoch, life: e.Life(), fresh: freshFor(e)}
 	if c.life > 0 {
@@ -81,7 +81,7 @@ func NewCommit(key string, e driver.Entry, most int) (*Commit, error) {
 	return c, nil
 }
 
-// freshFor returns for how long from its Age on the entry is Fresh.
+// freshFor returns the time, from its Age on, for which the entry is Fresh.
 func freshFor(e driver.Entry) time.Duration {
 	age := max(0, e.Age)
 	switch {
@@ -93,18 +93,18 @@ func freshFor(e driver.Entry) time.Duration {
 	return 0
 }
 
-// Where is where a commit goes.
+// Where is the target of a commit.
 type Where struct {
-	// Keys are the entry's name, and further keys of the script.
+	// Keys are the name of the entry, and further keys of the script.
 	Keys []string
-	// Channel is told of the commit. It is "" if nobody is.
+	// Channel receives a notice of the commit. "" sends no notice.
 	Channel string
-	// MaxNotice is the length of the largest encoded entry that is told.
+	// MaxNotice is the size of the largest encoded entry in a notice.
 	MaxNotice int
 }
 
-// Send commits by the script. more is its arguments behind those of [CommitLua]. It returns
-// ErrFenced if the commit is refused.
+// Send commits by the script, with more as its arguments behind those of [CommitLua]. If the commit
+// is refused, the error is ErrFenced.
 func (c *Commit) Send(ctx context.Context, s *Servers, script *redisscript.Script, to Where, more ...any) error {
 	seen, err := s.Sight(ctx, to.Keys[0])
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *Commit) Send(ctx context.Context, s *Servers, script *redisscript.Scrip
 	return nil
 }
 
-// micros returns d in microseconds, rounded up: the last of them is one in which the entry is fresh.
+// micros returns d in microseconds, rounded up, so the entry is still fresh in the last one.
 func micros(d time.Duration) int64 {
 	us := d.Microseconds()
 	if time.Duration(us)*time.Microsecond < d {

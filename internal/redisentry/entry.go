@@ -1,5 +1,5 @@
-// Package redisentry is the form in which Redis keeps entries, and the scripts that read and write it:
-// what redisstore, and the engine that is store and locker at once, have in common.
+// Package redisentry has the format of entries in Redis and the scripts that read and write it, for
+// redisstore and redisfleet.
 package redisentry
 
 import (
@@ -16,70 +16,62 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Retention is how long a key's counter and floor are kept after a claim or an
-// invalidation. It need only be longer than any rebuild: without them a commit
-// is refused, and when a later claim makes them anew, the floor is above every
-// epoch given out before, so that nobody's late commit can profit from their
-// having gone.
+// Retention is how long a key's counter and floor are kept after a claim or an invalidation. It
+// need only outlast any rebuild: without them a commit is refused, and a later claim sets the floor
+// above every earlier epoch, so no late commit of a forgotten claim passes.
 const Retention = time.Hour
 
-// Lingering is how long they are kept beyond the life of an entry that no later
-// claim has followed. A commit whose reply was lost may be repeated in that time;
-// and the next claim, which begins at the clock, gives a greater epoch although
-// that was set back, or is that of another server which has taken over, by less
-// than this and the entry's life.
+// Lingering is how long the counter and the floor outlive the life of an entry without a later
+// claim. It leaves time to repeat a commit after a lost reply. The next claim begins at the clock.
+// Its epoch is still greater if the clock was set back, or a server with a slower clock has taken
+// over, by less than Lingering and the entry's life.
 const Lingering = 10 * time.Second
 
-// Name returns the key in Redis under which all of a key is kept. Its braces
-// make the name alone decide the cluster slot, as with the key's lease.
-//
-// It is one key, and not one for each part: while a cluster moves a slot, it
-// carries out nothing that is about two keys of it of which one is not there
-// (TRYAGAIN), until the whole slot has been moved. A cold key has neither.
+// Name returns the Redis key for all data of a key. Its braces make the name alone decide the
+// cluster slot, as with the key's lease. A single Redis key holds all data: while a cluster moves a
+// slot, it refuses a request about two of its keys if one is missing (TRYAGAIN) until the whole
+// slot has moved. Both keys of a cold key would be missing.
 func Name(prefix, key string) string { return prefix + "{" + adapter.Name(key) + "}:entry" }
 
-// What Redis keeps under a name is, each number in 16 decimal digits,
+// The value of a name in Redis is, with each number in 16 decimal digits,
 //
 //	counter | floor | end of the noted lease | its holder's token |
 //	server's time when the commit was sent | end of the entry's life by that clock |
 //	end of the time for which it is fresh | encoded entry
 //
-// with floor <= counter, times in microseconds since 1970 (enough until 2286),
-// and all from the time of the commit on only where there is an entry, whose epoch is the floor. That may be kept
-// beyond its life, for the sake of what stands before it.
+// with floor <= counter, and times in microseconds since 1970 (enough until 2286). The parts from
+// the time of the commit on are present only with an entry, whose epoch is the floor. An entry may
+// be kept beyond its life, for the sake of the parts before it.
 //
-// The noted lease is a copy of the key's lease, which is a key of its own. Whoever reads the
-// entry need not ask for the lease then. An engine that is store and locker at once notes the leases that it
-// gives, and takes the note away before it ends such a lease. A note whose time is over says
-// nothing: the lease may have been renewed. Zeros are no note.
+// The noted lease is a copy of the key's lease, which is a Redis key of its own. Readers of the
+// entry then need no request for the lease. redisfleet notes the leases it gives, and removes the
+// note before it ends such a lease. A note past its end means nothing: the lease may have been
+// renewed. Zeros mean no note.
 //
-// All of these numbers are times in microseconds or a little above one, so they
-// are below 2^53 until the year 2255, and exact in Lua, which has only doubles.
-// A counter above 2^52 (2112) was not written by us and counts as lost, with the
-// entry: one more than such a number might be the same number.
+// All these numbers are times in microseconds or a little above one, so they stay below 2^53 until
+// the year 2255 and are exact in Lua's doubles. A counter above 2^52 (2112) is foreign and counts
+// as lost, with the entry: adding 1 to it could give the same number.
 const (
 	// NumberLen is the length of a number.
 	NumberLen = 16
 	// MarksLen is the length of the counter and the floor.
 	MarksLen = 2 * NumberLen
-	// BareLen is the length of all that is kept without an entry.
+	// BareLen is the length of a value without an entry.
 	BareLen = MarksLen + NumberLen + tokenLen
-	// HeadLen is the length of all that stands before an encoded entry.
+	// HeadLen is the length of the parts before an encoded entry.
 	HeadLen = BareLen + 3*NumberLen
 
 	tokenLen = 22 // of adapter.Token
 )
 
-// Lua has the functions with which the scripts read and write what is kept. A key of another
-// type is as good as none: GETRANGE answers with an error, which is caught, and SET does not
-// mind the type.
+// Lua has the functions with which the scripts read and write a value. A key of another type counts
+// as missing: the error of GETRANGE is caught, and SET ignores the type.
 const Lua = `
 local function digits(n)
 	return string.format('%016.0f', n)
 end
 
--- marks returns the counter and the floor at the beginning of what is kept, or
--- nil if that is not ours.
+-- marks returns the counter and the floor of a value, or nil if the value is foreign.
 local function marks(kept)
 	if type(kept) ~= 'string' or #kept < 32 or string.find(string.sub(kept, 1, 32), '%D') then
 		return
@@ -97,7 +89,7 @@ end
 
 local nobody = string.rep('0', 38)
 
--- note returns the note of a lease in what is kept, and the parts of it: the end, and whose it is.
+-- note returns the note of a lease in a value, and its parts: the end and the holder.
 local function note(kept)
 	local text = marks(kept) and string.sub(kept, 33, 70) or ''
 	if #text < 38 or string.find(string.sub(text, 1, 16), '%D') then
@@ -106,14 +98,14 @@ local function note(kept)
 	return text, tonumber(string.sub(text, 1, 16)), string.sub(text, 17)
 end
 
--- present returns what is kept if there is an entry whose life is not over, else false.
+-- present returns the value if it has an entry with a remaining life, else false.
 local function present(kept, now)
 	local ends = marks(kept) and tonumber(string.sub(kept, 87, 102)) or 0
 	return ends > now and kept
 end
 
--- tell publishes a change of key, on no channel if that has no name. The change
--- is made by then, so it has not failed because one may not publish it.
+-- tell publishes a change of key, unless channel is ''. The change is made by then,
+-- so a refusal to publish is no failure.
 local function tell(channel, kind, now, epoch, key, entry)
 	if channel ~= '' then
 		redis.pcall('PUBLISH', channel, kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry)
@@ -121,17 +113,13 @@ local function tell(channel, kind, now, epoch, key, entry)
 end
 `
 
-// ClaimLua has, after [Lua], the function that gives out an epoch under name, where kept was
-// read. It returns what is kept, false if there is no entry, and the new epoch. retention is in
-// milliseconds.
-//
-// The new epoch is not below the clock even if the counter is known: after a
-// failover to a replica that is behind, the next number may have been given
-// out by the server that is gone. When the counter is lost, the floor takes a
-// number for itself: it must be above all that were given out, and be
-// nobody's, or the commit of a forgotten claim would look repeated.
-//
-// lease is the note of a lease that was given along with the epoch, nil if none was.
+// ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the
+// value read before. claim returns the value, or false without an entry, and the new epoch.
+// retention is in milliseconds. lease is the note of a lease given along with the epoch, or nil.
+// The new epoch is not below the clock even if the counter is known: after a failover to a replica
+// that lags, the lost server may have issued the next number. If the counter is lost, the floor
+// takes a number for itself. It must be above all issued epochs and belong to no claim, or the
+// commit of a forgotten claim would look like a repeated commit.
 const ClaimLua = `
 local function claim(name, kept, now, retention, lease)
 	local counter, floor = marks(kept)
@@ -152,10 +140,10 @@ local function claim(name, kept, now, retention, lease)
 end
 `
 
-// Present returns the entry in what a script has read of the key under its name: the beginning
-// alone, if that has the length [redispipe.Large]. What is there by the time of the second request
-// is the present entry as well: that of the script's time, or of a commit since. What is
-// not an entry, or not one any more, is the zero Entry. data is what is kept.
+// Present returns the entry in a value read by a script, and the value. A value of length
+// [redispipe.Large] is only a beginning, and a second request reads the whole. An entry found by
+// the second request is present as well: from the time of the script, or from a later commit.
+// Invalid bytes and entries past their life give the zero Entry.
 func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting) (e driver.Entry, data []byte, err error) {
 	text, ok := read.(string)
 	if !ok {
@@ -166,12 +154,12 @@ func (s *Servers) Present(ctx context.Context, key, name string, read any, seen 
 			return e, nil, err
 		}
 	}
-	e, _ = Decode(key, data, seen.Now()) // on an error the entry is the zero one
+	e, _ = Decode(key, data, seen.Now()) // on an error the entry is the zero Entry
 	return e, data, nil
 }
 
-// Decode returns the entry in what is kept for the key, with its Age at now, the server's
-// time. It returns ErrNotFound if there is none, or its life is over.
+// Decode returns the entry in a value of the key, with its Age at now, the server's time. The error
+// is ErrNotFound if the value has no entry or its life is over.
 func Decode(key string, data []byte, now time.Duration) (driver.Entry, error) {
 	var e driver.Entry
 	if len(data) < MarksLen || bytes.ContainsFunc(data[:MarksLen], func(r rune) bool { return r < '0' || r > '9' }) {
@@ -197,8 +185,8 @@ func Decode(key string, data []byte, now time.Duration) (driver.Entry, error) {
 	return e, nil
 }
 
-// Since returns how long before now the time was that data begins with, which
-// has room for one.
+// Since returns the time from the number at the start of data until now. data has at least the
+// length of a number.
 func Since(data []byte, now time.Duration) (time.Duration, error) {
 	us, err := strconv.ParseUint(string(data[:NumberLen]), 10, 53)
 	if err != nil {

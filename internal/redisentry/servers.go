@@ -16,23 +16,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file asks the servers behind a client, and notes each server's time on the way.
+// This file sends requests to the servers behind a client, and records each server's time on the
+// way.
 
-// Servers are the servers behind a client. They are safe for concurrent use.
-//
-// Servers are a client themselves: a store that is made over them shares their queue and their
-// clocks with an engine over the same client.
+// Servers are the servers behind a client. They are safe for concurrent use. Servers are a client
+// too: a store over them shares their queue and their clocks with an engine over the same client.
 type Servers struct {
 	redis.UniversalClient
 	// Queue joins the calls to one server.
 	Queue *redispipe.Queue
-	// Dials are the client's failures to connect.
+	// Dials are the failed dials of the client.
 	Dials *redisdial.Failures
 
-	clocks sync.Map // of the servers: address (string) to *Clock
+	clocks sync.Map // address (string) to *Clock
 }
 
-// Of returns rdb itself if it is Servers. Else it returns new ones over rdb, and adds a hook to rdb.
+// Of returns rdb itself if it is Servers. Otherwise it returns new Servers over rdb, and adds a
+// hook to rdb.
 func Of(rdb redis.UniversalClient) *Servers {
 	if s, ok := rdb.(*Servers); ok {
 		return s
@@ -40,8 +40,8 @@ func Of(rdb redis.UniversalClient) *Servers {
 	return &Servers{UniversalClient: rdb, Queue: redispipe.New(rdb), Dials: redisdial.Of(rdb)}
 }
 
-// Run runs one of the scripts on keys, which one server has. If its reply ends with the
-// server's time, Run notes the time and returns it as a sighting.
+// Run runs a script on keys of one server. If the reply ends with the server's time, Run records
+// the time and returns it as a sighting.
 func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []string, args ...any) ([]any, Sighting, error) {
 	sent := time.Now()
 	_, clock, err := s.ServerOf(ctx, keys[0])
@@ -68,8 +68,8 @@ func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []st
 	return reply, seen, nil
 }
 
-// Sight returns a recent sighting of the clock of name's server. As a rule a claim has
-// made it; after a load that took longer than that lasts the server is asked.
+// Sight returns a recent sighting of the clock of name's server. Usually a claim has made one;
+// after a long load Sight asks the server.
 func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 	node, clock, err := s.ServerOf(ctx, name)
 	if err != nil {
@@ -90,8 +90,8 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 	return seen, nil
 }
 
-// Changes is the channel on which the commits and invalidations of the keys behind a prefix are
-// told, "" if maxNotice is negative: then they are not.
+// Changes is the channel for the commits and invalidations of a prefix's keys. It is "", for no
+// notices, if maxNotice is negative.
 func (s *Servers) Changes(prefix string, maxNotice int) string {
 	if maxNotice < 0 {
 		return ""
@@ -99,13 +99,12 @@ func (s *Servers) Changes(prefix string, maxNotice int) string {
 	return redissub.Channel(s.UniversalClient, prefix+"changes")
 }
 
-// Long reads what is too long for the queue.
+// Long reads a value that is too long for the queue.
 func (s *Servers) Long(ctx context.Context, name string) ([]byte, error) {
 	return s.UniversalClient.Get(ctx, name).Bytes()
 }
 
-// ServerOf returns a client of the server that keeps name, and that server's
-// clock.
+// ServerOf returns a client of the server with name, and the server's clock.
 func (s *Servers) ServerOf(ctx context.Context, name string) (redis.Cmdable, *Clock, error) {
 	var node *redis.Client
 	var err error
@@ -125,8 +124,7 @@ func (s *Servers) ServerOf(ctx context.Context, name string) (redis.Cmdable, *Cl
 	return node, s.ClockOf(node.Options().Addr), nil
 }
 
-// ClockOf returns the clock of the server with this address, "" for the server of a client
-// that has only one.
+// ClockOf returns the clock of the server at addr. addr is "" for a client with a single server.
 func (s *Servers) ClockOf(addr string) *Clock {
 	if c, ok := s.clocks.Load(addr); ok {
 		return c.(*Clock)

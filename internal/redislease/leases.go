@@ -1,5 +1,5 @@
-// Package redislease has the leases of redislock, and of the engine that is store and locker at
-// once. The documentation of redislock has their protocol.
+// Package redislease has the leases of redislock and redisfleet. The package documentation of
+// redislock has their protocol.
 package redislease
 
 import (
@@ -22,29 +22,29 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
-// detachedTimeout bounds what goes on after a caller has left.
+// detachedTimeout bounds a request that goes on after its caller has left.
 const detachedTimeout = 10 * time.Second
 
 // Leases are elections, leases and watches on Redis. They are safe for concurrent use. Create them
 // with [New], and close them.
 type Leases struct {
-	adapter string // whose errors they are
+	adapter string // prefix of errors
 	rdb     redis.UniversalClient
 	queue   *redispipe.Queue
 	dials   *redisdial.Failures
 	sub     *subscription
 }
 
-// New returns the leases of the adapter with this name, over rdb with its queue and its failures.
+// New returns the leases of the named adapter over rdb, with rdb's queue and failed dials.
 func New(adapter string, rdb redis.UniversalClient, queue *redispipe.Queue, dials *redisdial.Failures) *Leases {
 	return &Leases{adapter: adapter, rdb: rdb, queue: queue, dials: dials, sub: newSubscription()}
 }
 
-// Close ends the subscription and every watch, and returns when its connection is closed.
+// Close ends the subscription and every watch, and returns when the connection is closed.
 func (l *Leases) Close() { l.sub.close() }
 
-// Stand returns a lease on key as it will be if it is taken, ttl from now on, under names that
-// begin with prefix. It opens the subscription in the background, before the lease is asked for.
+// Stand returns the lease on key that a request may take, for ttl from now on. prefix begins its
+// names in Redis. Stand opens the subscription in the background, before the request for the lease.
 func (l *Leases) Stand(prefix, key string, ttl time.Duration) *Lease {
 	channel := redissub.Channel(l.rdb, prefix+"released")
 	l.sub.start(l.rdb, channel)
@@ -59,7 +59,7 @@ func (l *Leases) Stand(prefix, key string, ttl time.Duration) *Lease {
 	}
 }
 
-// TryAcquire takes the lease as [driver.Locker] says. With tokens the lease is a [driver.Tokener].
+// TryAcquire implements [driver.Locker]. With tokens, the lease is a [driver.Tokener].
 func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Duration, tokens bool) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("%s: acquire %.100q: ttl %v is not positive", l.adapter, key, ttl)
@@ -73,8 +73,7 @@ func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Du
 		}
 		return l.acquire(ctx, key, mine, ttl)
 	}, func(_ driver.Lease, err error) {
-		// Nobody waits for this lease any more. Without an answer it may have
-		// been taken all the same; only ErrHeld says that it was not.
+		// The caller has left. Every error except ErrHeld leaves open whether the lease was taken.
 		if !errors.Is(err, driver.ErrHeld) {
 			mine.Undo(ctx)
 		}
@@ -85,7 +84,6 @@ func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Du
 	return won, err
 }
 
-// acquire makes mine the lease on its key, or returns why it is not.
 func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
 	heard := mine.Heard()
 
@@ -97,14 +95,14 @@ func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.
 
 	holder, err := set.Text()
 	if errors.Is(err, redis.Nil) {
-		return mine, nil // there was no value to return, so ours was set
+		return mine, nil // no previous value: ours was set
 	}
 	if err != nil {
 		rediscluster.Doubt(l.rdb, err)
 		return nil, mine.Wrap("acquire", err)
 	}
 	if holder == mine.Holder {
-		return mine, nil // the reply was lost, and the client repeated the request
+		return mine, nil // the client repeated the request after a lost reply
 	}
 	left, err := pttl.Int64()
 	if err == nil && left == -1 {
@@ -117,8 +115,8 @@ func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.
 	return nil, mine.Held(key, holder, heard, left, read)
 }
 
-// LeftLua has the function that returns how long the key of a lease lasts. It gives the key an
-// expiry of ttl if it has none.
+// LeftLua has the function left, which returns the remaining time of a lease's key. A key without
+// an expiry gets ttl.
 const LeftLua = `
 local function left(key, ttl)
 	local ms = redis.call('PTTL', key)
@@ -132,9 +130,9 @@ end
 
 var endScript = redisscript.New(LeftLua + `return left(KEYS[1], ARGV[1])`)
 
-// acquireScript takes the lease and returns 1 and the time in microseconds, or
-// returns 0, whose it is and how long it lasts. The time is read in the same
-// step: read later, it could be later than the time of the next holder.
+// acquireScript takes the lease and returns 1 and the time in microseconds, or 0, the holder and
+// the remaining time. It reads the time in the same step: read later, the time could be past the
+// next holder's.
 var acquireScript = redisscript.New(LeftLua + `
 local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
 if holder and holder ~= ARGV[1] then
@@ -143,7 +141,6 @@ end
 local now = redis.call('TIME')
 return {1, now[1] .. string.format('%06d', now[2])}`)
 
-// acquireWithToken is acquire for leases that are Tokeners.
 func (l *Leases) acquireWithToken(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
 	heard := mine.Heard()
 	reply, err := acquireScript.Run(ctx, l.queue, []string{mine.Key}, mine.Holder, adapter.Millis(ttl)).Slice()
@@ -162,8 +159,8 @@ func (l *Leases) acquireWithToken(ctx context.Context, key string, mine *Lease, 
 	return nil, mine.Held(key, reply[1].(string), heard, reply[2].(int64), read)
 }
 
-// Held tells of the holder's lease on key, which was left so many milliseconds when it was
-// read, by what PTTL says. since is what [Lease.Heard] returned before the request was sent.
+// Held describes the holder's lease on key. left is its remaining time in milliseconds at the time
+// read, as PTTL counts. since is the result of [Lease.Heard] before the request.
 func (l *Lease) Held(key, holder string, since Heard, left int64, read time.Time) *driver.HeldError {
 	if left == -2 { // released or expired between the two commands
 		return l.HeldUntil(key, holder, since, read)
@@ -172,21 +169,21 @@ func (l *Lease) Held(key, holder string, since Heard, left int64, read time.Time
 	return l.HeldUntil(key, holder, since, read.Add(time.Duration(left+1)*time.Millisecond))
 }
 
-// HeldUntil is Held of a lease whose end is known.
+// HeldUntil is Held for a lease with a known end.
 func (l *Lease) HeldUntil(key, holder string, since Heard, until time.Time) *driver.HeldError {
 	return &driver.HeldError{Key: key, Until: until, Seen: seen{leases: l.leases, key: l.Key, name: l.Name, holder: holder, heard: since}}
 }
 
 // seen is the Seen of this package's HeldErrors.
 type seen struct {
-	leases *Leases // which have counted what they heard
+	leases *Leases // the counter of heard
 	key    string  // in Redis
 	name   string
-	holder string // the token of the lease that was seen
+	holder string // the token of the lease
 	heard  Heard
 }
 
-// Watch watches as [driver.Watcher] says.
+// Watch implements [driver.Watcher].
 func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -215,7 +212,7 @@ func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 			return nil, ctx.Err()
 		}
 		if bounded.Err() != nil {
-			// The caller's context has not ended, so its error must not look so.
+			// The caller's context has not ended, so the error must not look like its end.
 			err = context.Cause(bounded)
 		}
 		return nil, fmt.Errorf("%s: watch %s: %w", l.adapter, seen.key, err)
@@ -223,9 +220,8 @@ func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return freed, nil
 }
 
-// watchAndLook subscribes first and looks then: if the lease is not the seen holder's
-// any more, the returned channel is closed. The watch ends with ctx, waiting
-// and looking with bounded.
+// watchAndLook subscribes first, then looks. If the seen holder no longer has the lease, the
+// returned channel is closed. The watch ends with ctx, the wait and the look with bounded.
 func (l *Leases) watchAndLook(ctx, bounded context.Context, seen seen) (<-chan struct{}, error) {
 	if err := l.sub.await(bounded); err != nil {
 		return nil, err
@@ -250,7 +246,7 @@ func (l *Leases) watchAndLook(ctx, bounded context.Context, seen seen) (<-chan s
 	return w.freed, nil
 }
 
-// Watches is the number of watches that wait, of all keys.
+// Watches is the number of waiting watches, over all keys.
 func (l *Leases) Watches() int {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -261,29 +257,27 @@ func (l *Leases) Watches() int {
 	return n
 }
 
-// Key is the key in Redis of the lease on key. The braces make the name alone decide the
-// cluster slot, which is that of the key's entry.
+// Key is the Redis key of the lease on key. Its braces make the name alone decide the cluster slot,
+// the same as for the key's entry.
 func Key(prefix, key string) string { return prefix + "{" + adapter.Name(key) + "}:lease" }
 
-// Detached returns a context with the values of ctx that does not end with it.
-// A request that was sent goes on to its reply: given up halfway, nobody would
-// know whether it took a lease.
+// Detached returns a context with the values of ctx that does not end with ctx. A request under way
+// goes on to its reply: given up halfway, it may have taken a lease without a holder.
 func Detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
 
-// holderScript is a GET that goes to the master: a client which sends reads to replicas
-// would see a lease there that the master has no more. (GETEX without an option does so
-// too, but Dragonfly writes it to its journal as if it had an expiry in the past.)
+// holderScript is a GET at the master: a client that reads from replicas could see a lease there
+// that the master no longer has. (GETEX without an option goes to the master too, but Dragonfly
+// writes it to its journal as if it had an expiry in the past.)
 var holderScript = redisscript.New(`return redis.call('GET', KEYS[1])`)
 
 var (
-	// GT, because a renewal can be late: the client sends it again when a
-	// connection has hung for its ReadTimeout, or holds it back for want of one.
-	// Without it this would be possible: a renewal to 5 s hangs until its caller
-	// gives it up; the next one, to 60 s, succeeds; now the first is carried out,
-	// and the key ends while the holder believes in 60. (To GT no expiry is the
-	// latest of all. Who gives a key without one its end is TryAcquire.)
+	// GT, because a renewal can be late: the client sends it again when a connection has hung for
+	// its ReadTimeout, or holds it back until a connection is free. Without GT: a renewal to 5 s
+	// hangs until its caller gives up; the next one, to 60 s, succeeds; now the first is carried
+	// out, and the key ends while the holder believes in 60 s. (For GT, no expiry is the latest of
+	// all. TryAcquire gives such a key an expiry.)
 	renewScript = redisscript.New(`
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 	return 0
@@ -294,12 +288,10 @@ return 1`)
 	releaseScript = redisscript.New(ReleaseLua + `return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3])`)
 )
 
-// ReleaseLua has the function that frees the key of a lease if holder has it, and tells the
-// watchers on the channel. It returns 1 if the lease was the holder's, else 0.
-//
-// A lease that is gone, since Redis has evicted it or lost its data, is published
-// too: those who have seen it wait for its end. One who may not publish has
-// released all the same: the key goes first, and the error is caught.
+// ReleaseLua has the function release, which deletes the key of a lease if holder has it, and
+// publishes name for the watchers, and returns 1 if the holder had the lease, else 0. A missing
+// lease, evicted or lost with Redis's data, is published too: its watchers wait for its end. A user
+// without permission to publish still releases: the key goes first, and the error is caught.
 const ReleaseLua = `
 local function release(key, holder, channel, name)
 	local now = redis.call('GET', key)
@@ -312,22 +304,22 @@ local function release(key, holder, channel, name)
 end
 `
 
-// A Lease is the holder's side of a key.
+// A Lease is the holder's side of a lease.
 type Lease struct {
 	Key     string // in Redis
-	Holder  string // the token that the key holds
-	Name    string // what is published when it is released
-	Channel string // where
-	// Ending is called before the lease is freed, and when it is lost. It is nil if there is nothing to do.
+	Holder  string // the token in the key
+	Name    string // the message of its release
+	Channel string // the channel of the message
+	// Ending, if not nil, is called before the lease is freed and when it is lost.
 	Ending func(context.Context) error
 
 	leases *Leases
 
 	mu  sync.Mutex // guards end
-	end time.Time  // of the lease as its holder counts
+	end time.Time  // of the lease, as its holder counts
 }
 
-// Of returns the lease that lease is, nil if it is another package's.
+// Of returns the Lease behind lease, or nil if another package made it.
 func Of(lease driver.Lease) *Lease {
 	switch l := lease.(type) {
 	case *Lease:
@@ -338,7 +330,7 @@ func Of(lease driver.Lease) *Lease {
 	return nil
 }
 
-// A tokenLease is a lease that was taken with Tokens.
+// A tokenLease is a lease taken with Tokens.
 type tokenLease struct {
 	*Lease
 	fence uint64
@@ -349,16 +341,16 @@ var _ driver.Tokener = (*tokenLease)(nil)
 // Token implements [driver.Tokener].
 func (l *tokenLease) Token() uint64 { return l.fence }
 
-// Renew implements [driver.Lease]. It costs three commands, those inside
-// the script included. A lease that ends later already keeps its end.
+// Renew implements [driver.Lease], with 3 commands, including the script's. A lease with a later
+// end keeps it.
 func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%s: renew %s: ttl %v is not positive", l.leases.adapter, l.Key, ttl)
 	}
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// A renewal whose reply never came may have prolonged the key. The
-		// holder did not know, so it is not held: it is cleared.
+		// A renewal with a lost reply may have prolonged the key. The holder stopped at its own
+		// end, so the key is cleared.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error {
@@ -375,16 +367,15 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Of two renewals at one time the later end counts, with Redis too.
+	// Of two concurrent renewals the later end counts, as in Redis.
 	if end.After(l.end) {
 		l.end = end
 	}
 	return nil
 }
 
-// Release implements [driver.Lease]. It costs four commands, those inside
-// the script included. It also clears what may be left of a lease that has
-// expired as its holder counts, but returns ErrLeaseLost then.
+// Release implements [driver.Lease], with 4 commands, including the script's. For a lease that has
+// expired for its holder, Release clears the key and returns ErrLeaseLost.
 func (l *Lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -398,25 +389,24 @@ func (l *Lease) Release(ctx context.Context) error {
 	return l.Wrap("release", err)
 }
 
-// over reports whether the lease has ended as its holder counts.
 func (l *Lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// Heard returns how much was heard of releases up to now. It is asked for before a request is
-// sent: a release that follows the request must find it outdated.
+// Heard returns the count of releases heard so far. It is read before a request is sent, so a
+// release after the request makes it outdated.
 func (l *Lease) Heard() Heard { return l.leases.sub.heard(l.Name) }
 
-// Undo frees the lease for a caller who has left, if it was taken. It goes on after the end of ctx.
+// Undo frees the lease, if taken, for a caller that has left. It goes on after the end of ctx.
 func (l *Lease) Undo(ctx context.Context) {
 	ctx, cancel := Detached(ctx)
 	defer cancel()
 	l.free(ctx)
 }
 
-// free deletes the key if it is this lease's, and tells the watchers.
+// free deletes the key if this lease has it, and tells the watchers.
 func (l *Lease) free(ctx context.Context) error {
 	if l.Ending != nil {
 		if err := l.Ending(ctx); err != nil {
@@ -426,7 +416,7 @@ func (l *Lease) free(ctx context.Context) error {
 	return l.run(ctx, releaseScript, l.Holder, l.Channel, l.Name)
 }
 
-// run runs a script that returns 1, or 0 if the key is not this lease's.
+// run runs a script that returns 1, or 0 if this lease does not have the key.
 func (l *Lease) run(ctx context.Context, script *redisscript.Script, args ...any) error {
 	n, err := script.Run(ctx, l.leases.queue, []string{l.Key}, args...).Int()
 	rediscluster.Doubt(l.leases.rdb, err)
@@ -436,13 +426,13 @@ func (l *Lease) run(ctx context.Context, script *redisscript.Script, args ...any
 	return err
 }
 
-// Wrap says what was being done when the engine failed, and why there is no connection.
-// What the contract names, and a caller's leaving, go through as they are.
+// Wrap adds the operation and the reason for a missing connection to an engine's error. Errors of
+// the contract and a cancelled context pass unchanged.
 func (l *Lease) Wrap(doing string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled):
 		return err
-	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
+	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's key, not a string
 		err = fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
 	case strings.Contains(err.Error(), "ERR syntax error"):
 		err = fmt.Errorf("the server has no SET with NX and GET; Redis 7.0 or newer is needed: %w", err)

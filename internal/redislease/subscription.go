@@ -13,11 +13,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
-// This file is what Leases hear of releases, and the watches that hang on
-// it.
+// This file is the subscription to releases and the watches on it.
 
-// buckets is how many counts of releases there are. Keys that share one wake
-// early now and then, which only costs a look.
+// buckets is the number of release counters. Keys with a common counter wake early now and then, at
+// the cost of a look.
 const buckets = 1024
 
 var (
@@ -26,7 +25,7 @@ var (
 	errRing   = errors.New("a Ring cannot carry the channel of all shards")
 )
 
-// freedAlready is the watch of a lease that has ended before it began.
+// freedAlready is the watch of a lease that ended before the watch began.
 var freedAlready = &watch{freed: closedChannel()}
 
 func closedChannel() chan struct{} {
@@ -35,39 +34,39 @@ func closedChannel() chan struct{} {
 	return c
 }
 
-// Heard is how much of the channel was heard at a moment.
+// Heard is the state of the subscription at a moment.
 type Heard struct {
-	connection uint64 // 0: the subscription did not stand
+	connection uint64 // 0: no subscription
 	releases   uint64 // of the key's bucket
 }
 
-// A subscription listens to the channel of releases, reconnects by itself, and
-// wakes the watches. It is safe for concurrent use.
+// A subscription listens to the channel of releases, reconnects by itself, and wakes the watches.
+// It is safe for concurrent use.
 type subscription struct {
 	seed     maphash.Seed
 	releases [buckets]atomic.Uint64 // heard so far, by the hash of the name
 
-	// connection numbers the connections on which the subscription was
-	// confirmed; it is 0 while there is none. Written under mu.
+	// connection numbers the connections with a confirmed subscription. It is 0 without one.
+	// Written under mu.
 	connection atomic.Uint64
 
-	begun atomic.Bool // what start asks first, without the mutex
+	begun atomic.Bool // read by start without the mutex
 
 	mu      sync.Mutex // guards everything below
 	last    uint64     // the number of the last confirmed connection
 	watches map[string]map[*watch]struct{}
-	attempt chan struct{} // closed when the present attempt to subscribe has ended either way
-	err     error         // why there is no subscription, while connection is 0 and attempt is closed
+	attempt chan struct{} // closed when the present attempt to subscribe has ended, in success or failure
+	err     error         // the reason for no subscription, while connection is 0 and attempt is closed
 	stop    context.CancelFunc
 	ended   chan struct{} // closed when the goroutine has ended; nil before start
 	shut    bool          // close was called
 }
 
-// A watch is one call of Watch that waits.
+// A watch is one waiting call of Watch.
 type watch struct {
 	freed chan struct{}
-	// stop unties the watch from its context, so that a long-lived context does
-	// not collect the watches that have woken.
+	// stop unties the watch from its context, so a long-lived context does not collect woken
+	// watches.
 	stop func() bool
 }
 
@@ -117,7 +116,6 @@ func (s *subscription) connecting() {
 	}
 }
 
-// close ends the subscription for good and waits for its goroutine.
 func (s *subscription) close() {
 	s.mu.Lock()
 	s.shut = true
@@ -130,7 +128,6 @@ func (s *subscription) close() {
 	}
 }
 
-// up begins a new connection's count.
 func (s *subscription) up() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +136,7 @@ func (s *subscription) up() {
 	s.settle()
 }
 
-// down wakes every watch: what is published from now on is lost to them.
+// down wakes every watch: messages from now on are lost.
 func (s *subscription) down(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,16 +180,16 @@ func (s *subscription) bucket(name string) *atomic.Uint64 {
 	return &s.releases[maphash.String(s.seed, name)%buckets]
 }
 
-// heard returns how much was heard up to now. It takes no lock.
+// heard returns the state of the subscription for name. It takes no lock.
 func (s *subscription) heard(name string) Heard {
-	// The connection first: if it is replaced between the two reads, the older
-	// number makes the watch wake early, which is the safe side.
+	// The connection first: if a new connection comes between the two reads, the older number makes
+	// the watch wake early, on the safe side.
 	connection := s.connection.Load()
 	return Heard{connection, s.bucket(name).Load()}
 }
 
-// await returns nil when the subscription stands, and an error when it cannot
-// be had for now or ctx has ended.
+// await waits until the subscription is confirmed, and returns an error when the present attempt
+// fails or ctx ends.
 func (s *subscription) await(ctx context.Context) error {
 	s.mu.Lock()
 	attempt := s.attempt
@@ -210,14 +207,13 @@ func (s *subscription) await(ctx context.Context) error {
 	return nil
 }
 
-// watch returns a watch whose channel closes at the next release of the key
-// after since, and at the loss of the connection; it is closed already if that
-// has happened. The watch ends with ctx.
+// watch returns a watch whose channel closes at the next release of the key after since, and at the
+// loss of the connection. It is closed already if either has happened. The watch ends with ctx.
 func (s *subscription) watch(ctx context.Context, name string, since Heard) (*watch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Releases are counted and watches woken under the same mutex, so none can
-	// fall between this look and the registration.
+	// Releases are counted and watches woken under the same mutex, so no release falls between this
+	// look and the registration.
 	switch now := s.heard(name); {
 	case now.connection == 0:
 		return nil, s.err
@@ -233,7 +229,6 @@ func (s *subscription) watch(ctx context.Context, name string, since Heard) (*wa
 	return w, nil
 }
 
-// leave forgets a watch that nobody waits for.
 func (s *subscription) leave(name string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,14 +1,12 @@
 // Package redispipe sends the commands of many callers to Redis as one pipeline.
 //
-// For the client, the server and the kernel between them a round trip with a
-// hundred commands is little more than one with a single command. When a thousand
-// keys expire at one time, a thousand calls are there at one time; here those that
-// come while a pipeline is under way wait for it, and go together with the next
-// one, as transactions wait for each other's disk in a group commit. A call that
-// finds nothing under way is sent at once, and by itself.
+// A round trip with a hundred commands costs client, server and kernel little more than a round
+// trip with one. A thousand keys that expire together make a thousand calls at a time. Calls that
+// arrive during a pipeline wait for it and go together in the next one, as transactions share a
+// disk write in a group commit. A call that arrives alone is sent at once.
 //
-// go-redis has such a queue too (AutoPipeline), which is experimental, and larger
-// by far for the sake of its order and its options: calls here have no order.
+// go-redis has an experimental queue of this kind (AutoPipeline). It is much larger, for its order
+// and its options; calls here have no order.
 package redispipe
 
 import (
@@ -24,40 +22,38 @@ import (
 )
 
 const (
-	// patience is how long calls wait for a pipeline that others have sent: a
-	// connection that hangs, or a long reply, holds up nobody else for longer.
+	// patience is the longest wait for the pipeline of other callers: a hanging connection or a
+	// long reply delays other calls no longer.
 	patience = 2 * time.Millisecond
-	// most is how many calls go in one pipeline. The client's time-outs are for
-	// the whole of it.
+	// most is the largest number of calls in one pipeline. The client's time-outs apply to the
+	// whole pipeline.
 	most = 64
 )
 
-// Large is the number of bytes from which on a call goes by itself, so that nobody's
-// short reply waits until it is sent. A caller whose reply may be so long asks for a
-// part of it here, and for the whole without the queue: in a pipeline the replies
-// come one after another.
+// Large is the size in bytes from which a call goes alone, so no short reply waits for its sending.
+// For a possibly long reply, a caller asks for a part here and for the whole without the queue: the
+// replies of a pipeline come one after another.
 const Large = 64 << 10
 
 // A Queue joins the calls to one server. It is safe for concurrent use.
 type Queue struct {
 	rdb   redis.UniversalClient
-	joins bool // else each call goes by itself
+	joins bool // else each call goes alone
 
-	mu      sync.Mutex // guards what follows
-	busy    bool       // a pipeline is under way that calls wait for
+	mu      sync.Mutex // guards the fields below
+	busy    bool       // calls wait for a pipeline under way
 	waiting []*call
 }
 
-// A call is a caller's commands, which go together.
+// A call is the commands of a caller, sent together.
 type call struct {
 	ctx  context.Context
 	cmds []redis.Cmder
 	done chan struct{} // closed when cmds have their replies
 }
 
-// New returns a queue before rdb. Only the calls of a [redis.Client] are joined:
-// in a cluster, or a ring, those to a server that is down would hold up those to
-// the others.
+// New returns a queue before rdb. Only calls of a [redis.Client] are joined: in a cluster or a
+// ring, calls to a dead server would delay calls to the other servers.
 func New(rdb redis.UniversalClient) *Queue {
 	_, joins := rdb.(*redis.Client)
 	return &Queue{rdb: rdb, joins: joins}
@@ -66,9 +62,9 @@ func New(rdb redis.UniversalClient) *Queue {
 // Pipeline returns a pipeline for Exec.
 func (q *Queue) Pipeline() redis.Pipeliner { return q.rdb.Pipeline() }
 
-// Exec executes pipe, maybe as a part of a longer one, and returns when all its
-// commands have a reply or an error. It may outlive ctx, as the client does; with
-// a ctx that has ended while the call waited, nothing is sent.
+// Exec executes pipe, possibly as part of a longer pipeline, and returns when each command has a
+// reply or an error. It may outlive ctx, as the client does. If ctx ends while the call waits,
+// nothing is sent.
 func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
 	c := &call{ctx: ctx, cmds: pipe.Cmds()}
 	if !q.joins || size(c.cmds) >= Large {
@@ -85,7 +81,7 @@ func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
 	}
 	q.busy = true
 	q.mu.Unlock()
-	// Who has waited since is not this caller's to lead.
+	// This caller does not lead the calls that arrive meanwhile.
 	over := time.AfterFunc(patience, q.next)
 	q.send(c)
 	if over.Stop() {
@@ -93,28 +89,28 @@ func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
 	}
 }
 
-// next has those go on who wait. It is called once for each pipeline that they
-// wait for: at its end or, by its timer, before. (The timer is also what goes on
-// after a hook of the client's has ended the goroutine.)
+// next starts a goroutine for the waiting calls. It runs once per pipeline: at the pipeline's end,
+// or earlier by its timer. The timer also goes on after a hook of the client has ended the
+// goroutine.
 func (q *Queue) next() {
 	if calls := q.take(); calls != nil {
 		go q.lead(calls)
 	}
 }
 
-// lead sends the calls, and those who have waited for them, until nobody does.
+// lead sends the calls, and the calls that arrive meanwhile, until no call waits.
 func (q *Queue) lead(calls []*call) {
 	for calls != nil {
 		over := time.AfterFunc(patience, q.next)
 		q.join(calls)
 		if !over.Stop() {
-			return // there is another who leads
+			return // the timer has started another leader
 		}
 		calls = q.take()
 	}
 }
 
-// take returns those who wait. If nobody does, the next call is sent at once.
+// take returns the waiting calls. If no call waits, the next call is sent at once.
 func (q *Queue) take() []*call {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -128,7 +124,6 @@ func (q *Queue) take() []*call {
 	return calls
 }
 
-// join sends the calls as one, without those whose context has ended.
 func (q *Queue) join(calls []*call) {
 	calls = slices.DeleteFunc(calls, func(c *call) bool {
 		err := c.ctx.Err()
@@ -163,8 +158,8 @@ func (q *Queue) join(calls []*call) {
 	q.send(joint)
 }
 
-// together is the context of several calls: it has the values of the first one's, and
-// ends when the last of theirs is due, so that the client does not go on for nobody.
+// together is the context of several calls. It has the values of the first call's context and the
+// latest deadline of all, so the client stops when no call waits.
 func together(calls []*call) (context.Context, context.CancelFunc) {
 	ctx := context.WithoutCancel(calls[0].ctx)
 	var last time.Time
@@ -180,16 +175,16 @@ func together(calls []*call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, last)
 }
 
-// refused reports whether the server is not one, at present, that carries such a
-// command out. The client tries a pipeline again, at another server maybe, if
-// that is the reply to its first command, and takes no notice of the others'.
+// refused reports whether the server, at present, carries out no such command. If this is the reply
+// to the first command of a pipeline, the client tries the pipeline again, maybe at another server.
+// It ignores the replies to the other commands.
 func refused(cmd redis.Cmder) bool {
 	err := cmd.Err()
 	return redis.IsReadOnlyError(err) || redis.IsLoadingError(err) || redis.IsMasterDownError(err)
 }
 
-// send sends a call, and sees that each command has a reply or an error then,
-// whatever the client's hooks do.
+// send sends a call. Afterwards each command has a reply or an error, whatever the client's hooks
+// do.
 func (q *Queue) send(c *call) {
 	err := errors.New("redispipe: a hook of the client's has ended the goroutine")
 	defer func() {
@@ -202,24 +197,23 @@ func (q *Queue) send(c *call) {
 	}()
 	if len(c.cmds) == 1 {
 		q.rdb.Process(c.ctx, c.cmds[0])
-		err = nil // or the command's
+		err = nil // or the command has the error
 		return
 	}
 	pipe := q.rdb.Pipeline()
 	pipe.BatchProcess(c.ctx, c.cmds...)
 	if _, err = pipe.Exec(c.ctx); slices.ContainsFunc(c.cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
-		err = nil // but that of a command
+		err = nil // a command has the error
 	}
 }
 
-// fail sets the commands' error.
 func fail(cmds []redis.Cmder, err error) {
 	for _, cmd := range cmds {
 		cmd.SetErr(err)
 	}
 }
 
-// size is the number of bytes of what is sent in long arguments.
+// size is the number of bytes in long arguments.
 func size(cmds []redis.Cmder) int {
 	n := 0
 	for _, cmd := range cmds {

@@ -22,12 +22,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A server is a hook that answers in Redis's place: what it is sent is told as
-// the first arguments of the commands, those of one pipeline joined by spaces.
+// A server is a hook that answers instead of Redis. sent gets the first arguments of the commands,
+// joined by spaces for a pipeline.
 type server struct {
 	sent   chan string
 	answer func(cmds []redis.Cmder) error
-	ends   atomic.Int64 // in how many nanoseconds the latest context was due, 0: never
+	ends   atomic.Int64 // nanoseconds to the deadline of the latest context, 0 if none
 }
 
 func (s *server) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -56,7 +56,6 @@ func (s *server) process(ctx context.Context, cmds []redis.Cmder) error {
 	return cmds[0].Err()
 }
 
-// echo answers each command with its first argument.
 func echo(cmds []redis.Cmder) error {
 	for _, cmd := range cmds {
 		cmd.SetErr(nil)
@@ -65,7 +64,6 @@ func echo(cmds []redis.Cmder) error {
 	return nil
 }
 
-// bench is a queue before a server.
 type bench struct {
 	*Queue
 	*server
@@ -79,14 +77,14 @@ func newBench(t *testing.T, answer func([]redis.Cmder) error) bench {
 	return bench{New(rdb), s}
 }
 
-// newHeld is a queue before a server that answers each pipeline when it may: at a
-// send to answers, or after their close.
+// newHeld is a queue before a server that answers a pipeline for each send to answers, and all
+// after its close.
 func newHeld(t *testing.T) (b bench, answers chan struct{}) {
 	answers = make(chan struct{})
 	return newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) }), answers
 }
 
-// call begins a call of these commands; its result is what they came to.
+// call begins a call of the commands; the channel gets its result.
 func (b bench) call(ctx context.Context, names ...string) <-chan string {
 	result := make(chan string, 1)
 	go func() {
@@ -137,8 +135,8 @@ func wantNone(t *testing.T, sent <-chan string) {
 	}
 }
 
-// TestExec_Joins has calls come while another is under way: they go together
-// with the next pipeline, and each has its own replies.
+// TestExec_Joins has calls come while another is under way: they go together in the next pipeline,
+// and each has its own replies.
 func TestExec_Joins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -166,8 +164,8 @@ func TestExec_Joins(t *testing.T) {
 	})
 }
 
-// TestExec_Patience has connections hang: those who wait go on without them, and
-// are not disturbed by their end.
+// TestExec_Patience has connections hang: waiting calls go on without them, and the end of the
+// hanging connections does not disturb them.
 func TestExec_Patience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang, hold := make(chan struct{}), make(chan struct{})
@@ -200,14 +198,14 @@ func TestExec_Patience(t *testing.T) {
 		close(hang)
 		want(t, "first", first, "a")
 		want(t, "second", second, "b")
-		wantNone(t, b.sent) // those two lead nobody any more
+		wantNone(t, b.sent) // those two lead no calls any more
 		close(hold)
 		want(t, "sent", b.sent, "f")
 		want(t, "last", last, "f")
 	})
 }
 
-// TestExec_Most has more calls wait than go in one pipeline.
+// TestExec_Most has more calls wait than fit into one pipeline.
 func TestExec_Most(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -230,8 +228,7 @@ func TestExec_Most(t *testing.T) {
 	})
 }
 
-// TestExec_Alone has a call with a long argument, which waits for nobody and
-// keeps nobody waiting.
+// TestExec_Alone has a call with a long argument: it does not wait, and no call waits for it.
 func TestExec_Alone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -249,8 +246,8 @@ func TestExec_Alone(t *testing.T) {
 	})
 }
 
-// TestExec_ContextEnded has a caller leave before its turn, when nothing is sent,
-// and at the head of a pipeline, which goes on.
+// TestExec_ContextEnded has a caller leave before its turn: nothing is sent. At the head of a
+// pipeline, the pipeline goes on.
 func TestExec_ContextEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -296,8 +293,8 @@ func TestExec_ContextEnded(t *testing.T) {
 	})
 }
 
-// TestExec_Deadlines has the calls of one pipeline end at different times: the last
-// of them is the pipeline's, unless one of them has none.
+// TestExec_Deadlines gives the calls of one pipeline different deadlines: the pipeline has the
+// latest, or none if a call has none.
 func TestExec_Deadlines(t *testing.T) {
 	for _, c := range []struct {
 		ends []time.Duration // 0: never
@@ -331,8 +328,8 @@ func TestExec_Deadlines(t *testing.T) {
 	}
 }
 
-// TestExec_SilentServer has a client that waits for as long as the contexts say, and
-// a server that stands still: no call outlasts its context, alone or joined.
+// TestExec_SilentServer has a client bounded only by contexts, and a server that stands still: no
+// call outlasts its context, alone or joined.
 func TestExec_SilentServer(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true})
@@ -359,8 +356,8 @@ func TestExec_SilentServer(t *testing.T) {
 	}
 }
 
-// TestExec_Refused has a server refuse one call of several as a server does that
-// has become a replica. The client would try it again if it was alone.
+// TestExec_Refused has a server refuse one of several calls, as a new replica does. The client
+// would try the call again if it was alone.
 func TestExec_Refused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
@@ -390,7 +387,7 @@ func TestExec_Refused(t *testing.T) {
 		want(t, "read", read, "read")
 		want(t, "write", write, "write")
 
-		// The first command's refusal is the client's to mend.
+		// The client itself handles a refusal of the first command.
 		answers = make(chan struct{})
 		b.call(t.Context(), "a")
 		synctest.Wait()
@@ -407,14 +404,14 @@ func TestExec_Refused(t *testing.T) {
 	})
 }
 
-// readOnly is a reply of Redis's.
+// readOnly is an error reply of a Redis replica.
 type readOnly struct{}
 
 func (readOnly) Error() string { return "READONLY You can't write against a read only replica." }
 func (readOnly) RedisError()   {}
 
-// TestExec_Hooks has hooks fail, panic and end the goroutine, with a call that
-// is alone and with several: each command has an error, and the next are sent.
+// TestExec_Hooks has hooks fail, panic and end the goroutine, with one call and with several: each
+// command has an error, and the next calls are sent.
 func TestExec_Hooks(t *testing.T) {
 	for name, c := range map[string]struct {
 		hook func() error
@@ -441,7 +438,7 @@ func TestExec_Hooks(t *testing.T) {
 				third := b.call(t.Context(), "e")
 				synctest.Wait()
 				close(answers)
-				// A goroutine that has ended leads nobody: the others' timer does.
+				// An ended goroutine leads no calls: the timer of the others does.
 				time.Sleep(2*patience + 1)
 				last := b.call(t.Context(), "good")
 				if name == "goexit" {
@@ -483,7 +480,7 @@ func TestExec_Redis(t *testing.T) {
 	callers.Wait()
 }
 
-// TestExec_Cluster has a client of several servers: none of its calls waits.
+// TestExec_Cluster has a client of several servers: no call waits.
 func TestExec_Cluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ring := redis.NewRing(&redis.RingOptions{})

@@ -1,4 +1,4 @@
-// Package redisscript runs the Lua scripts of the adapters on Redis.
+// Package redisscript runs the Lua scripts of the Redis adapters.
 package redisscript
 
 import (
@@ -10,11 +10,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 )
 
-// A Script is sent whole until a server has taken it from this process, and
-// called by its hash from then on. A [redis.Script] begins with the hash, which
-// costs the first caller of every script an error and a second command, in the
-// herd on a cold fleet as ever. A server that does not know the hash, another one
-// or one that was restarted, is sent the script again.
+// A Script is sent whole until a server has accepted it, and called by its hash afterwards. A
+// [redis.Script] begins with the hash: the first caller of every script gets an error and sends a
+// second command, in the herd of a cold fleet. If a server does not know the hash, after a restart
+// or a failover, Run sends the script again.
 type Script struct {
 	script *redis.Script
 	taken  atomic.Bool
@@ -23,7 +22,7 @@ type Script struct {
 // New returns the script with the source src.
 func New(src string) *Script { return &Script{script: redis.NewScript(src)} }
 
-// Run runs the script by way of q.
+// Run runs the script through q.
 func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, args ...any) *redis.Cmd {
 	if s.taken.Load() {
 		reply := exec(ctx, q, s.script.EvalSha, keys, args)
@@ -38,7 +37,6 @@ func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, arg
 	return reply
 }
 
-// exec sends what eval makes of the script.
 func exec(ctx context.Context, q *redispipe.Queue, eval func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd, keys []string, args []any) *redis.Cmd {
 	pipe := q.Pipeline()
 	reply := eval(ctx, pipe, keys, args...)

@@ -13,7 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// said are the commands that a client sent to run scripts.
+// said are the script commands sent by a client.
 type said struct{ names []string }
 
 func (s *said) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -31,8 +31,7 @@ func (s *said) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	return next
 }
 
-// TestScript_Run counts what a run costs: one command, but when a server has
-// forgotten the script.
+// TestScript_Run counts the commands of a run: one, except after a server has forgotten the script.
 func TestScript_Run(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
 	defer rdb.Close()
@@ -58,7 +57,7 @@ func TestScript_Run(t *testing.T) {
 	run("evalsha")
 }
 
-// TestScript_NotTaken has the first run fail: the next one sends the script whole.
+// TestScript_NotTaken has the first run fail: the next run sends the script whole.
 func TestScript_NotTaken(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
 	defer rdb.Close()

@@ -1,5 +1,5 @@
-// Package redissub listens to a channel of Redis on one connection, which it
-// keeps up. A locker hears of releases that way, a store of commits.
+// Package redissub listens to a channel of Redis on one connection and keeps it up. Lockers receive
+// releases over it, stores receive commits.
 package redissub
 
 import (
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// beat is how often the connection is looked at. What has been silent for
-	// two beats is pinged, what does not answer within the next is given up:
-	// three beats at most, and the one in which the silence began.
+	// beat is the interval between checks of the connection. A connection silent for two beats is
+	// pinged. A connection without an answer in the next beat is given up, after at most four
+	// beats.
 	beat = 700 * time.Millisecond
 
 	// minPause and maxPause bound the wait between two attempts to connect.
@@ -29,10 +29,10 @@ const (
 	maxPause = time.Second
 )
 
-// Channel is the channel of this name for the database that rdb uses. Redis has
-// channels for the whole server: without the number in its name a channel would
-// carry what programs tell each other that use other databases, for the same keys. A client
-// that wraps another tells the database by its method Options; without one it counts as 0.
+// Channel is the channel name for the database of rdb. Redis has channels for the whole server:
+// without the database number, a channel would carry messages of programs with other databases, for
+// the same keys. A wrapper of a client tells the database by its method Options; without the method
+// it counts as 0.
 func Channel(rdb redis.UniversalClient, name string) string {
 	db := 0 // a cluster has no other
 	switch client := rdb.(type) {
@@ -44,23 +44,21 @@ func Channel(rdb redis.UniversalClient, name string) string {
 	return name + ":" + strconv.Itoa(db)
 }
 
-// A Listener is what Listen tells. Its functions are called one at a time and
-// do not block; each may be nil.
+// A Listener receives the events of Listen. Its functions do not block, and their calls do not
+// overlap. Each may be nil.
 type Listener struct {
-	// Connect is called before each attempt to connect, and Up when it has led to
-	// a subscription.
+	// Connect is called before each attempt to connect, Up after a successful subscription.
 	Connect, Up func()
-	// Down is called when the connection is lost or did not come about, and told
-	// why. What is published between a Down and the next Up is lost.
+	// Down is called with the reason when the connection is lost or cannot be made. Messages
+	// between a Down and the next Up are lost.
 	Down func(error)
-	// Message is called with what is published.
+	// Message is called with each message.
 	Message func(payload string)
 }
 
-// Listen subscribes to channel until ctx ends or rdb is closed, and returns at
-// once then. An attempt to connect that is under way, which the client does not
-// break off, is left behind for as long as the client's time-outs. A connection
-// that is dead without having been closed is found out within three seconds.
+// Listen subscribes to channel until ctx ends or rdb is closed, then returns at once. It leaves
+// behind an attempt to connect under way, which the client does not break off, for the client's
+// time-outs. It detects a dead connection within three seconds.
 func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) {
 	pause := minPause
 	for {
@@ -75,8 +73,7 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 		if connected {
 			pause = minPause
 		}
-		// Half of it at random: a fleet that lost its server does not come back
-		// in step.
+		// Half of the pause is random: a fleet that lost its server does not come back in step.
 		select {
 		case <-time.After(pause/2 + rand.N(pause/2)):
 		case <-ctx.Done():
@@ -86,20 +83,16 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	}
 }
 
-// call calls f, unless that is nil.
 func call(f func()) {
 	if f != nil {
 		f()
 	}
 }
 
-// subscribe begins to subscribe to channel.
-//
-// All nodes of a cluster carry what is published at one of them. The client
-// itself would go to the master of the channel's slot, with all processes of the
-// fleet: one node would have to serve them all, and when it dies, none would
-// hear anything until its replica is elected, not even of the other nodes' keys.
-// So each attempt goes to the master of a slot drawn by lot.
+// subscribe begins to subscribe to the channels. All nodes of a cluster carry each message. The
+// client by itself would go to the master of the channel's slot, like all processes of the fleet: a
+// single node would serve them all, and after its death no process would hear even of the other
+// nodes' keys until a replica is elected. So each attempt goes to the master of a random slot.
 func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
 	if cluster, ok := rdb.(rediscluster.Client); ok {
 		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))
@@ -108,8 +101,7 @@ func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...strin
 		}
 		rdb = node
 	}
-	// In two steps: the client's Subscribe with a channel does not say why it
-	// could not be sent.
+	// In two steps: the client's Subscribe with a channel hides the error of a failed send.
 	pubsub := rdb.Subscribe(ctx)
 	if err := pubsub.Subscribe(ctx, channels...); err != nil {
 		pubsub.Close()
@@ -118,8 +110,8 @@ func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...strin
 	return pubsub, nil
 }
 
-// closed reports whether rdb, of which a connection says that its client is
-// closed, is so itself: a cluster's client closes those of nodes that have left.
+// closed reports whether rdb itself is closed, after a connection's client was. A cluster's client
+// closes the clients of nodes that have left.
 func closed(ctx context.Context, rdb redis.UniversalClient) bool {
 	if _, cluster := rdb.(rediscluster.Client); !cluster {
 		return true
@@ -128,18 +120,18 @@ func closed(ctx context.Context, rdb redis.UniversalClient) bool {
 	return errors.Is(err, redis.ErrClosed) || ctx.Err() != nil
 }
 
-// failsOver reports whether the client asks sentinels which server is the master.
+// failsOver reports whether the client asks sentinels for the master.
 func failsOver(rdb redis.UniversalClient) bool {
 	one, ok := rdb.(interface{ Options() *redis.Options })
-	return ok && one.Options().Addr == "FailoverClient" // as the client names it in the place of an address
+	return ok && one.Options().Addr == "FailoverClient" // the client's placeholder for the address
 }
 
-// errMoved ends a connection to a server that is not the client's any more.
+// errMoved ends a connection to a server that is no longer the client's master.
 var errMoved = errors.New("redissub: there is another master")
 
-// moved reports whether the client publishes elsewhere than where own is listened to.
-// After a planned failover the old master answers on for about ten seconds, and all
-// that is published is published at the new one.
+// moved reports whether the client publishes to another server than the one with the subscription
+// to own. After a planned failover the old master answers for about ten more seconds, while all
+// messages go to the new one.
 func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
@@ -147,16 +139,15 @@ func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
 	return err == nil && listeners == 0
 }
 
-// errSilent ends a connection that does not answer. It was closed by us: the
-// client's own error would look as if its owner had closed the client.
+// errSilent ends a dead connection. After our own Close, the client's error would look as if its
+// owner had closed the client.
 var errSilent = errors.New("redissub: the connection is dead")
 
-// listen subscribes on a new connection until that is lost. It reports whether
-// the subscription was ever confirmed.
+// listen subscribes on a new connection until the connection is lost, and reports whether the
+// subscription was ever confirmed.
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) (connected bool, err error) {
-	// The client heeds ctx while it dials, and not while it waits for a server's
-	// first words. Its dialer, its hooks and what gives it its password are user
-	// code, which may panic.
+	// The client obeys ctx while it dials, but not while it waits for a server's first reply. Its
+	// dialer, hooks and credentials provider are user code and may panic.
 	channels, own := []string{channel}, ""
 	if failsOver(rdb) {
 		own = channel + ":" + adapter.Token()
@@ -183,15 +174,13 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 		}
 	}()
 
-	// go-redis looks at this context only to dial. An ended one keeps it from
-	// replacing a lost connection inside Receive: that would hide the loss for
-	// as long as the dial takes, while the listener believes in its connection.
+	// go-redis reads this context only to dial. An ended context keeps it from replacing a lost
+	// connection inside Receive: the redial would hide the loss for its whole duration.
 	noRedial, end := context.WithCancel(context.Background())
 	end()
 
-	// In spite of that the client's dialer is called, and told that it need not:
-	// when it panics inside Receive, the client has closed the connection, and
-	// holds the mutex that Close wants for ever.
+	// The client still calls its dialer, with the ended context. If the dialer panics inside
+	// Receive, the client has closed the connection and holds for ever the mutex that Close needs.
 	receive := func() (msg any, err error) {
 		defer func() {
 			if p := recover(); p != nil {
@@ -202,13 +191,13 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 		return pubsub.Receive(noRedial)
 	}
 
-	var dead atomic.Pointer[error] // why the connection was closed, nil if it was not from here
+	var dead atomic.Pointer[error] // why this side closed the connection, or nil
 	up := make(chan struct{})      // closed when all channels are subscribed to
 	go func() {
 		defer close(watched)
 		defer func() {
 			if !stuck.Load() {
-				pubsub.Close() // which ends Receive
+				pubsub.Close() // ends Receive
 			}
 		}()
 		tick := time.NewTicker(beat)

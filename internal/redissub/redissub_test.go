@@ -19,13 +19,13 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// TestListen_Cluster has many processes listen to one channel of a cluster: no
-// node has them all, the death of one is not felt by those at others, and those
-// who were at it go elsewhere, long before it is replaced.
+// TestListen_Cluster has many processes listen to one channel of a cluster. No node has all
+// processes. Processes at other nodes do not feel the death of a node, and its own processes go
+// elsewhere long before a replica takes over.
 func TestListen_Cluster(t *testing.T) {
 	redis.SetLogger(silence{}) // dials fail here on purpose
 	c := testserver.RedisCluster(t, 0)
-	const channel, processes = "channel", 48 // as each chooses by chance, a node has none once in 10⁸ runs
+	const channel, processes = "channel", 48 // by chance, a node has no process once in 10⁸ runs
 
 	var clients []*redis.ClusterClient
 	var up [processes]atomic.Bool
@@ -77,7 +77,7 @@ func TestListen_Cluster(t *testing.T) {
 		publisher = c.Masters[1]
 	}
 	c.Do(publisher, "publish", channel, "after the death of a node")
-	// Those who were not at the dead node have heard it, without a gap.
+	// Processes at the other nodes have heard the message, without a gap.
 	await("elsewhere", func(i int) bool { return lost[i].Load() > 0 || heard[i].Load() == 1 })
 	undisturbed := 0
 	for i := range processes {
@@ -108,9 +108,8 @@ func TestListen_Cluster(t *testing.T) {
 	}
 }
 
-// TestListen_PanicInTheClient has the client's dialer panic when Listen
-// subscribes, and inside Receive when the connection is lost. Each time Listen
-// says so and connects again.
+// TestListen_PanicInTheClient has the client's dialer panic when Listen subscribes, and inside
+// Receive after a lost connection. Each time Listen reports the panic and connects again.
 func TestListen_PanicInTheClient(t *testing.T) {
 	server := testserver.Redis(t)
 	var dials atomic.Int32
@@ -158,7 +157,7 @@ func TestListen_PanicInTheClient(t *testing.T) {
 	}
 }
 
-// panics is a hook of a client's that panics at every command.
+// panics is a hook that panics at every command.
 type panics struct{}
 
 func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }

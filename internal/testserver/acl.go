@@ -7,20 +7,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// RedisRules are the commands that the adapters on Redis need, as docs/engines.md has
-// them for an access control list, and ClusterRules those that a cluster's client
-// needs beside them.
+// RedisRules are the commands needed by the Redis adapters, as listed in docs/engines.md for an
+// access control list. ClusterRules are the additional commands of a cluster's client.
 const (
 	RedisRules = "+select +get +mget +getrange +set +setrange +pexpire +pttl +del +eval +evalsha +time " +
 		"+publish +subscribe +unsubscribe +ping +hello +auth"
 	ClusterRules = "+cluster|slots +cluster|shards +command +asking"
 )
 
-// RedisUser and RedisPassword are of the user that Restrict makes.
+// RedisUser and RedisPassword are the credentials of Restrict's user.
 const RedisUser, RedisPassword = "app", "secret"
 
-// Restrict makes the servers a user who may do what these rules say, and nothing else,
-// with keys and channels of the default Prefix.
+// Restrict creates a user on the servers with only the rules' permissions, for keys and channels of
+// the default Prefix.
 func Restrict(tb testing.TB, rules string, servers ...*Server) {
 	tb.Helper()
 	for _, s := range servers {

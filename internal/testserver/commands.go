@@ -12,11 +12,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Counts is how many commands of each name there were.
+// Counts is the number of commands by name.
 type Counts map[string]int
 
-// Commands returns what a Redis server has run since its start or CONFIG
-// RESETSTAT, commands inside scripts included, which a meter before it cannot see.
+// Commands returns the commands run by a Redis server since its start or CONFIG RESETSTAT,
+// including commands of scripts, which a meter cannot see.
 func Commands(ctx context.Context, rdb *redis.Client) (Counts, error) {
 	info, err := rdb.Info(ctx, "commandstats").Result()
 	if err != nil {
@@ -39,9 +39,8 @@ func Commands(ctx context.Context, rdb *redis.Client) (Counts, error) {
 	return counts, nil
 }
 
-// Since returns how many commands there were since before, and which. Whoever
-// counts has made some himself; what a connection says of itself, and the
-// heartbeat of an idle subscription, are none either.
+// Since returns the number of commands since before, with details. Commands of the counting itself,
+// of a connection's setup and of an idle subscription do not count.
 func (c Counts) Since(before Counts) (total int, detail string) {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
 		switch family, _, _ := strings.Cut(name, "|"); family {

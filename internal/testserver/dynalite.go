@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// dynaliteVersion is the one that .ci/dynalite/package-lock.json pins.
+// dynaliteVersion is the version in .ci/dynalite/package-lock.json.
 const dynaliteVersion = "4.0.0"
 
-// outlive is a module for node. Dynalite throws an exception for every request
-// that its client breaks off, and would end with it.
+// outlive is a module for node. Dynalite throws an exception for every request broken off by its
+// client, and would end.
 const outlive = `data:text/javascript,process.on("uncaughtException",e=>{if(e.code!=="ECONNRESET")throw(e)})`
 
-// DynamoDB returns a running dynalite, which speaks DynamoDB's protocol and
-// keeps its tables in memory, or the endpoint at the host:port that the
-// environment variable BELLWETHER_DYNAMODB names. It ends with the test.
+// DynamoDB returns a running dynalite, with DynamoDB's protocol and its tables in memory, or the
+// endpoint at host:port in the environment variable BELLWETHER_DYNAMODB. The server ends with the
+// test.
 func DynamoDB(tb testing.TB) *Server {
 	tb.Helper()
 	return startWhen(answersHTTP, dynamoHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {
@@ -29,8 +29,8 @@ func DynamoDB(tb testing.TB) *Server {
 	})
 }
 
-// dynaliteDir is where .ci/deps has installed dynalite: outside of the
-// repository, where neither "make clean" nor go's patterns come across it.
+// dynaliteDir is where .ci/deps has installed dynalite: outside the repository, away from "make
+// clean" and go's patterns.
 func dynaliteDir(tb testing.TB) string {
 	tb.Helper()
 	cache := os.Getenv("XDG_CACHE_HOME")

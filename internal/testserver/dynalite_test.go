@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestDynamoDB_OutlivesBrokenRequests leaves in the middle of requests, as
-// processes do that are killed. Dynalite by itself ends with an exception then.
+// TestDynamoDB_OutlivesBrokenRequests leaves in the middle of requests, like killed processes.
+// Plain dynalite ends with an exception then.
 func TestDynamoDB_OutlivesBrokenRequests(t *testing.T) {
 	server := DynamoDB(t)
 	for range 5 {
@@ -20,7 +20,7 @@ func TestDynamoDB_OutlivesBrokenRequests(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // it is being read
 		c.Close()
 	}
-	time.Sleep(100 * time.Millisecond) // in which it would end
+	time.Sleep(100 * time.Millisecond) // time for dynalite to end
 	if err := answersHTTP(server.Addr); err != nil {
 		t.Errorf("dynalite is gone: %v", err)
 	}

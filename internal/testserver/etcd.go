@@ -11,12 +11,10 @@ import (
 	"time"
 )
 
-// Etcd returns a running etcd of one member, or the one that the environment
-// variable BELLWETHER_ETCD names. It ends with the test. Unlike the others it
-// keeps its data when it is killed and started again.
-//
-// It elects itself sooner than by etcd's defaults, so that it is there sooner.
-// With that its shortest lease is 1 s; by the defaults it is 2 s.
+// Etcd returns a running etcd of one member, or the server in the environment variable
+// BELLWETHER_ETCD. The server ends with the test. Its data outlives Kill and Start. It elects
+// itself sooner than by etcd's defaults, for a quick start. Its shortest lease is then 1 s, and 2 s
+// by the defaults.
 func Etcd(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(healthy, etcdHTTP2, tb, "BELLWETHER_ETCD", "etcd", "etcd-server", func(port string) []string {
@@ -30,9 +28,9 @@ func Etcd(tb testing.TB, args ...string) *Server {
 	})
 }
 
-// memoryDir returns a directory in memory where the machine has that, since etcd
-// waits for its disk at every write and has no setting against it: on a disk
-// that is shared, that is seconds at times. It is killed, the machine is not.
+// memoryDir returns a directory in memory if the machine has one. Etcd waits for its disk at every
+// write and has no setting against it: on a shared disk a write takes seconds at times. Tests kill
+// etcd, not the machine.
 func memoryDir(tb testing.TB) string {
 	const memory, enough = "/dev/shm", 1 << 30
 	var fs syscall.Statfs_t
@@ -47,8 +45,7 @@ func memoryDir(tb testing.TB) string {
 	return dir
 }
 
-// healthy is ready for etcd, which listens before it has a leader and can
-// answer anything.
+// healthy is ready for etcd, which listens before it has a leader and can answer requests.
 func healthy(addr string) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get("http://" + addr + "/health")

@@ -17,31 +17,28 @@ import (
 	"testing"
 )
 
-// A Meter stands before a server and counts what its clients ask. It knows the
-// engines' protocols, so it counts requests, not packets, and can tell those
-// that set up a watch from those that ask once.
+// A Meter stands before a server and counts its clients' requests. It knows the engines' protocols,
+// so it counts requests, not packets, and can tell watches from single requests.
 type Meter struct {
 	// Addr is its host:port.
 	Addr string
 
 	protocol protocol
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	requests map[string]int
 	trips    int
 	conns    map[net.Conn]struct{} // nil once the test has ended
 	running  sync.WaitGroup
 }
 
-// A protocol reads one request of a client and returns what kind it is; empty
-// for what is no request, such as a ping. state is the connection's own, and
-// zero at its beginning.
+// A protocol reads one request of a client and returns its kind, or "" for a ping and the like.
+// state belongs to the connection, and is zero at its beginning.
 type protocol func(r *bufio.Reader, state *int) (kind string, err error)
 
-// watches are the kinds of requests that set up a watch.
 var watches = map[string]bool{"subscribe": true, "ssubscribe": true, "watch": true, "getChildren": true}
 
-// NewMeter returns a meter before the server. It ends with the test.
+// NewMeter returns a meter before the server, until the end of the test.
 func NewMeter(tb testing.TB, server *Server) *Meter {
 	tb.Helper()
 	if server.protocol == nil {
@@ -74,23 +71,22 @@ func NewMeter(tb testing.TB, server *Server) *Meter {
 	return m
 }
 
-// Requests returns how many requests of each kind there were.
+// Requests returns the number of requests of each kind.
 func (m *Meter) Requests() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.requests)
 }
 
-// RoundTrips returns how often a client has sent something after all that it
-// had sent before on its connection was answered. On a connection that carries
-// many requests at one time every request counts.
+// RoundTrips returns how often a client has sent data after all its earlier requests on the
+// connection were answered. On a connection with concurrent requests every request counts.
 func (m *Meter) RoundTrips() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.trips
 }
 
-// Watches returns how many of the requests set up a watch.
+// Watches returns the number of requests that set up a watch.
 func (m *Meter) Watches() int {
 	n := 0
 	for kind, requests := range m.Requests() {
@@ -101,7 +97,7 @@ func (m *Meter) Watches() int {
 	return n
 }
 
-// keep makes the end of the test the end of c; it reports false after that.
+// keep ties c to the end of the test, and returns false after that.
 func (m *Meter) keep(c net.Conn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -131,7 +127,7 @@ func (m *Meter) serve(client net.Conn, server string) {
 	}
 	defer m.leave(engine)
 
-	var asked, answered atomic.Int64 // requests and parts of replies; that they differ matters, not by how many
+	var asked, answered atomic.Int64 // requests and parts of replies; only their equality matters
 	m.running.Go(func() {
 		defer client.Close() // ends the loop below
 		buf := make([]byte, 64<<10)
@@ -147,8 +143,7 @@ func (m *Meter) serve(client net.Conn, server string) {
 		}
 	})
 
-	// A request is counted before it goes on, so that whoever has a reply finds
-	// its request counted.
+	// A request is counted before it goes on, so a client with a reply finds its request counted.
 	var read bytes.Buffer
 	in, state := bufio.NewReader(io.TeeReader(client, &read)), 0
 	for {
@@ -162,8 +157,8 @@ func (m *Meter) serve(client net.Conn, server string) {
 			m.mu.Unlock()
 			asked.Add(1)
 		}
-		// What came together goes on together: else the reply to the first of
-		// a pipeline would be there before its second is looked at.
+		// Data that came together goes on together: else the reply to the first command of a
+		// pipeline would come before its second is counted.
 		if err == nil && in.Buffered() > 0 {
 			continue
 		}
@@ -173,12 +168,10 @@ func (m *Meter) serve(client net.Conn, server string) {
 	}
 }
 
-// concurrent are the kinds of requests that share a connection with others and
-// wait for none of them.
+// concurrent are the kinds of requests that share a connection without waiting for each other.
 var concurrent = map[string]bool{"call": true, "watch": true, "message": true}
 
-// resp is Redis's protocol: an array of strings, of which the first is the
-// command.
+// resp is Redis's protocol: an array of strings, beginning with the command.
 func resp(r *bufio.Reader, _ *int) (kind string, err error) {
 	words, err := respLength(r, '*')
 	for i := range words {
@@ -195,7 +188,7 @@ func resp(r *bufio.Reader, _ *int) (kind string, err error) {
 		}
 	}
 	switch kind {
-	case "ping", "hello", "client": // of the connection, not of whoever uses it
+	case "ping", "hello", "client": // of the connection, not of its user
 		kind = ""
 	}
 	return kind, err
@@ -212,8 +205,7 @@ func respLength(r *bufio.Reader, mark byte) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(line[1:]))
 }
 
-// memcacheText is memcached's protocol: a line, and a value after those that
-// store.
+// memcacheText is memcached's protocol: a line, and a value after storing commands.
 func memcacheText(r *bufio.Reader, _ *int) (kind string, err error) {
 	line, err := r.ReadString('\n')
 	if err != nil {
@@ -248,8 +240,8 @@ func dynamoHTTP(r *bufio.Reader, _ *int) (kind string, err error) {
 	return kind, nil
 }
 
-// zookeeperFrames is ZooKeeper's protocol: frames with a length before them; the
-// first is the handshake, the others begin with a number and the operation.
+// zookeeperFrames is ZooKeeper's protocol: frames preceded by their length. The first is the
+// handshake; the others begin with a number and the operation.
 func zookeeperFrames(r *bufio.Reader, frames *int) (kind string, err error) {
 	var head [12]byte
 	if _, err := io.ReadFull(r, head[:4]); err != nil {
@@ -268,15 +260,14 @@ func zookeeperFrames(r *bufio.Reader, frames *int) (kind string, err error) {
 	case 11, 100, -11: // ping, credentials, the end of a session
 		return "", err
 	case 8, 12:
-		return "getChildren", err // zklock's watches are these
+		return "getChildren", err // zklock's watches
 	default:
 		return fmt.Sprint("operation ", op), err
 	}
 }
 
-// etcdHTTP2 is gRPC's protocol: HTTP/2, in which a request's one message comes
-// in a data frame that ends its stream, and a watch is a message on a stream
-// that stays open.
+// etcdHTTP2 is gRPC's protocol: HTTP/2, with a request's one message in a data frame that ends its
+// stream. A watch is a message on a stream that stays open.
 func etcdHTTP2(r *bufio.Reader, frames *int) (kind string, err error) {
 	if *frames++; *frames == 1 {
 		_, err = r.Discard(len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))

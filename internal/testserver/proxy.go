@@ -10,11 +10,9 @@ import (
 	"time"
 )
 
-// A Fault is what a [Proxy] does to its connections, those that are open and
-// those that are made while it lasts.
-//
-// Like a network it loses nothing that it holds back: when the fault ends,
-// requests arrive late, after their callers have given up on them.
+// A Fault is a failure mode of a [Proxy], for open and new connections. Like a network, a fault
+// loses nothing it holds back: when it ends, requests arrive late, after their callers have given
+// up.
 type Fault uint8
 
 const (
@@ -24,13 +22,12 @@ const (
 	BlackHole
 	// DeadRequests is half-open: replies pass, requests do not.
 	DeadRequests
-	// DeadReplies is half-open the other way: the server hears and is not heard.
+	// DeadReplies is half-open the other way: requests pass, replies do not.
 	DeadReplies
-	// SwallowReplies loses each reply, with its connection: what was asked for
-	// has been done.
+	// SwallowReplies loses each reply, with its connection, after the request was carried out.
 	SwallowReplies
-	// SlowClose breaks the next reply of each connection off in the middle and
-	// ends that direction; requests go on to the server until the fault ends.
+	// SlowClose breaks off the next reply of each connection in the middle and ends that direction.
+	// Requests go on to the server until the fault ends.
 	SlowClose
 	// Reset ends every connection with a RST.
 	Reset
@@ -41,37 +38,35 @@ func (f Fault) String() string {
 	return [...]string{"none", "black hole", "dead requests", "dead replies", "swallowed replies", "slow close", "reset"}[f]
 }
 
-// A Proxy stands before a server, counts what goes there, and can be told at any
-// time to be a bad network.
+// A Proxy stands before a server, counts its traffic, and can act as a bad network at any time.
 type Proxy struct {
 	// Addr is its host:port.
 	Addr string
 
 	server  string
-	swallow atomic.Pointer[[]byte] // what the request whose reply is lost contains
-	counted atomic.Pointer[[]byte] // what the requests that are counted contain
+	swallow atomic.Pointer[[]byte] // content of the request whose reply is lost
+	counted atomic.Pointer[[]byte] // content of the counted requests
 	latency atomic.Int64
 	rate    atomic.Int64 // bytes per second of all replies, 0 for no limit
 	conns   atomic.Int64
 	asked   atomic.Int64
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	fault  Fault
 	change chan struct{} // closed when the fault changes or the proxy ends
 	links  map[*link]struct{}
 	ended  bool
-	free   time.Time // when what was let through is over the line
+	free   time.Time // when the data let through is over the line
 }
 
 // A link is one connection through a proxy.
 type link struct {
 	client, server *net.TCPConn
 	share          float64     // of the latency: connections overtake each other
-	lose           atomic.Bool // the reply that comes is lost
+	lose           atomic.Bool // the next reply is lost
 }
 
-// NewProxy returns a proxy before the server at host:port. It ends with the
-// test.
+// NewProxy returns a proxy before the server at host:port, until the end of the test.
 func NewProxy(tb testing.TB, server string) *Proxy {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +92,7 @@ func NewProxy(tb testing.TB, server string) *Proxy {
 	return p
 }
 
-// Set makes f the proxy's fault, in the place of the one it had.
+// Set replaces the proxy's fault with f.
 func (p *Proxy) Set(f Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,20 +109,19 @@ func (p *Proxy) Set(f Fault) {
 	}
 }
 
-// SetLatency makes what goes through late, each way, from now on: by at least
-// half of d, and by more than d only what comes close behind something else.
-// Each connection has a delay of its own, so that they overtake each other.
+// SetLatency delays data, each way, from now on: by at least half of d, and by more than d only
+// data close behind other data. Each connection has its own delay, so connections overtake each
+// other.
 func (p *Proxy) SetLatency(d time.Duration) { p.latency.Store(int64(d)) }
 
-// SetRate makes the line to the clients as slow as so many bytes per second, for
-// all connections together. They share it evenly.
+// SetRate limits the line to the clients to so many bytes per second, shared evenly by all
+// connections.
 func (p *Proxy) SetRate(bytesPerSecond int) { p.rate.Store(int64(bytesPerSecond)) }
 
-// lateSleep is how much too long a sleep may be on a machine with much else to do.
+// lateSleep is the tolerated excess of a sleep on a busy machine.
 const lateSleep = 20 * time.Millisecond
 
-// cross keeps n bytes of a reply for as long as they, and those before them, are on
-// the line.
+// cross waits until n bytes of a reply, and the bytes before them, are over the line.
 func (p *Proxy) cross(n int) {
 	rate := p.rate.Load()
 	if rate == 0 {
@@ -144,8 +138,8 @@ func (p *Proxy) cross(n int) {
 	time.Sleep(time.Until(over)) // it is a line, which tests use in real time
 }
 
-// SwallowReplyTo makes the proxy pass on the next request that contains these
-// bytes, and close its connection in the place of the reply.
+// SwallowReplyTo makes the proxy pass on the next request that contains the bytes, and close its
+// connection instead of the reply.
 func (p *Proxy) SwallowReplyTo(request string) {
 	b := []byte(request)
 	p.swallow.Store(&b)
@@ -154,21 +148,21 @@ func (p *Proxy) SwallowReplyTo(request string) {
 // Armed reports whether that request has still to come.
 func (p *Proxy) Armed() bool { return p.swallow.Load() != nil }
 
-// Connections returns how many connections have been accepted so far.
+// Connections returns the number of connections accepted so far.
 func (p *Proxy) Connections() int { return int(p.conns.Load()) }
 
-// CountRequests makes Requests count, from 0, how often marker is sent to the
-// server from now on.
+// CountRequests makes Requests count, from 0, the occurrences of marker sent to the server from now
+// on.
 func (p *Proxy) CountRequests(marker string) {
 	b := []byte(marker)
 	p.asked.Store(0)
 	p.counted.Store(&b)
 }
 
-// Requests returns what CountRequests has it count.
+// Requests returns the count of CountRequests.
 func (p *Proxy) Requests() int { return int(p.asked.Load()) }
 
-// end resets what is open and lets go what is held.
+// end resets open connections and ends the waits of held data.
 func (p *Proxy) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,7 +210,7 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	p.mu.Unlock()
 }
 
-// reset ends both sides; what is under way is lost.
+// reset ends both sides; data under way is lost.
 func (l *link) reset() {
 	l.client.SetLinger(0)
 	l.client.Close()
@@ -224,13 +218,13 @@ func (l *link) reset() {
 	l.server.Close()
 }
 
-// carryRequests ends when the client has closed and all that it has sent is
-// with the server, or the server is gone.
+// carryRequests ends when the client has closed and the server has all its data, or the server is
+// gone.
 func (p *Proxy) carryRequests(l *link) {
-	// The server's side is closed, and not only for writing: a server that goes
-	// on sending to a client that has gone would keep the link for ever.
+	// The server's side is closed in both directions: a server that goes on sending to a lost
+	// client would keep the link for ever.
 	defer l.server.Close()
-	var tail []byte // of what came before, in which a counted marker may begin
+	var tail []byte // of earlier data, in which a counted marker may begin
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := l.client.Read(buf)
@@ -284,8 +278,8 @@ func (p *Proxy) carryReplies(l *link) {
 	}
 }
 
-// hold keeps what was read for the latency, and for as long as one of these
-// faults lasts. It reports whether it is to be passed on then.
+// hold delays data for the latency, and while one of the faults lasts, and reports whether the data
+// is to be passed on then.
 func (p *Proxy) hold(l *link, faults ...Fault) bool {
 	if d := time.Duration(float64(p.latency.Load()) * l.share); d > 0 {
 		_, change, ended := p.now()
@@ -310,7 +304,7 @@ func (p *Proxy) hold(l *link, faults ...Fault) bool {
 	}
 }
 
-// drain throws the server's replies away for as long as the slow close lasts.
+// drain discards the server's replies while the slow close lasts.
 func (p *Proxy) drain(l *link) {
 	over := make(chan struct{})
 	go func() {

@@ -16,8 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo is a server that answers each line with itself, and sends what it hears
-// to heard.
+// echo is a server that answers each line with itself, and sends received lines to heard.
 func echo(t *testing.T) (addr string, heard chan string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -53,7 +52,7 @@ func dial(t *testing.T, p *Proxy) net.Conn {
 	return c
 }
 
-// ask sends a line, and returns what comes back within limit.
+// ask sends a line, and returns the reply within limit.
 func ask(c net.Conn, line string, limit time.Duration) (string, error) {
 	c.SetDeadline(time.Now().Add(limit))
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
@@ -87,7 +86,7 @@ func TestProxy_Faults(t *testing.T) {
 			}
 			<-heard
 			p.Set(test.fault)
-			// Who is reset may hear of it before he has connected.
+			// A reset may arrive before Dial returns.
 			young, err := net.Dial("tcp", p.Addr)
 			if err != nil && !(test.fault == Reset && errors.Is(err, test.want)) {
 				t.Fatal(err)
@@ -115,7 +114,7 @@ func TestProxy_Faults(t *testing.T) {
 			}
 			p.Set(NoFault)
 			if test.want == os.ErrDeadlineExceeded {
-				// What was held back comes, late.
+				// Held data comes, late.
 				old.SetDeadline(time.Now().Add(long))
 				if got, err := bufio.NewReader(old).ReadString('\n'); got != "during\n" {
 					t.Errorf("after the fault: %q, %v, want what was held back", got, err)
@@ -165,7 +164,7 @@ func TestProxy_LatencyAndCounts(t *testing.T) {
 		t.Errorf("a round trip took %v, want at least half of the latency each way", took)
 	}
 	p.SetLatency(0)
-	// One that comes in two pieces counts too, once.
+	// A marker in two pieces counts too, once.
 	io.WriteString(c, "ab")
 	time.Sleep(50 * time.Millisecond)
 	if _, err := ask(c, "cabca", 5*time.Second); err != nil {

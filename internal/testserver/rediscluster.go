@@ -13,25 +13,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Slots is how many slots a Redis Cluster has.
+// Slots is the number of slots in a Redis Cluster.
 const Slots = 16384
 
 // A Cluster is a running Redis Cluster.
 type Cluster struct {
-	// Masters are its masters at the start, among which the slots are divided
-	// evenly, in order. Replicas are theirs, in the same order; empty if the
-	// cluster has none.
+	// Masters are the masters at the start; the slots are divided among them evenly, in order.
+	// Replicas are their replicas, in the same order, or empty.
 	Masters, Replicas []*Server
 
 	tb testing.TB
 }
 
-// nodeTimeout is after how much silence the nodes take one of theirs for dead. A
-// replica is elected some time later.
+// nodeTimeout is the silence after which nodes take another for dead. A replica is elected some
+// time later.
 const nodeTimeout = time.Second
 
-// RedisCluster returns a running cluster of three masters, each with so many
-// replicas. It is always the test's own, and ends with it.
+// RedisCluster returns a running cluster of three masters with replicas each. It always belongs to
+// the test, and ends with it.
 func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	tb.Helper()
 	c := &Cluster{tb: tb}
@@ -42,9 +41,9 @@ func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	for range replicas * masters {
 		c.Replicas = append(c.Replicas, redisNode(tb))
 	}
-	// Everybody is introduced to everybody: by gossip alone it takes seconds.
+	// All nodes are introduced to each other: gossip alone takes seconds.
 	for i, s := range c.Servers() {
-		c.Do(s, "cluster", "set-config-epoch", i+1) // or they would quarrel about it
+		c.Do(s, "cluster", "set-config-epoch", i+1) // or they would have conflicting epochs
 		for _, other := range c.Servers()[:i] {
 			host, port, _ := net.SplitHostPort(other.Addr)
 			c.Do(s, "cluster", "meet", host, port, other.busPort())
@@ -64,7 +63,6 @@ func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	return c
 }
 
-// redisNode returns a server that may become a cluster's.
 func redisNode(tb testing.TB) *Server {
 	bus := FreeAddr(tb)
 	_, busPort, _ := net.SplitHostPort(bus)
@@ -75,7 +73,7 @@ func redisNode(tb testing.TB) *Server {
 	})
 }
 
-// busPort is the port on which a cluster's node speaks to the others.
+// busPort is the port of a node on the cluster's bus.
 func (s *Server) busPort() string {
 	for i, arg := range s.args {
 		if arg == "--cluster-port" {
@@ -99,7 +97,7 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Do has one node carry a command out, and returns its reply.
+// Do runs a command on one node, and returns its reply.
 func (c *Cluster) Do(s *Server, args ...any) any {
 	c.tb.Helper()
 	reply, err := c.try(s, args...)
@@ -115,10 +113,10 @@ func (c *Cluster) try(s *Server, args ...any) (any, error) {
 	return rdb.Do(context.Background(), args...).Result()
 }
 
-// ID returns the name by which a cluster knows a node.
+// ID returns a node's name in the cluster.
 func (c *Cluster) ID(s *Server) string { return c.Do(s, "cluster", "myid").(string) }
 
-// Owner returns the slot of a key, and the master at the start that has it then.
+// Owner returns the slot of a key, and its master at the start.
 func (c *Cluster) Owner(key string) (slot int, master *Server) {
 	slot = int(c.Do(c.Masters[0], "cluster", "keyslot", key).(int64))
 	for i, s := range c.Masters {
@@ -130,16 +128,15 @@ func (c *Cluster) Owner(key string) (slot int, master *Server) {
 	return slot, master
 }
 
-// Migrate begins to move a slot: from now on the one server sends clients that
-// ask for what it has not to the other.
+// Migrate begins to move a slot: from now on the server from redirects requests for missing keys to
+// the server to.
 func (c *Cluster) Migrate(slot int, from, to *Server) {
 	c.tb.Helper()
 	c.Do(to, "cluster", "setslot", slot, "importing", c.ID(from))
 	c.Do(from, "cluster", "setslot", slot, "migrating", c.ID(to))
 }
 
-// Move moves what a slot has at present, which Migrate has begun to move. It
-// returns how many keys that was.
+// Move moves the present keys of a slot in migration, and returns their number.
 func (c *Cluster) Move(slot int, from, to *Server) (moved int) {
 	c.tb.Helper()
 	host, port, _ := net.SplitHostPort(to.Addr)
@@ -148,7 +145,7 @@ func (c *Cluster) Move(slot int, from, to *Server) (moved int) {
 		if len(keys) == 0 {
 			return moved
 		}
-		// One at a time, as with a slot so large that its keys are long under way.
+		// One at a time, as with a large slot whose keys take long.
 		for _, key := range keys {
 			c.Do(from, "migrate", host, port, key, 0, 5000)
 			moved++
@@ -156,7 +153,7 @@ func (c *Cluster) Move(slot int, from, to *Server) (moved int) {
 	}
 }
 
-// Settle ends the move of a slot, all of whose keys have been moved.
+// Settle ends the move of a slot after all its keys have moved.
 func (c *Cluster) Settle(slot int, from, to *Server) {
 	c.tb.Helper()
 	id := c.ID(to)
@@ -165,8 +162,7 @@ func (c *Cluster) Settle(slot int, from, to *Server) {
 	}
 }
 
-// Failover has a replica take its master's place, which hands over to it, and
-// returns when it has.
+// Failover promotes a replica by a handover from its master, and returns afterwards.
 func (c *Cluster) Failover(replica *Server) {
 	c.tb.Helper()
 	c.Do(replica, "cluster", "failover")
@@ -185,8 +181,8 @@ func (c *Cluster) AwaitMaster(replica *Server) {
 	})
 }
 
-// whole is nil if all nodes know all nodes and who has the slots, and every
-// replica follows its master.
+// whole is nil if all nodes know all nodes and the owners of the slots, and every replica follows
+// its master.
 func (c *Cluster) whole() error {
 	for _, s := range c.Servers() {
 		info, err := c.try(s, "cluster", "info")

@@ -2,8 +2,8 @@ package testserver
 
 import "testing"
 
-// A key's slot and what is in it move from one master to another, and a replica
-// takes its master's place.
+// A key's slot and its content move from one master to another, and a replica takes its master's
+// place.
 func TestRedisCluster(t *testing.T) {
 	c := RedisCluster(t, 1)
 	slot, from := c.Owner("k")

@@ -13,7 +13,7 @@ import (
 
 // A Sentinel is a Redis master with a replica, and three sentinels that watch them.
 type Sentinel struct {
-	// Master and Replica are so at the start.
+	// the roles at the start
 	Master, Replica *Server
 
 	tb        testing.TB
@@ -23,8 +23,8 @@ type Sentinel struct {
 // SentinelName is the master's name.
 const SentinelName = "bellwether"
 
-// RedisSentinel returns a running master, replica and sentinels, which are always the
-// test's own and end with it.
+// RedisSentinel returns a running master, replica and sentinels. They always belong to the test,
+// and end with it.
 func RedisSentinel(tb testing.TB) *Sentinel {
 	tb.Helper()
 	start := func(more ...string) *Server {
@@ -38,7 +38,7 @@ func RedisSentinel(tb testing.TB) *Sentinel {
 	s.Replica = start("--replicaof", host+" "+port)
 	for range 3 {
 		s.sentinels = append(s.sentinels, startWhen(connects, resp, tb, "", "redis-server", "redis-server", func(own string) []string {
-			// A sentinel writes what it learns into its file.
+			// A sentinel writes its knowledge into its file.
 			file := filepath.Join(tb.TempDir(), "sentinel.conf")
 			text := fmt.Sprintf("bind 127.0.0.1\nport %s\nsentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %s 1000\nsentinel failover-timeout %s 5000\n",
 				own, SentinelName, host, port, SentinelName, SentinelName)
@@ -68,8 +68,8 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// Failover has the replica take over from a master that answers, and returns when the
-// sentinels say that it has.
+// Failover has the replica take over from a living master, and returns when the sentinels confirm
+// it.
 func (s *Sentinel) Failover() {
 	s.tb.Helper()
 	client := redis.NewSentinelClient(&redis.Options{Addr: s.sentinels[0].Addr})

@@ -1,5 +1,5 @@
-// Package testserver starts real engines for tests: on free ports of
-// 127.0.0.1, ended by process id, gone even if the test binary is killed.
+// Package testserver starts real engines for tests, on free ports of 127.0.0.1. They are ended by
+// process id, even if the test binary is killed.
 package testserver
 
 import (
@@ -25,17 +25,17 @@ type Server struct {
 	Addr string
 
 	tb       testing.TB
-	protocol protocol                // what a Meter before it understands
-	ready    func(addr string) error // what await asks
-	args     []string                // the command that starts it, nil if it is not ours
-	log      string                  // the file of what it has printed since its last start
+	protocol protocol                // for a Meter before it
+	ready    func(addr string) error // polled by await
+	args     []string                // its command, nil if not started by the test
+	log      string                  // the file of its output since its last start
 	pid      int                     // of the engine itself, 0 while it is down
 	stdin    io.Closer
 	wait     chan struct{} // closed when the wrapper around the engine has ended
 }
 
-// Redis returns a running redis-server, or the one that the environment
-// variable BELLWETHER_REDIS names. It ends with the test.
+// Redis returns a running redis-server, or the server in the environment variable BELLWETHER_REDIS.
+// The server ends with the test.
 func Redis(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(connects, resp, tb, "BELLWETHER_REDIS", "redis-server", "redis-server", func(port string) []string {
@@ -43,8 +43,8 @@ func Redis(tb testing.TB, args ...string) *Server {
 	})
 }
 
-// Memcached returns a running memcached, or the one that the environment
-// variable BELLWETHER_MEMCACHED names. It ends with the test.
+// Memcached returns a running memcached, or the server in the environment variable
+// BELLWETHER_MEMCACHED. The server ends with the test.
 func Memcached(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(connects, memcacheText, tb, "BELLWETHER_MEMCACHED", "memcached", "memcached", func(port string) []string {
@@ -52,7 +52,7 @@ func Memcached(tb testing.TB, args ...string) *Server {
 	})
 }
 
-// startWhen starts an engine that is there once ready has no error.
+// startWhen starts an engine and waits until ready returns nil.
 func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, protocol: protocol, ready: ready}
@@ -70,7 +70,6 @@ func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, 
 	return s
 }
 
-// own starts the engine by its command for the first time.
 func (s *Server) own(command []string) {
 	s.tb.Helper()
 	s.args, s.log = command, filepath.Join(s.tb.TempDir(), "log")
@@ -78,25 +77,24 @@ func (s *Server) own(command []string) {
 	s.Start()
 }
 
-// ports counts what FreeAddr has looked at. It begins elsewhere in each process,
-// as tests of many packages run at one time.
+// ports counts the ports tried by FreeAddr. It begins elsewhere in each process, as tests of many
+// packages run at one time.
 var ports atomic.Int64
 
 func init() { ports.Store(int64(os.Getpid()) * 251) }
 
-// FreeAddr returns an address of 127.0.0.1 that nobody listens on, and that is no
-// other test's until this one has ended. Its port is below those that Linux gives
-// to whoever asks for any: else a client of another test could have it before the
-// server has started, or while it is down.
+// FreeAddr returns an address of 127.0.0.1 without a listener, reserved until the end of the test.
+// Its port is below Linux's range for automatic ports: else a client of another test could get it
+// before the server has started, or while it is down.
 func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const lowest, highest = 12_000, 32_000
 	var err error
 	for range 1000 {
 		port := strconv.FormatInt(lowest+ports.Add(1)%(highest-lowest), 10)
-		// A server may take a second until it listens. Meanwhile, and while it
-		// is down, tests in other processes see from this name that the port is
-		// taken: it is in no file system, and goes with the process.
+		// A server may take a second until it listens. Meanwhile, and while it is down, this name
+		// shows tests in other processes that the port is taken: it is in no file system, and goes
+		// with the process.
 		var taken, l net.Listener
 		if taken, err = net.Listen("unix", "@bellwether-test-port-"+port); err != nil {
 			continue
@@ -113,11 +111,10 @@ func FreeAddr(tb testing.TB) string {
 	return ""
 }
 
-// Own reports whether the server was started by the test, which then may stop,
-// kill and restart it.
+// Own reports whether the test started the server, and may stop, kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
 
-// MustOwn returns s, and fails the test if that has not started it.
+// MustOwn returns s, and fails the test if it did not start s.
 func (s *Server) MustOwn(tb testing.TB) *Server {
 	tb.Helper()
 	if !s.Own() {
@@ -126,7 +123,7 @@ func (s *Server) MustOwn(tb testing.TB) *Server {
 	return s
 }
 
-// OwnOrSkip returns s, and skips the test if that has not started it.
+// OwnOrSkip returns s, and skips the test if it did not start s.
 func (s *Server) OwnOrSkip(tb testing.TB) *Server {
 	tb.Helper()
 	if !s.Own() {
@@ -139,8 +136,8 @@ func (s *Server) foreign() string {
 	return "this test stops its engine, or counts what it does, and needs one of its own: unset the BELLWETHER_ variable that names " + s.Addr
 }
 
-// ReadyWhen makes every start of the engine wait until ready has no error too.
-// It is asked at once, and may itself bring about what it asks for.
+// ReadyWhen makes every start of the engine also wait until ready returns nil. It calls ready at
+// once; ready may itself set up the engine.
 func (s *Server) ReadyWhen(ready func(addr string) error) {
 	s.tb.Helper()
 	before := s.ready
@@ -153,13 +150,11 @@ func (s *Server) ReadyWhen(ready func(addr string) error) {
 	s.await()
 }
 
-// Start starts the engine at the same address as before: empty, unless it is
-// one that keeps its data.
+// Start starts the engine at the same address as before, empty unless the engine keeps its data.
 func (s *Server) Start() {
 	s.tb.Helper()
-	// The shell outlives neither us nor the engine: it waits for the end of
-	// its input, which is a pipe that closes with this process, however this
-	// process dies.
+	// The shell outlives neither the test nor the engine: it waits for the end of its input, a pipe
+	// that closes with this process, however the process dies.
 	const wrapper = `"$@" >"$0" 2>&1 & echo $!; read _; kill -9 $! 2>/dev/null; wait`
 	cmd := exec.Command("sh", append([]string{"-c", wrapper, s.log}, s.args...)...)
 	stdin, err := cmd.StdinPipe()
@@ -188,8 +183,7 @@ func (s *Server) Start() {
 	s.await()
 }
 
-// Kill ends the engine with SIGKILL, and returns when it is gone. Killing a
-// server that is down does nothing.
+// Kill ends the engine with SIGKILL, and returns when it is gone. On a dead server it does nothing.
 func (s *Server) Kill() {
 	if s.pid == 0 {
 		return
@@ -207,9 +201,9 @@ func (s *Server) Restart() {
 	s.Start()
 }
 
-// Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts
-// connections, SIGCONT ends that. It returns when the engine has stopped: each of
-// its threads does so when it next runs, and until then may answer a request.
+// Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts connections, SIGCONT
+// ends that. Signal returns when all threads of the engine have stopped; until then they may answer
+// a request.
 func (s *Server) Signal(sig syscall.Signal) {
 	s.tb.Helper()
 	if s.pid == 0 {
@@ -226,14 +220,14 @@ func (s *Server) Signal(sig syscall.Signal) {
 	s.tb.Fatalf("%s does not stop", s.Addr)
 }
 
-// States of threads, as proc(5) names them.
+// States of threads, as in proc(5).
 const (
 	stopped = "T"
 	ended   = "ZX"
 )
 
-// threads reports whether all the engine's threads are in one of the states. It
-// has none when it has ended and nobody waits for it any more.
+// threads reports whether all threads of the engine are in one of the states. A reaped engine has
+// no threads.
 func (s *Server) threads(states string) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid))
 	for _, stat := range stats {
@@ -246,15 +240,13 @@ func (s *Server) threads(states string) bool {
 }
 
 const (
-	// patience is what a machine with much else to do may take to start a
-	// process, or to stop one. An engine that has ended is not waited for.
+	// patience is the time limit for starting and stopping a process on a busy machine. A dead
+	// engine is not waited for.
 	patience = time.Minute
-	// foreignPatience is what an engine may take to answer that is not ours to
-	// start.
+	// foreignPatience is the time limit for the answer of an engine not started by the test.
 	foreignPatience = 5 * time.Second
 )
 
-// await returns when the server is ready.
 func (s *Server) await() {
 	s.tb.Helper()
 	limit := patience

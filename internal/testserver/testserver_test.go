@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// fatal is a test that keeps what it fails with.
+// fatal is a test that records its failure.
 type fatal struct {
 	testing.TB
 	said string
@@ -21,10 +21,9 @@ func (f *fatal) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// TestStart_EngineEnds sees that nobody waits for an engine that has ended, and
-// that the test says what the engine said.
+// TestStart_EngineEnds sees a dead engine end the wait, and its output in the test's failure.
 func TestStart_EngineEnds(t *testing.T) {
-	t.Setenv("BELLWETHER_REDIS", "") // one of its own
+	t.Setenv("BELLWETHER_REDIS", "") // its own server
 	began := time.Now()
 	f := fatal{TB: t}
 	var wg sync.WaitGroup
@@ -38,8 +37,7 @@ func TestStart_EngineEnds(t *testing.T) {
 	}
 }
 
-// TestFreeAddr_IsNobodyElses asks as another process would that looks at the same
-// port.
+// TestFreeAddr_IsNobodyElses looks at the same port as another process would.
 func TestFreeAddr_IsNobodyElses(t *testing.T) {
 	addr := FreeAddr(t)
 	for range 3 {

@@ -13,21 +13,16 @@ import (
 	"time"
 )
 
-// zookeeperClasses is where Debian's packages put ZooKeeper and all that it
-// needs.
+// zookeeperClasses is where Debian's packages put ZooKeeper and its dependencies.
 const zookeeperClasses = "/etc/zookeeper/conf:/usr/share/java/*"
 
-// ZooKeeper returns a running ZooKeeper of one server, or the one that the
-// environment variable BELLWETHER_ZOOKEEPER names. It ends with the test. Its
-// ticks are short, so that sessions may be: 400 ms and more. What it keeps
-// outlives Kill and Start.
-//
-// Settings are further lines of its configuration.
+// ZooKeeper returns a running ZooKeeper of one server, or the server in the environment variable
+// BELLWETHER_ZOOKEEPER. The server ends with the test. Its ticks are short, for sessions of 400 ms
+// and more. Its data outlives Kill and Start. Settings are further lines of its configuration.
 func ZooKeeper(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, protocol: zookeeperFrames, ready: func(addr string) error {
-		// A server that listens may still be reading what it has kept, and
-		// then leave a question without an answer.
+		// A listening server may still be loading its data, and then not answer.
 		said, err := command(addr, "srvr", 250*time.Millisecond)
 		if err == nil && !strings.Contains(said, "Mode:") {
 			err = fmt.Errorf("ZooKeeper is not ready: %.100q", said)
@@ -55,7 +50,7 @@ func ZooKeeper(tb testing.TB, settings ...string) *Server {
 		"admin.enableServer=false",
 		"4lw.commands.whitelist=*",
 		"extendedTypesEnabled=true",
-		"forceSync=no", // it is killed, the machine is not
+		"forceSync=no", // tests kill ZooKeeper, not the machine
 		"preAllocSize=1024",
 	}, settings...), "\n") + "\n"
 	file := filepath.Join(dir, "zoo.cfg")
@@ -67,7 +62,7 @@ func ZooKeeper(tb testing.TB, settings ...string) *Server {
 	return s
 }
 
-// Command sends ZooKeeper one of its four-letter words and returns what it says.
+// Command sends ZooKeeper a four-letter word and returns the answer.
 func (s *Server) Command(word string) (string, error) {
 	return command(s.Addr, word, 5*time.Second)
 }
@@ -86,8 +81,7 @@ func command(addr, word string, limit time.Duration) (string, error) {
 	return string(said), err
 }
 
-// Monitor returns one of the numbers of ZooKeeper's mntr, such as
-// zk_znode_count.
+// Monitor returns a number of ZooKeeper's mntr, such as zk_znode_count.
 func (s *Server) Monitor(name string) int {
 	s.tb.Helper()
 	said, err := s.Command("mntr")

@@ -26,13 +26,13 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
-// A table is one on a running engine, with a client for the test's own looks.
+// A table is a table on a running engine, with a client for the test's own reads.
 type table struct {
 	addr, name string
 	client     *dynamodb.Client
 }
 
-// newTable makes a table that the test alone uses.
+// newTable creates a table for the test alone.
 func newTable(tb testing.TB, server *testserver.Server) table {
 	tb.Helper()
 	client, _ := newClient(tb, server.Addr)
@@ -46,8 +46,7 @@ func newTable(tb testing.TB, server *testserver.Server) table {
 	return t
 }
 
-// locker returns a Locker with a client of its own, as another process would
-// have it.
+// locker returns a Locker with its own client, as in another process.
 func (t table) locker(tb testing.TB) *dynamolock.Locker {
 	tb.Helper()
 	l, _ := t.wired(tb)
@@ -61,7 +60,6 @@ func (t table) wired(tb testing.TB, options ...func(*dynamodb.Options)) (*dynamo
 	return dynamolock.New(client, t.name), w
 }
 
-// item returns the item of a key, nil if there is none.
 func (t table) item(tb testing.TB, key string) map[string]types.AttributeValue {
 	tb.Helper()
 	out, err := t.client.GetItem(tb.Context(), &dynamodb.GetItemInput{TableName: &t.name, Key: itemKey(key), ConsistentRead: aws.Bool(true)})
@@ -71,7 +69,6 @@ func (t table) item(tb testing.TB, key string) map[string]types.AttributeValue {
 	return out.Item
 }
 
-// put writes an item as it is given.
 func (t table) put(tb testing.TB, item map[string]types.AttributeValue) {
 	tb.Helper()
 	if _, err := t.client.PutItem(tb.Context(), &dynamodb.PutItemInput{TableName: &t.name, Item: item}); err != nil {
@@ -95,7 +92,6 @@ func str(s string) types.AttributeValue   { return &types.AttributeValueMemberS{
 func num(n int64) types.AttributeValue    { return &types.AttributeValueMemberN{Value: fmt.Sprint(n)} }
 func boolean(b bool) types.AttributeValue { return &types.AttributeValueMemberBOOL{Value: b} }
 
-// number returns a number of an item.
 func number(tb testing.TB, item map[string]types.AttributeValue, name string) int64 {
 	tb.Helper()
 	v, ok := item[name].(*types.AttributeValueMemberN)
@@ -120,8 +116,7 @@ func token(t *testing.T, lease driver.Lease) uint64 {
 	return tokener.Token()
 }
 
-// mustBeTheEngines fails unless err says that the engine failed, and every text
-// that is wanted.
+// mustBeTheEngines fails unless err is a failure of the engine with every wanted text.
 func mustBeTheEngines(t *testing.T, what string, err error, want ...string) {
 	t.Helper()
 	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
@@ -136,8 +131,8 @@ func mustBeTheEngines(t *testing.T, what string, err error, want ...string) {
 	}
 }
 
-// eachEngine runs a test with dynalite as it is, and with refusals that carry
-// the item, as DynamoDB's do.
+// eachEngine runs a test with dynalite as it is, and with refusals that have the item, as
+// DynamoDB's do.
 func eachEngine(t *testing.T, test func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire))) {
 	server := testserver.DynamoDB(t)
 	for name, real := range map[string]bool{"refusals with the item": true, "refusals without": false} {
@@ -166,7 +161,7 @@ func TestRequests(t *testing.T) {
 	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
 		a, wa := locker(t)
 		b, wb := locker(t)
-		read := 1 // a refusal costs this many reads
+		read := 1 // reads per refusal
 		if wa.real {
 			read = 0
 		}
@@ -299,7 +294,7 @@ func TestToken_Rises(t *testing.T) {
 	}())
 }
 
-// TestToken_AfterLossOfTheTable has the engine lose all it knows.
+// TestToken_AfterLossOfTheTable has the engine lose its data.
 func TestToken_AfterLossOfTheTable(t *testing.T) {
 	t.Parallel()
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
@@ -315,7 +310,7 @@ func TestToken_AfterLossOfTheTable(t *testing.T) {
 	}
 }
 
-// TestExpires_DecidesNothing writes dates that say the opposite of the items.
+// TestExpires_DecidesNothing writes dates that contradict the items.
 func TestExpires_DecidesNothing(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -334,8 +329,8 @@ func TestExpires_DecidesNothing(t *testing.T) {
 	leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
 }
 
-// TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
-// a part of its length when it is renewed: its clock begins anew.
+// TestExpiry_RenewedWhileObserved renews a lease after an observer has watched it for a part of its
+// length: the observer counts again from the start.
 func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
@@ -352,8 +347,7 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	}
 }
 
-// TestRenew_LateRequest delivers a renewal after its caller has given it up and
-// a longer one has succeeded.
+// TestRenew_LateRequest delivers an abandoned renewal after a longer one has succeeded.
 func TestRenew_LateRequest(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -386,8 +380,8 @@ func TestRenew_LateRequest(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestTakeOver_MeetsALateRenewal lets a renewal, sent in time, arrive after an
-// observer has counted the lease's end and before it takes the lease over.
+// TestTakeOver_MeetsALateRenewal has a renewal, sent in time, arrive after an observer has counted
+// the lease's end and before its takeover.
 func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -424,8 +418,8 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestTakeOver_MeetsARelease has the holder come back, late, just before the
-// takeover, which is refused: the lease is free then.
+// TestTakeOver_MeetsARelease has the holder return late, just before the takeover, which is
+// refused: the lease is free then.
 func TestTakeOver_MeetsARelease(t *testing.T) {
 	t.Parallel()
 	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
@@ -512,8 +506,7 @@ func TestForeignItem(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers
-// nothing.
+// TestSilentServer stops the server: it accepts connections and answers nothing.
 func TestSilentServer(t *testing.T) {
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
@@ -530,14 +523,14 @@ func TestSilentServer(t *testing.T) {
 	leasetest.MustGiveUp(t, "CreateTable", func(ctx context.Context) error { return dynamolock.CreateTable(ctx, table.client, table.name) })
 	server.Signal(syscall.SIGCONT)
 
-	// The acquire that was given up has no lease; nor has the released one.
+	// Neither the abandoned acquire nor the released lease blocks its key.
 	for _, key := range []string{free, held} {
 		leasetest.MustBecomeFree(t, b, key)
 	}
 }
 
-// TestTryAcquire_ContextEndsBeforeTheReply ends the context when the lease has
-// been taken and the reply is under way.
+// TestTryAcquire_ContextEndsBeforeTheReply ends the context when the lease has been taken and the
+// reply is under way.
 func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -607,8 +600,8 @@ func TestDeadServer(t *testing.T) {
 	leasetest.MustBeHeld(t, l, key)
 }
 
-// TestClientTimeout has an HTTP client that gives up by itself: its error looks
-// like the end of a context, which it is not.
+// TestClientTimeout has an HTTP client with its own time limit: its error looks like the end of a
+// context, and is not.
 func TestClientTimeout(t *testing.T) {
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
@@ -716,7 +709,6 @@ func TestThrottled(t *testing.T) {
 			// Nothing was lost, and nothing taken.
 			leasetest.Renew(t, lease, time.Minute) // afterwards
 			leasetest.Release(t, leasetest.Acquire(t, l, free, time.Minute))
-			// A release is tried again.
 			w.do(throttle(c.code, c.message, 2))
 			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
 			leasetest.MustBecomeFree(t, l, held)
@@ -729,8 +721,8 @@ func TestThrottled(t *testing.T) {
 	})
 }
 
-// TestTryAcquire_UnansweredIsUndone has DynamoDB carry an acquire out whose reply
-// says nothing: nobody holds the lease, and DynamoDB never ends it.
+// TestTryAcquire_UnansweredIsUndone has DynamoDB carry out an acquire with an unreadable reply: the
+// lease has no holder, and DynamoDB never ends it.
 func TestTryAcquire_UnansweredIsUndone(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -755,8 +747,8 @@ func TestTryAcquire_UnansweredIsUndone(t *testing.T) {
 	}
 }
 
-// TestConflictOfRegions has DynamoDB refuse an update because another region's of
-// the same item is under way.
+// TestConflictOfRegions has DynamoDB refuse an update in conflict with another region's update of
+// the same item.
 func TestConflictOfRegions(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -786,15 +778,15 @@ func TestConflictOfRegions(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: that would be load on an
-// engine in trouble.
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in
+// trouble.
 func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	l, w := table.wired(t, once)
 	key := newKey()
 	leasetest.Acquire(t, table.locker(t), key, time.Minute)
-	leasetest.MustBeHeld(t, l, key) // so it looks first from now on
+	leasetest.MustBeHeld(t, l, key) // it reads first from now on
 	w.counted()
 	goOn := make(chan struct{})
 	w.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
@@ -830,14 +822,14 @@ func TestErrors_SayHowToMend(t *testing.T) {
 	}
 	w.do(nil)
 
-	other := "bellwether-test-" + adapter.Token() // a table of something else
+	other := "bellwether-test-" + adapter.Token() // a table for another purpose
 	makeTable(t, table.client, other, "id")
 	_, err := dynamolock.New(table.client, other).TryAcquire(t.Context(), newKey(), time.Minute)
 	mustBeTheEngines(t, "a table with another key", err, "the string lease as its only key")
 }
 
-// TestCycles_LeaveOnlyReleasedItems: what stays of a lease is one item for its
-// key, free, with a date from which it is cleared.
+// TestCycles_LeaveOnlyReleasedItems: a lease leaves one free item for its key, with a date for its
+// clean-up.
 func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))

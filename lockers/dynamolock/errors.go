@@ -10,16 +10,15 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file says what is wrong when DynamoDB fails, and how to mend it.
+// This file explains DynamoDB's errors, with remedies.
 
-// errForeign is what an item is that no Locker has written, and errMute a reply that
-// says nothing of the item: a proxy's, perhaps.
+// errForeign is the error for an item not written by a Locker, and errMute for a reply without the
+// item, perhaps from a proxy.
 var (
 	errForeign = fmt.Errorf("%w: the item is not a lease: another program writes to the table, under the same prefix", driver.ErrCorrupt)
 	errMute    = errors.New("the reply to UpdateItem has no attributes: another server answered in place of DynamoDB")
 )
 
-// hints say how to mend what DynamoDB refuses.
 var hints = map[string]string{
 	"ResourceNotFoundException":              "there is no such table, or it is not active yet, in this region and account; dynamolock.CreateTable makes it",
 	"ProvisionedThroughputExceededException": "throttled: the table's capacity, or what one item can take (about 1,000 writes a second), is used up; bill it on demand, as dynamolock.CreateTable does, or give it more write capacity",
@@ -35,7 +34,7 @@ var hints = map[string]string{
 
 const invalid = "the credentials are not valid here"
 
-// hintOf is how to mend what DynamoDB has refused with err, "" if it has not.
+// hintOf is the remedy for a refusal of DynamoDB, or "".
 func hintOf(err error) string {
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		return hints[api.ErrorCode()]
@@ -43,15 +42,14 @@ func hintOf(err error) string {
 	return ""
 }
 
-// refused reports whether DynamoDB has said that it did not carry a change out. (Of a
-// change that the SDK has sent twice, it says so of the second.)
+// refused reports whether DynamoDB has answered that it did not carry a change out. (For a change
+// sent twice by the SDK, this is the answer to the second.)
 func refused(err error) bool {
 	return hintOf(err) != "" || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrCorrupt)
 }
 
-// explain adds to an error of the SDK what it means here. The error stays to be
-// found by [errors.As], unless it is one of a context: those who ask for that
-// mean their own, which has not ended.
+// explain adds the table and a remedy to an error of the SDK. [errors.As] still finds the error,
+// unless it is a context's: callers look for the error of their own context, which has not ended.
 func explain(table string, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("table %q: no answer in time: %v", table, err)

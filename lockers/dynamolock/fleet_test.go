@@ -15,8 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
 
-// The tests here run real processes that share a store on another engine and
-// are elected by DynamoDB.
+// The tests here run real processes with a store on another engine, elected by DynamoDB.
 
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("dynamodb", withTable, open),
@@ -25,8 +24,8 @@ var fleets = []fleettest.Kind{
 
 const fleetTable = "bellwether-fleet"
 
-// withTable starts dynalite with the fleet's table. Dynalite loses it when it is
-// killed, which DynamoDB does not, so each start makes it anew.
+// withTable starts dynalite with the fleet's table. Unlike DynamoDB, dynalite loses the table when
+// it is killed, so each start creates it again.
 func withTable(tb testing.TB, args ...string) *testserver.Server {
 	tb.Helper()
 	server := testserver.DynamoDB(tb)
@@ -35,7 +34,6 @@ func withTable(tb testing.TB, args ...string) *testserver.Server {
 	return server
 }
 
-// open makes a worker's locker.
 func open(addr string) (driver.Locker, error) {
 	return dynamolock.New(dynamodb.New(dynamodb.Options{
 		Region:       "eu-central-1",

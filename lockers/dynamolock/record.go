@@ -14,11 +14,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file holds the item of a lease, and the four changes that it can
-// undergo, each with its condition.
+// This file is the item of a lease, and its four changes, each with its condition.
 
-// The attributes of an item. Their names are words that DynamoDB reserves or
-// may come to, so expressions use them by placeholders.
+// The attributes of an item. DynamoDB may reserve their names, so expressions use placeholders.
 const (
 	keyName     = "lease"   // string: the table's partition key
 	ownerName   = "owner"   // string: a random token
@@ -28,14 +26,12 @@ const (
 	expiresName = "expires" // number: seconds since 1970, for the table's time to live
 )
 
-// keep is for how long after its lease's end an item stays at least. It is also
-// how wrong a client's clock may be: DynamoDB compares the date that it wrote
-// with its own.
+// keep is the least time for which an item stays after its lease's end. It is also the tolerance
+// for a wrong client clock: DynamoDB compares the client's date with its own.
 const keep = 24 * time.Hour
 
-// A record is what an item says. Two records are equal only if nothing has
-// happened to the item in between, because each change raises the version. The
-// zero record is that of an item that is not there.
+// A record is the content of an item. Two records are equal only if the item has not changed in
+// between, because each change raises the version. The zero record is a missing item.
 type record struct {
 	owner   string
 	version uint64
@@ -43,8 +39,8 @@ type record struct {
 	held    bool
 }
 
-// conflictPause is about how long an update waits at first that another region's
-// stands in the way of, maxConflictPause the last time.
+// conflictPause is about the first wait of an update in conflict with another region's,
+// maxConflictPause the last.
 const (
 	conflictPause    = 20 * time.Millisecond
 	maxConflictPause = 4 * conflictPause
@@ -52,7 +48,7 @@ const (
 
 type attributes = map[string]types.AttributeValue
 
-// decode reports with false that the item is not a lease's.
+// decode decodes an item, and returns false if the item is not a lease.
 func decode(item attributes) (record, bool) {
 	held, ok1 := item[heldName].(*types.AttributeValueMemberBOOL)
 	owner, ok2 := item[ownerName].(*types.AttributeValueMemberS)
@@ -64,7 +60,7 @@ func decode(item attributes) (record, bool) {
 	return record{owner: owner.Value, version: version, length: time.Duration(ms) * time.Millisecond, held: held.Value}, true
 }
 
-// decodeNumber reports with false that v is not a number, or not one of ours.
+// decodeNumber decodes v, and returns false if v is not a uint64.
 func decodeNumber(v types.AttributeValue) (uint64, bool) {
 	n, ok := v.(*types.AttributeValueMemberN)
 	if !ok {
@@ -74,17 +70,14 @@ func decodeNumber(v types.AttributeValue) (uint64, bool) {
 	return x, err == nil
 }
 
-// A change is an update of an item, if its condition holds.
 type change struct {
 	set, condition string
 	values         attributes
 }
 
-// take is the change that acquires a free lease.
-//
-// A version that is not there begins with the client's date, which is greater
-// than any version that was counted up from an earlier one: nobody changes an
-// item a million times a second.
+// take is the change that acquires a free lease. A missing version begins with the client's date.
+// The date is greater than all versions counted up from an earlier one, at less than a million
+// changes a second.
 func take(owner string, ttl time.Duration) change {
 	return change{
 		set:       "#owner = :owner, #version = if_not_exists(#version, :seed) + :one, #length = :length, #held = :true, #expires = :expires",
@@ -96,7 +89,6 @@ func take(owner string, ttl time.Duration) change {
 	}
 }
 
-// takeOver is the change that acquires the lease of a holder that was silent.
 func takeOver(silent record, owner string, ttl time.Duration) change {
 	return change{
 		set:       "#owner = :owner, #version = :next, #length = :length, #expires = :expires",
@@ -109,8 +101,7 @@ func takeOver(silent record, owner string, ttl time.Duration) change {
 	}
 }
 
-// prolong is the change that renews the owner's lease, if its version is still
-// this.
+// prolong is the change that renews the owner's lease, if it still has the version.
 func prolong(owner string, version uint64, ttl time.Duration) change {
 	return change{
 		set:       "#version = :next, #length = :length, #expires = :expires",
@@ -122,8 +113,8 @@ func prolong(owner string, version uint64, ttl time.Duration) change {
 	}
 }
 
-// release is the change that ends the owner's lease. The item is call's then,
-// which holds nothing.
+// release is the change that ends the owner's lease. The item then has the owner call, and is not
+// held.
 func release(owner, call string) change {
 	return change{
 		set:       "#owner = :call, #version = #version + :one, #held = :false, #expires = :expires",
@@ -135,8 +126,8 @@ func release(owner, call string) change {
 	}
 }
 
-// names are the placeholders of the attributes. DynamoDB refuses a request with
-// one that it does not use.
+// names are the placeholders of the attributes. DynamoDB refuses a request with an unused
+// placeholder.
 func (c change) names() map[string]string {
 	names := map[string]string{"#owner": ownerName, "#version": versionName, "#held": heldName, "#expires": expiresName}
 	if _, ok := c.values[":length"]; ok {
@@ -148,8 +139,8 @@ func (c change) names() map[string]string {
 	return names
 }
 
-// update carries a change out and returns the item's new version. If it was
-// refused, instead is what the item is.
+// update carries a change out and returns the item's new version. If the change was refused,
+// instead is the present item.
 func (l *Locker) update(ctx context.Context, item string, c change) (version uint64, instead *record, err error) {
 	out, err := l.send(ctx, &dynamodb.UpdateItemInput{
 		TableName:                           &l.table,
@@ -175,10 +166,10 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 	return version, nil, nil
 }
 
-// send sends an update, and sends it again, a few times, while a write of another
-// region is under way to the item of a global table: DynamoDB refuses it then,
-// and the SDK does not repeat it. Without that, the loser of an election between
-// two regions would take the engine for down, and load too.
+// send sends an update. It repeats the update a few times while another region writes the same item
+// of a global table: DynamoDB refuses it then, and the SDK does not repeat it. Without the
+// repetition, the loser of an election between two regions would take the engine for down, and load
+// too.
 func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput) (*dynamodb.UpdateItemOutput, error) {
 	for pause := conflictPause; ; pause *= 2 {
 		out, err := l.client.UpdateItem(ctx, update)
@@ -186,16 +177,15 @@ func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput) (*d
 			return out, err
 		}
 		select {
-		case <-time.After(pause/2 + rand.N(pause)): // or both would meet again
+		case <-time.After(pause/2 + rand.N(pause)): // random, or both regions would meet again
 		case <-ctx.Done():
 			return nil, err
 		}
 	}
 }
 
-// instead returns what the item is on which a change was refused, given what
-// came with the refusal. That is nothing if there is no item, but also from
-// emulators that do not know this part of the protocol: then it is read.
+// instead returns the present item after a refused change, from the refusal. A refusal has no item
+// if the item is missing, and from emulators without this part of the protocol: then it is read.
 func (l *Locker) instead(ctx context.Context, item string, sent attributes) (*record, error) {
 	if len(sent) == 0 {
 		now, err := l.look(ctx, item)
@@ -208,7 +198,6 @@ func (l *Locker) instead(ctx context.Context, item string, sent attributes) (*re
 	return &now, nil
 }
 
-// look returns what the item is.
 func (l *Locker) look(ctx context.Context, item string) (record, error) {
 	out, err := l.client.GetItem(ctx, &dynamodb.GetItemInput{
 		TableName:      &l.table,
@@ -231,12 +220,10 @@ func number(n uint64) types.AttributeValue {
 	return &types.AttributeValueMemberN{Value: strconv.FormatUint(n, 10)}
 }
 
-// millis rounds up, so that nobody takes a lease for shorter than its holder
-// does.
+// millis rounds up, so no observer takes a lease for shorter than its holder does.
 func millis(d time.Duration) uint64 { return uint64(adapter.Millis(d)) }
 
-// expires is the date from which an item may be cleared that is held for ttl
-// from now.
+// expires is the date from which an item held for ttl from now may be cleared.
 func expires(ttl time.Duration) types.AttributeValue {
 	return number(uint64(time.Now().Add(ttl + keep).Unix()))
 }

@@ -12,18 +12,18 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// This file makes the table of the leases.
+// This file creates the table of the leases.
 
-// CreateTable makes a table for the leases, billed on demand and with time to
-// live, and returns when it is active, or when ctx ends. It may be called at
-// every start and by many at one time: of a table that is as it should be it
-// only reads the description, and it changes no table but to enable its time to
-// live. A table with another key is an error.
+// CreateTable creates a table for the leases, billed on demand and with time to live. CreateTable
+// returns when the table is active, or when ctx ends.
 //
-// It needs leave for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive,
-// and to make something dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On
-// AWS a new table takes some ten seconds. An emulator that has no time to live
-// gets a table without, in which items stay.
+// It may be called at every start and concurrently. For a correct table it only reads the
+// description. It changes an existing table only to enable its time to live. A table with another
+// key is an error.
+//
+// It needs permission for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive, and for changes
+// dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On AWS a new table takes some ten seconds.
+// For an emulator without time to live, the table has none, and items stay.
 func CreateTable(ctx context.Context, client *dynamodb.Client, table string) error {
 	err := createTable(ctx, client, table)
 	switch {
@@ -44,7 +44,7 @@ func createTable(ctx context.Context, client *dynamodb.Client, table string) err
 				return err
 			}
 			return enableTTL(ctx, client, table)
-		case err == nil: // it is being made, or deleted
+		case err == nil: // it is being created, or deleted
 		case code(err) == "ResourceNotFoundException":
 			if err := create(ctx, client, table); err != nil {
 				return err
@@ -60,7 +60,7 @@ func createTable(ctx context.Context, client *dynamodb.Client, table string) err
 	}
 }
 
-// create begins to make the table, if nobody else does.
+// create begins to create the table, unless another caller has begun.
 func create(ctx context.Context, client *dynamodb.Client, table string) error {
 	_, err := client.CreateTable(ctx, &dynamodb.CreateTableInput{
 		TableName:            &table,
@@ -74,7 +74,6 @@ func create(ctx context.Context, client *dynamodb.Client, table string) error {
 	return err
 }
 
-// checkKey returns an error if the table was made for something else.
 func checkKey(t *types.TableDescription) error {
 	if len(t.KeySchema) == 1 && aws.ToString(t.KeySchema[0].AttributeName) == keyName {
 		for _, a := range t.AttributeDefinitions {
@@ -86,7 +85,7 @@ func checkKey(t *types.TableDescription) error {
 	return errors.New("the table exists with another key than the string " + keyName + "; use another name, or delete the table")
 }
 
-// enableTTL has DynamoDB clear the items that nobody uses any more.
+// enableTTL has DynamoDB clear unused items.
 func enableTTL(ctx context.Context, client *dynamodb.Client, table string) error {
 	enabled, err := hasTTL(ctx, client, table)
 	if enabled || err != nil {
@@ -100,7 +99,7 @@ func enableTTL(ctx context.Context, client *dynamodb.Client, table string) error
 	case "UnknownOperationException":
 		return nil
 	case "ValidationException":
-		// So it says, among other things, when another was quicker.
+		// One of its reasons is that another caller was quicker.
 		if enabled, again := hasTTL(ctx, client, table); enabled || again != nil {
 			return again
 		}
@@ -108,11 +107,10 @@ func enableTTL(ctx context.Context, client *dynamodb.Client, table string) error
 	return err
 }
 
-// hasTTL reports whether the table has its time to live.
 func hasTTL(ctx context.Context, client *dynamodb.Client, table string) (bool, error) {
 	out, err := client.DescribeTimeToLive(ctx, &dynamodb.DescribeTimeToLiveInput{TableName: &table})
 	if code(err) == "UnknownOperationException" {
-		return true, nil // there is nothing to enable
+		return true, nil // nothing to enable
 	}
 	if err != nil || out.TimeToLiveDescription == nil {
 		return false, err
@@ -127,7 +125,7 @@ func hasTTL(ctx context.Context, client *dynamodb.Client, table string) (bool, e
 	return false, nil
 }
 
-// code is how DynamoDB names an error, empty if it is not its error.
+// code is DynamoDB's name of an error, or "" for another's error.
 func code(err error) string {
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		return api.ErrorCode()

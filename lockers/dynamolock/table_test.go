@@ -19,7 +19,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
 
-// makeTable makes a table with a key of the test's choice.
 func makeTable(tb testing.TB, client *dynamodb.Client, name, key string) {
 	tb.Helper()
 	_, err := client.CreateTable(tb.Context(), &dynamodb.CreateTableInput{
@@ -45,13 +44,13 @@ func makeTable(tb testing.TB, client *dynamodb.Client, name, key string) {
 	}
 }
 
-// timeToLive is a hook that adds to dynalite what it lacks of DynamoDB.
+// timeToLive is a hook that adds DynamoDB's time to live to dynalite.
 type timeToLive struct {
 	mu        sync.Mutex // guards everything below
 	attribute string     // empty while it is disabled
 	updates   int
-	// racer, if not empty, is the attribute by which another enables it before
-	// the next update arrives.
+	// racer, if not empty, is the attribute with which another client enables it before the next
+	// update arrives.
 	racer string
 }
 
@@ -186,8 +185,7 @@ func TestCreateTable_WithAnotherKey(t *testing.T) {
 	}
 }
 
-// TestCreateTable_WhileItIsDeleted waits for the old table's end and makes a
-// new one.
+// TestCreateTable_WhileItIsDeleted waits for the old table's end and creates a new one.
 func TestCreateTable_WhileItIsDeleted(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))

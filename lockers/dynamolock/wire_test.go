@@ -17,16 +17,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 )
 
-// This file holds what lies between the tests' clients and dynalite: it counts
-// the requests, fails them as DynamoDB would, and adds what dynalite lacks.
+// This file is between the tests' clients and dynalite: it counts requests, fails them as DynamoDB
+// does, and adds features of DynamoDB.
 
-// A wire is an [http.RoundTripper] to one engine. A hook, if there is one, does
-// with each request what it likes; send carries it out.
+// A wire is an [http.RoundTripper] to one engine. A hook handles each request as it likes; send
+// carries the request out.
 type wire struct {
 	transport *http.Transport
-	// real makes refusals carry the item, as DynamoDB's do and dynalite's do
-	// not. It is read after the refusal, so unlike DynamoDB's it may be a later
-	// one.
+	// real adds the item to refusals, as DynamoDB does and dynalite does not. The item is read
+	// after the refusal, so unlike DynamoDB's it may be a later one.
 	real bool
 
 	mu     sync.Mutex // guards counts and hook
@@ -34,7 +33,7 @@ type wire struct {
 	hook   hook
 }
 
-// A hook gets an operation's name, its body, and how to carry it out.
+// A hook gets an operation's name, its body, and a function that carries it out.
 type hook func(operation string, body []byte, send func() (*http.Response, error)) (*http.Response, error)
 
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -61,7 +60,6 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return send()
 }
 
-// send makes a request like r, with another operation and body.
 func (w *wire) send(r *http.Request, target string, body []byte) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("X-Amz-Target", target)
@@ -69,7 +67,7 @@ func (w *wire) send(r *http.Request, target string, body []byte) (*http.Response
 	return w.transport.RoundTrip(r)
 }
 
-// withItem adds the item to a refusal that was asked to have it.
+// withItem adds the item to a refusal, if the request wants it.
 func (w *wire) withItem(r *http.Request, resp *http.Response, request []byte) (*http.Response, error) {
 	var asked struct {
 		TableName                           string
@@ -102,7 +100,6 @@ func (w *wire) withItem(r *http.Request, resp *http.Response, request []byte) (*
 	return reply(http.StatusBadRequest, refusal), nil
 }
 
-// reply makes a response as DynamoDB does.
 func reply(status int, body any) *http.Response {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -115,8 +112,7 @@ func reply(status int, body any) *http.Response {
 	}
 }
 
-// failure is an error as DynamoDB writes it: the code in its namespace, and the
-// message.
+// failure is an error in DynamoDB's format: the code in its namespace, and the message.
 func failure(code, message string) *http.Response {
 	namespace := "com.amazonaws.dynamodb.v20120810#"
 	switch code {
@@ -126,14 +122,14 @@ func failure(code, message string) *http.Response {
 	return reply(http.StatusBadRequest, map[string]string{"__type": namespace + code, "message": message})
 }
 
-// do makes hook look at the requests that follow; nil ends that.
+// do passes the following requests to hook. nil ends that.
 func (w *wire) do(h hook) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hook = h
 }
 
-// counted returns the requests since it was last called, by operation.
+// counted returns the requests since its last call, by operation.
 func (w *wire) counted() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +138,6 @@ func (w *wire) counted() map[string]int {
 	return counts
 }
 
-// newClient returns a client with connections of its own.
 func newClient(tb testing.TB, addr string, options ...func(*dynamodb.Options)) (*dynamodb.Client, *wire) {
 	tb.Helper()
 	w := &wire{transport: &http.Transport{MaxIdleConnsPerHost: 100}, counts: map[string]int{}}
@@ -162,5 +157,5 @@ func newClient(tb testing.TB, addr string, options ...func(*dynamodb.Options)) (
 	return dynamodb.New(o), w
 }
 
-// once is a client's option that keeps the SDK from repeating requests.
+// once keeps the SDK from repeating requests.
 func once(o *dynamodb.Options) { o.Retryer = aws.NopRetryer{} }

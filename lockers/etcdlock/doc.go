@@ -1,109 +1,90 @@
-// Package etcdlock is a [driver.Locker] and a [driver.Watcher] on etcd
-// 3.4 or later (it is tested with 3.4.23), by the client
-// go.etcd.io/etcd/client/v3. Its leases are [driver.Tokener]s.
+// Package etcdlock is a [driver.Locker] and a [driver.Watcher] on etcd 3.4 or later, over the
+// client go.etcd.io/etcd/client/v3.
 //
-// A lease is a key. Its value names the holder by a random token, the length of
-// the lease in milliseconds, and how often it was renewed. The steps are those
-// of the classic leader-election lock; each is one transaction, which compares
-// and acts in one round trip:
+// It is tested with etcd 3.4.23. Its leases are [driver.Tokener]s. A lease is a key. Its value has
+// the holder's random token, the length of the lease in milliseconds, and the number of renewals.
+// The steps are those of the classic leader-election lock. Each is one transaction, which compares
+// and acts in a single round trip:
 //
-//  1. Compare and swap. Acquire puts the key if its create revision is 0, else
-//     gets it, so that a refusal says in the same round trip whose the lease is
-//     and how long it was announced to be.
-//  2. Time to live. The length is in the value. Whoever has seen one and the
-//     same value for its whole announced length, on a monotonic clock of its
-//     own that began after the reply was read, takes the key over if its mod
-//     revision is still the one seen. Of several who try, etcd lets one win.
-//  3. Renewal. Renew puts the next count and length if the mod revision is the
-//     lease's own.
-//  4. Versioned unlock. Release deletes the key if the mod revision is the
-//     lease's own.
-//  5. Watch instead of poll. A process watches a key that somebody in it waits
-//     for, once, from the revision after the one that TryAcquire saw: nothing
-//     is missed, and nothing is asked twice.
+//  1. Compare and swap. Acquire puts the key if its create revision is 0, and gets it otherwise. A
+//     refusal thus returns the holder and the announced length in the same round trip.
+//  2. Time to live. The length is in the value. A Locker that has seen the same value for its whole
+//     announced length, on its own monotonic clock and counted from after the reply, takes the key
+//     over if its mod revision is unchanged. Of several Lockers, etcd lets one win.
+//  3. Renewal. Renew puts the next count and length if the mod revision is the lease's own.
+//  4. Versioned unlock. Release deletes the key if the mod revision is the lease's own.
+//  5. Watch instead of poll. A process watches a key once for all its waiters, from the revision
+//     after TryAcquire's look: no event is missed, and none is requested twice.
 //
 // The fencing token is the revision of the transaction that took the lease.
 //
 // # The etcd leases
 //
-// Step 2 is there because an etcd lease lasts whole seconds, and at least one
-// and a half election time-outs (2 s by default). Here etcd leases only sweep
-// up: each key hangs on one, so that what a dead process leaves behind goes away
-// although nobody asks for it. A Locker has one etcd lease at a time for all its
-// keys of a like length; it serves new keys for about ten seconds and is never
-// kept alive. An expired one has nothing on it but what is over: it outlives
-// every lease that hangs on it.
+// Step 2 exists because an etcd lease lasts whole seconds, and at least one and a half election
+// time-outs (2 s by default). Here etcd leases only sweep up: each key is attached to one, so the
+// keys of a dead process go away without a request. A Locker has one etcd lease at a time for all
+// its keys of a like length. It takes new keys for about ten seconds and is never kept alive. It
+// outlives every lease attached to it, so its expiry removes only ended leases.
 //
-// The two usual ways were measured beside this one (BenchmarkWays; ways.txt, on
-// a busy machine, where the counts are firmer than the times). An etcd lease for
-// each held key costs three requests in the place of two for an acquire and its
-// release, and three in the place of one for a try that is refused: about 1.4
-// and 3.3 times as long. A session, one etcd lease that is kept alive, costs as
-// much as this, and ties all keys to it: a process that is paused, or cut off,
-// for longer than the session's time loses leases that it has announced for
-// longer, and all of them.
+// The two usual ways were measured beside this one (BenchmarkWays; ways.txt, on a busy machine:
+// trust the counts more than the times). An etcd lease for each held key costs three requests
+// instead of two for an acquire and its release, and three instead of one for a refused try: about
+// 1.4 and 3.3 times as long. A session, one etcd lease kept alive, costs the same as this way, but
+// ties all keys to it: a process paused or cut off for longer than the session's time loses all its
+// leases, even longer ones.
 //
 // # Costs
 //
-// Round trips: acquire 1, refused 1, take over 2, renew 1, release 1, watch 0.
-// A Locker's first acquire, and about one in ten seconds after it, costs one
-// more, for the etcd lease. Each is an entry in the raft log, the refused
-// acquire included, so its time is that of a write to a majority's disks. A
-// watch is one message each way on a stream that all watches of the client
-// share, and another when it ends.
+// Round trips: acquire 1, refused 1, take over 2, renew 1, release 1, watch 0. A Locker's first
+// acquire, and about one in ten seconds after it, costs one more, for the etcd lease. Each request
+// is an entry in the raft log, including a refused acquire, so it takes as long as a write to a
+// majority's disks. A watch is one message each way on a stream shared by all watches of the
+// client, and another at its end.
 //
-// A released lease is taken as soon as its watchers have heard; a dead holder's
-// when its announced length is over, counted from its last renewal where
-// somebody watched it, else from when the first look saw it. Etcd's own expiry,
-// which comes through the watches too, takes up to ten seconds and twice the
-// lease's length longer, and matters only where nobody waits.
+// A released lease is taken as soon as its watchers have the event. A dead holder's lease is taken
+// at the end of its announced length, counted from its last renewal if a watcher saw it, else from
+// the first look. Etcd's own expiry also reaches the watches, up to about ten seconds and the
+// lease's length later. It matters only without waiters.
 //
 // # Limits
 //
-// History: etcd keeps each change until it is compacted, about 200 bytes for a lease
-// that was taken and released. Turn auto-compaction on (--auto-compaction-mode periodic
-// --auto-compaction-retention 1h). Without it the database reaches its quota, etcd
-// raises the alarm NOSPACE, and no lease is taken any more.
+// History: etcd keeps each change until it is compacted, about 200 bytes for a lease taken and
+// released. Turn auto-compaction on (--auto-compaction-mode periodic --auto-compaction-retention
+// 1h). Without it the database reaches its quota, etcd raises the alarm NOSPACE, and no lease is
+// taken any more.
 //
-// Partition: a member without a majority answers nothing, so on its side nobody
-// acquires or renews, and its watches end. Leases end there as their holders
-// count, and the other side takes over no sooner.
+// Partition: a member without a majority answers no request, so on its side no process acquires or
+// renews, and watches end. Leases end there by their holders' clocks, and the other side takes over
+// no sooner.
 //
-// Restart: etcd keeps keys and etcd leases on disk, so a lease outlives the
-// restart of a member, of all members, and a change of leader; etcd begins the
-// time of its own leases anew then, which only makes them longer. Watches go on
-// where they were. A cluster restored from a backup, or emptied, has lost what
-// was newer; holders find that out when they renew. Its revisions run backwards,
-// so tokens may too, and a watch from before it hears nothing until its caller's
-// timer for HeldError.Until.
+// Restart: etcd keeps keys and etcd leases on disk, so a lease outlives the restart of a member, of
+// all members, and a change of leader. Etcd then restarts the time of its own leases, which only
+// makes them longer. Watches go on without a gap. A cluster restored from a backup, or emptied, has
+// lost newer leases; holders learn of it when they renew. Its revisions run backwards, so tokens
+// may too, and an older watch hears nothing until its caller's timer for HeldError.Until.
 //
-// Clocks: no two machines' are compared. Lengths are counted on monotonic
-// clocks, which are trusted to run at like speeds for a lease's length. A process
-// whose clock stands still, because its machine sleeps, believes in its lease
-// for too long; that is what the store's epochs, and Token, are for.
+// Clocks: clocks of two machines are never compared. Lengths are counted on monotonic clocks,
+// assumed to run at like speeds for a lease's length. A process whose clock stands still, because
+// its machine sleeps, believes in its lease for too long; the store's epochs, and Token, protect
+// against it.
 //
-// A request whose reply is lost with its connection is sent once more. A
-// repeated acquire finds its own token and succeeds. A repeated release finds
-// nothing, and reports ErrLeaseLost for a lease that the first attempt has
-// freed. If the second attempt gets no answer either, the acquire fails, and may
-// leave a key that nobody holds; it blocks its lease for no longer than it
-// announces.
+// A request whose reply is lost with its connection is sent once more. A repeated acquire finds its
+// own token and succeeds. A repeated release finds nothing, and reports ErrLeaseLost for a lease
+// freed by the first attempt. If the second attempt gets no answer either, the acquire fails and
+// may leave a key without a holder, which blocks its lease for at most the announced length.
 //
-// Users with passwords: the client (3.7.3, with etcd 3.4.23) cannot renew a token
-// that has ended. From then on each of its calls runs into its time-out, until
-// the client is made anew. A simple token, etcd's default, ends when it was not
-// used for five minutes, and at times with etcd's restart; a JWT when its time is
-// over. Users by client certificates (--client-cert-auth, without Username) have
-// no token, and outlast both.
+// Users with passwords: the client (3.7.3, with etcd 3.4.23) cannot renew an ended auth token. From
+// then on each of its calls runs into its time-out, until the client is made anew. A simple token,
+// etcd's default, ends after five minutes without use, and at times with etcd's restart; a JWT ends
+// at its expiry. Users with client certificates (--client-cert-auth, without Username) have no
+// token and are not affected.
 //
-// A lease longer than a hundred years is shortened to that.
+// A lease is at most a hundred years long.
 //
 // # The client
 //
-// The client logs failed requests by itself, to stderr, unless its
-// Config.Logger is set. While etcd is out of reach its calls wait, so that the
-// end of a context, or ten seconds, is what such a call is told by. Set
-// DialKeepAliveTime and DialKeepAliveTimeout, or a
-// connection that is dead without having been closed is found out only by the
-// kernel, and watches hear nothing until then.
+// The client logs failed requests to stderr, unless its Config.Logger is set. Its calls wait while
+// etcd is out of reach; such a call fails at the end of its context, or after ten seconds. Set
+// DialKeepAliveTime and DialKeepAliveTimeout. Otherwise only the kernel detects a dead connection,
+// and watches hear nothing until then.
 package etcdlock

@@ -22,30 +22,29 @@ import (
 // This file is the election: acquire, take over, renew, release.
 
 const (
-	// maxTTL is the longest lease, well below what etcd accepts.
+	// maxTTL is the longest lease, well below etcd's limit.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
-	// detachedTimeout bounds what goes on after a caller has left. It is longer
-	// than etcd's own, 7 s by default: what etcd has not answered by then it
-	// never will.
+	// detachedTimeout bounds a request after its caller has left. It is longer than etcd's own
+	// time-out, 7 s by default: etcd never answers later.
 	detachedTimeout = 10 * time.Second
 
-	// reconnectPause is how often a call may hasten the next attempt to connect.
+	// reconnectPause is the least time between two hastened attempts to connect.
 	reconnectPause = 500 * time.Millisecond
 )
 
-// These are the errors of a request that was given up although its caller's
-// context had not ended. A context's error would look like the caller's own.
+// Errors of a request given up before the end of its caller's context. A context's error would look
+// like the caller's own.
 var (
 	errNoAnswer     = fmt.Errorf("no answer within %v", detachedTimeout)
 	errClientClosed = errors.New("the client is closed")
 )
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. It is
-// safe for concurrent use. Create one with [New], and close it.
+// A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. Lockers are safe for concurrent
+// use. Create a Locker with [New], and close it.
 type Locker struct {
-	// Prefix begins the name of every key. Set it before the first use; the
-	// default is "bellwether/leases/".
+	// Prefix begins the name of every key. The default is "bellwether/leases/". Set Prefix before
+	// first use.
 	Prefix string
 
 	client   *clientv3.Client
@@ -54,7 +53,7 @@ type Locker struct {
 	watches  watches
 
 	created  time.Time
-	hastened atomic.Int64 // when reconnect last did so, as time since created
+	hastened atomic.Int64 // the last hastened attempt, as time since created
 }
 
 var (
@@ -63,8 +62,8 @@ var (
 	_ driver.Tokener = (*lease)(nil)
 )
 
-// New returns a Locker that uses client, which stays the caller's to close. It
-// sends nothing yet, so etcd need not be there. Without a client it panics.
+// New returns a Locker over client. The caller closes client. New sends no request, so etcd may be
+// absent. It panics without a client.
 func New(client *clientv3.Client) *Locker {
 	if client == nil {
 		panic(errors.New("etcdlock: New needs a client, such as clientv3.New makes"))
@@ -76,23 +75,20 @@ func New(client *clientv3.Client) *Locker {
 	return l
 }
 
-// Close ends every watch, and revokes the Locker's etcd leases that no key
-// hangs on; those of keys that are still held end by themselves. It returns
-// within half a second, whatever the state of etcd. The Locker can still acquire,
-// renew and release, but Watch returns an error. The error is always nil; a
-// second Close does nothing.
+// Close ends every watch, and revokes the Locker's etcd leases without keys. The etcd leases of
+// held keys end by themselves. Close returns within half a second, whatever the state of etcd.
+// Afterwards the Locker can still acquire, renew and release, but Watch returns an error. The error
+// is always nil. A second Close does nothing.
 func (l *Locker) Close() error {
 	l.watches.close()
 	l.sweepers.close()
 	return nil
 }
 
-// TryAcquire implements [driver.Locker]. It costs one round trip if the
-// lease is free or held, two if it is taken over, and one more every ten
-// seconds or so for a new etcd lease. The error's Until is counted from when
-// this Locker first saw the lease as it is, so a holder that died long ago is
-// waited for at most as long as it had announced. A ttl that is not positive is
-// an error.
+// TryAcquire implements [driver.Locker]. It costs 1 round trip for a free or held lease, 2 for a
+// takeover, and 1 more about every ten seconds for a new etcd lease. A ttl of 0 or less is an
+// error. The error's Until counts from the first time this Locker saw the lease unchanged, so a
+// long-dead holder costs at most its announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("etcdlock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -104,9 +100,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		token:  adapter.Token(),
 		end:    time.Now().Add(ttl),
 	}
-	// The request goes on when ctx ends. Were it cancelled, it might still be on
-	// its way through raft, and what clears up after it could overtake it there:
-	// the lease would be taken after it was freed.
+	// The request goes on when ctx ends. A cancelled request could still be on its way through
+	// raft, where the undo could overtake it: the lease would be taken after it was freed.
 	return adapter.Await(ctx, func() (driver.Lease, error) {
 		ctx, cancel := l.detached(ctx)
 		defer cancel()
@@ -116,8 +111,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		}
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
-		// Nobody waits for this lease any more. Without an answer it may have
-		// been taken all the same; only ErrHeld says that it was not.
+		// The caller has left. Every error except ErrHeld leaves open whether the lease was taken.
 		if mine.asked && !errors.Is(err, driver.ErrHeld) {
 			ctx, cancel := l.detached(ctx)
 			defer cancel()
@@ -126,7 +120,6 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	})
 }
 
-// acquire makes mine the lease on its key, or returns why it is not.
 func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
 	announced := adapter.Announcement{Token: mine.token, Length: ttl}
 	sweeper, err := l.sweepers.take(ctx, ttl, mine.end)
@@ -140,13 +133,13 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		won, holder, err := mine.commit(ctx, ctx, claim, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			// Revoked by somebody, or lost with etcd's data.
+			// Revoked by another client, or lost with etcd's data.
 			if sweeper, err = l.sweepers.replace(ctx, sweeper, ttl, mine.end); err != nil {
 				return err
 			}
 			continue
 		case err != nil:
-			// The key may be there all the same, so the sweeper keeps it.
+			// The key may exist, so it stays counted on the sweeper.
 			return err
 		case won != 0:
 			mine.taken(won, sweeper)
@@ -172,15 +165,13 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			l.sweepers.drop(sweeper)
 			return &driver.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}
 		}
-		// A new lease that another has taken meanwhile has an end ahead, so the
-		// loop ends.
+		// A new lease of another holder has its end ahead, so the loop ends.
 		claim = clientv3.Compare(clientv3.ModRevision(mine.name), "=", holder.kv.ModRevision)
 	}
 }
 
-// reconnect hastens a client's next attempt to connect. By default the client
-// waits up to two minutes between two attempts once etcd has been gone for
-// long, and every call waits with it.
+// reconnect hastens the client's next attempt to connect. After a long outage the client waits up
+// to two minutes between two attempts by default, and every call waits with it.
 func (l *Locker) reconnect() {
 	conn := l.client.ActiveConnection()
 	if conn == nil || conn.GetState() != connectivity.TransientFailure {
@@ -192,8 +183,8 @@ func (l *Locker) reconnect() {
 	}
 }
 
-// detached returns a context with the values of ctx that does not end with it.
-// It ends with the client, which would go on for seconds after its own end.
+// detached returns a context with the values of ctx that does not end with ctx. It ends with the
+// client, whose calls would go on for seconds after the client's end.
 func (l *Locker) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), detachedTimeout, errNoAnswer)
 	ctx, fail := context.WithCancelCause(ctx)
@@ -211,35 +202,33 @@ type lease struct {
 	name   string // of the key
 	token  string
 
-	// born is the revision of the transaction that took the lease. It is set
-	// before anybody else has the lease.
+	// born is the revision of the transaction that took the lease. It is set before the lease is
+	// shared.
 	born int64
 
-	// asked is whether the key may have become this lease's. It is set before
-	// anybody else has the lease.
+	// asked reports whether the key may have become this lease's. It is set before the lease is
+	// shared.
 	asked bool
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	revision int64      // of the key, as far as this process knows
-	end      time.Time  // of the lease as its holder counts
+	end      time.Time  // of the lease, as its holder counts
 	renewals uint64     // begun so far
-	sweeper  *sweeper   // that the key hangs on
+	sweeper  *sweeper   // the etcd lease of the key
 }
 
-// taken notes that the lease is this one's since revision.
+// taken records that this lease has the key since revision.
 func (l *lease) taken(revision int64, s *sweeper) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.born, l.revision, l.sweeper = revision, revision, s
 }
 
-// Token implements [driver.Tokener]. It is the revision of the transaction
-// that took the lease: the key's create revision, or after a takeover the
-// revision at which it changed hands. It stays the same when the lease is
-// renewed.
+// Token implements [driver.Tokener]. It is the revision of the transaction that took the lease: the
+// key's create revision, or the revision of the takeover. A renewal does not change it.
 func (l *lease) Token() uint64 { return uint64(l.born) }
 
-// Renew implements [driver.Lease]. It costs one round trip.
+// Renew implements [driver.Lease], with 1 round trip.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("etcdlock: renew %s: ttl %v is not positive", l.name, ttl)
@@ -247,9 +236,8 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	ttl = min(ttl, maxTTL)
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// The key lives on, and an observer may be about to take it over: whoever
-		// holds it after its end holds a promise that nobody has to keep. So it
-		// is given up, not prolonged.
+		// The key lives on, and an observer may be about to take it over: after its end, no process
+		// has to respect it. So the lease is given up, not prolonged.
 		return l.Release(ctx)
 	}
 	return adapter.Do(ctx, func() error {
@@ -260,12 +248,12 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	})
 }
 
-// renew goes on when its caller's context ends: others may wait for the sweeper
-// that it asks for, and an answer that comes late tells of the lease's end.
+// renew goes on after its caller's context ends: other calls may wait for its sweeper, and a late
+// answer moves the lease's end.
 func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.Time) error {
 	l.mu.Lock()
-	// No two attempts announce the same, not even where one's reply was lost:
-	// to an observer, what is equal is unchanged.
+	// No two attempts have the same announcement, even after a lost reply: to an observer, an equal
+	// announcement is an unchanged lease.
 	l.renewals++
 	announced := adapter.Announcement{Token: l.token, Length: ttl, Renewals: l.renewals}
 	l.mu.Unlock()
@@ -290,8 +278,7 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 			return err
 		}
 		l.mu.Lock()
-		// Of two renewals at one time the one counts that etcd made last: its
-		// length is what the others read.
+		// Of two concurrent renewals the last one in etcd counts: observers read its length.
 		last := s
 		if revision >= l.revision {
 			l.revision, l.end = revision, end
@@ -303,9 +290,8 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 	}
 }
 
-// Release implements [driver.Lease]. It costs one round trip. It also
-// clears what is left of a lease that has expired, so that nobody has to
-// observe it, but returns ErrLeaseLost then.
+// Release implements [driver.Lease], with 1 round trip. For an expired lease it clears the key, so
+// no process has to observe it, and returns ErrLeaseLost.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -320,14 +306,12 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// over reports whether the lease has ended as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// free deletes the key if it is this lease's.
 func (l *lease) free(ctx context.Context) error {
 	_, err := l.change(ctx, ctx, clientv3.OpDelete(l.name))
 	if err == nil || errors.Is(err, driver.ErrLeaseLost) {
@@ -340,20 +324,18 @@ func (l *lease) free(ctx context.Context) error {
 	return err
 }
 
-// change carries op out if the key is this lease's, else it returns
-// ErrLeaseLost. It returns the revision at which it did.
+// change carries op out if this lease has the key, and returns the revision of op. Otherwise the
+// error is ErrLeaseLost.
 //
-// That the key has another revision than expected does not mean that the lease
-// is lost: another call for the same lease may have renewed it, or an earlier
-// one whose reply was lost. So the loop tries again, and ends because each
-// round is such a call's success.
+// An unexpected revision alone does not mean a lost lease: another call for the same lease may have
+// renewed it, or an earlier call whose reply was lost. So the loop tries again. It ends, because
+// each round is such a call's success.
 //
-// Nothing is sent once the caller's context has ended, which is looked at when
-// the revision is known. Without that this would be possible: a renewal to 5 s
-// waits for a new leader, or for its sweeper, until its caller gives it up; the
-// next one, to 60 s, succeeds; now the first goes after that one's revision,
-// observers count 5 s, and the holder finds its lease at an end that has passed.
-// A renewal that is made after this look changes the revision.
+// Nothing is sent once the caller's context has ended, checked after the revision is known. Without
+// the check: a renewal to 5 s waits for a new leader, or for its sweeper, until its caller gives
+// up; the next one, to 60 s, succeeds; now the first uses the second's revision, observers count 5
+// s, and the holder finds its lease at a past end. A renewal made after the check changes the
+// revision.
 func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, error) {
 	l.mu.Lock()
 	revision := l.revision
@@ -378,21 +360,18 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 	}
 }
 
-// A look is a key as a transaction has found it.
+// A look is a key as found by a transaction.
 type look struct {
-	kv       *mvccpb.KeyValue // nil if the key was not there
+	kv       *mvccpb.KeyValue // nil if the key did not exist
 	revision int64            // of etcd as a whole, then
 }
 
-// commit carries op out if the comparison holds and returns the revision at
-// which it did; else it returns 0 and what the key is instead. Either way it is
-// one transaction.
-//
-// A request without an answer may have been carried out, so etcd's client does
-// not repeat it. Here it can be, once, for a lost connection or leader: the
-// second attempt either finds the first one's traces under this lease's token,
-// or does what the first one has not done. It is not made for a caller who has
-// gone: it could announce, seconds late, an end that has passed.
+// commit carries op out if the comparison holds and returns the revision; else it returns 0 and the
+// present key. Either way it is one transaction. A request without an answer may have been carried
+// out, so etcd's client does not repeat it. commit repeats it, once, after a lost connection or
+// leader: the second attempt finds the first one's key under this lease's token, or does the work.
+// It is not repeated for a caller that has left: it could announce, seconds late, an end that has
+// passed.
 func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
 	for attempt := 0; ; attempt++ {
 		resp, err := l.locker.client.Txn(ctx).If(cmp).Then(op).Else(clientv3.OpGet(l.name)).Commit()
@@ -413,8 +392,8 @@ func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv
 	}
 }
 
-// unavailable reports whether err says that nobody knows what became of the
-// request, and that another attempt may be answered.
+// unavailable reports whether err leaves the outcome of the request open, and another attempt may
+// be answered.
 func unavailable(err error) bool {
 	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return e.Code() == codes.Unavailable
@@ -422,8 +401,7 @@ func unavailable(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
-// wrap says what was being done when the engine failed. What the contract
-// names goes through as it is.
+// wrap adds the operation to an engine's error. Errors of the contract pass unchanged.
 func (l *lease) wrap(doing string, err error) error {
 	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) {
 		return err

@@ -34,8 +34,7 @@ func newClient(tb testing.TB, addr string, options ...grpc.DialOption) *clientv3
 	return client
 }
 
-// newLocker returns a Locker with a client of its own, as another process
-// would have it.
+// newLocker returns a Locker with its own client, as in another process.
 func newLocker(tb testing.TB, addr string, options ...grpc.DialOption) *etcdlock.Locker {
 	tb.Helper()
 	l := etcdlock.New(newClient(tb, addr, options...))
@@ -43,11 +42,11 @@ func newLocker(tb testing.TB, addr string, options ...grpc.DialOption) *etcdlock
 	return l
 }
 
-// requests counts what a client asks, by method, and can lose a reply.
+// requests counts a client's requests by method, and can lose a reply.
 type requests struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	n    map[string]int
-	lose string // the method of which a reply is lost,
+	lose string // the method with a lost reply,
 	skip int    // after that many others
 }
 
@@ -72,7 +71,7 @@ func (r *requests) intercept() grpc.DialOption {
 	})
 }
 
-// since returns the counts and begins anew.
+// since returns the counts and resets them.
 func (r *requests) since() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +124,6 @@ func mustStayOpen(t *testing.T, what string, freed <-chan struct{}, d time.Durat
 	}
 }
 
-// eventually waits for what etcd brings about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for start := time.Now(); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -149,7 +147,7 @@ func TestRequests(t *testing.T) {
 	var sent requests
 	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
 	key := newKey()
-	leasetest.Acquire(t, b, newKey(), time.Minute) // b has its etcd lease
+	leasetest.Acquire(t, b, newKey(), time.Minute) // b gets its etcd lease
 
 	var lease driver.Lease
 	var held *driver.HeldError
@@ -232,7 +230,7 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// TestOneClient has two Lockers on one client, and so on one connection.
+// TestOneClient has two Lockers on one client, with one connection.
 func TestOneClient(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
@@ -304,8 +302,8 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	time.Sleep(ttl / 6)
 	renewed := time.Now()
 	leasetest.Renew(t, lease, ttl)
-	// The watcher hears of it at once, and does not wake. So it counts from
-	// then, and not from when it looks.
+	// The watcher has the event at once, and does not wake. It counts from the event, not from its
+	// next look.
 	mustStayOpen(t, "a renewal", freed, ttl/2)
 	looked := time.Now()
 	until := leasetest.MustBeHeld(t, b, key).Until
@@ -315,7 +313,7 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	if !until.Before(looked.Add(ttl)) {
 		t.Errorf("Until is %v after the end of a lease whose renewal was watched", until.Sub(renewed.Add(ttl)))
 	}
-	// The holder dies. Nobody tells; the key is taken when Until is over.
+	// The holder dies without an event; the key is taken at Until.
 	time.Sleep(time.Until(until))
 	leasetest.Acquire(t, b, key, time.Minute)
 	leasetest.MustBeLost(t, "Renew of a lease that was taken over", lease.Renew(t.Context(), ttl))
@@ -369,13 +367,13 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 	lease = leasetest.Acquire(t, a, key, time.Minute) // with a new etcd lease
 	leasetest.MustBeHeld(t, b, key)
 
-	// A renewal finds out too: the lease's key hangs on another's sweeper.
+	// A renewal finds out too: the lease's key is attached to another Locker's sweeper.
 	resp, err := client.Get(t.Context(), name(key))
 	if err != nil {
 		t.Fatal(err)
 	}
 	gone := clientv3.LeaseID(resp.Kvs[0].Lease)
-	if _, err := client.Put(t.Context(), name(key), string(resp.Kvs[0].Value)); err != nil { // hangs on none
+	if _, err := client.Put(t.Context(), name(key), string(resp.Kvs[0].Value)); err != nil { // without a sweeper
 		t.Fatal(err)
 	}
 	if _, err := client.Revoke(t.Context(), gone); err != nil {
@@ -393,7 +391,7 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	key := newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, a, leasetest.MustBeHeld(t, a, key))
-	leasetest.Acquire(t, a, newKey(), time.Second).Release(t.Context()) // on an etcd lease of its own
+	leasetest.Acquire(t, a, newKey(), time.Second).Release(t.Context()) // on its own etcd lease
 	for range 2 {
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
@@ -417,8 +415,8 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	mustClose(t, "the release", freed)
 }
 
-// TestCycles_LeaveNothing: of the etcd leases a Locker has a few, whatever the
-// number of keys, and none when it is closed.
+// TestCycles_LeaveNothing: a Locker has few etcd leases, whatever the number of keys, and none
+// after Close.
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)

@@ -24,8 +24,8 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
-// The tests here kill, stop and starve the server, lose its replies, and count
-// what a herd costs it.
+// The tests here kill, stop and starve the server, lose its replies, and count the requests of a
+// herd.
 
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
@@ -63,16 +63,16 @@ func TestSilentServer(t *testing.T) {
 	}
 	server.Signal(syscall.SIGCONT)
 
-	// The acquires that were given up have no lease; nor has the released one.
+	// Neither the abandoned acquires nor the released lease block their keys.
 	for _, key := range []string{free, released} {
 		eventually(t, "no lease without a holder", func() bool {
 			_, err := b.TryAcquire(t.Context(), key, time.Minute)
 			return err == nil
 		})
 	}
-	// The watch that was begun in the dark is there.
+	// The watch begun during the outage works.
 	mustStayOpen(t, "a watch of a held lease", freed, 50*time.Millisecond)
-	leasetest.Release(t, lease) // after a renewal that was given up
+	leasetest.Release(t, lease) // after an abandoned renewal
 	mustClose(t, "the release", freed)
 }
 
@@ -132,8 +132,8 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 	}
 }
 
-// TestServerBack has a client that would wait a minute before it connects
-// again, as any does after a long outage.
+// TestServerBack has a client that would wait a minute before it reconnects, as after a long
+// outage.
 func TestServerBack(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)
@@ -158,13 +158,13 @@ func TestServerBack(t *testing.T) {
 	eventually(t, "acquire again", func() bool { return try() == nil })
 }
 
-// TestReplyLost has each request carried out without its sender hearing of it.
+// TestReplyLost has each request carried out, and its reply lost.
 func TestReplyLost(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
 	var sent requests
 	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
-	leasetest.Acquire(t, a, newKey(), time.Minute) // a has its etcd lease
+	leasetest.Acquire(t, a, newKey(), time.Minute) // a gets its etcd lease
 	lost := func(t *testing.T) {
 		t.Helper()
 		if sent.armed() {
@@ -231,7 +231,6 @@ func TestReplyLost(t *testing.T) {
 	})
 }
 
-// metric returns a number that the server publishes.
 func metric(t *testing.T, server *testserver.Server, name string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + server.Addr + "/metrics")
@@ -295,8 +294,8 @@ func TestWatch_OncePerProcessAndKey(t *testing.T) {
 	eventually(t, "no watch is left", func() bool { return watchers() == before })
 }
 
-// TestWatch_FromWhatWasSeen has watches that begin long after the look, when
-// the key has changed hands and back, beside one that began before.
+// TestWatch_FromWhatWasSeen has watches that begin long after the look, when the key has changed
+// hands and back, beside an earlier watch.
 func TestWatch_FromWhatWasSeen(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
@@ -306,7 +305,7 @@ func TestWatch_FromWhatWasSeen(t *testing.T) {
 	leasetest.Renew(t, first, time.Minute)
 	late := leasetest.MustBeHeld(t, b, key)
 	fromLate := watch(t, b, late)   // the stream begins here,
-	fromEarly := watch(t, b, early) // and serves who has seen the same lease earlier
+	fromEarly := watch(t, b, early) // and serves an earlier look at the same lease
 	mustStayOpen(t, "the watch of an earlier look", fromEarly, 100*time.Millisecond)
 	leasetest.Release(t, first)
 	mustClose(t, "the release", fromLate)
@@ -339,7 +338,7 @@ func TestWatch_Compacted(t *testing.T) {
 	if _, err := client.Compact(t.Context(), revision, clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
-	// What has happened since held cannot be known any more, so it wakes.
+	// Events since held are unknown, so the watch wakes.
 	mustClose(t, "a watch whose beginning is compacted", watch(t, b, held))
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	mustStayOpen(t, "a new watch", freed, 100*time.Millisecond)
@@ -389,8 +388,8 @@ func TestClient_Closed(t *testing.T) {
 	}
 }
 
-// TestClose_WhileEtcdIsAway closes Lockers that watch, with their connection
-// lost and with it silent.
+// TestClose_WhileEtcdIsAway closes Lockers with watches, with a lost connection and with a silent
+// one.
 func TestClose_WhileEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)

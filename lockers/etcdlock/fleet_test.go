@@ -13,15 +13,13 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 )
 
-// The tests here run real processes that share a store on another engine and
-// are elected by etcd.
+// The tests here run real processes with a store on another engine, elected by etcd.
 
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("etcd", testserver.Etcd, open),
 	fleettest.Redis.ElectedBy("etcd", testserver.Etcd, open),
 }
 
-// open makes a worker's locker.
 func open(addr string) (driver.Locker, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{addr}, Logger: zap.NewNop(),

@@ -20,13 +20,13 @@ import (
 
 // oneKey is an etcd with one key, on the bubble's clock.
 type oneKey struct {
-	clientv3.KV // what is not below is not called
+	clientv3.KV // its other methods are not called
 
-	mu       sync.Mutex       // guards what follows
+	mu       sync.Mutex       // guards the fields below
 	asked    int              // transactions
-	kv       *mvccpb.KeyValue // nil if it is not there
+	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
-	lose     chan struct{} // the next transaction is lost, which its sender hears when this is closed
+	lose     chan struct{} // the next transaction is lost; its sender learns so when this is closed
 }
 
 func (k *oneKey) Txn(context.Context) clientv3.Txn { return &oneTxn{etcd: k} }
@@ -78,8 +78,8 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	return resp, nil
 }
 
-// TestRenew_GivenUpAndLate has a renewal that goes on when its caller has left,
-// and the next one has succeeded.
+// TestRenew_GivenUpAndLate has a renewal go on after its caller has left, and after the next one
+// has succeeded.
 func TestRenew_GivenUpAndLate(t *testing.T) {
 	for name, hold := range map[string]func(*oneKey, *leases) (goOn func()){
 		"a transaction lost with its leader": func(etcd *oneKey, _ *leases) func() {
@@ -118,7 +118,7 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 					t.Errorf("observers are told of %v, and the holder of a minute", announced.Length)
 				}
 				time.Sleep(2 * time.Second)
-				leasetest.Renew(t, lease, time.Minute) // of a lease that was renewed for a minute
+				leasetest.Renew(t, lease, time.Minute) // of a lease renewed for a minute
 				if etcd.kv == nil {
 					t.Error("the holder has given its own lease back")
 				}
@@ -127,8 +127,8 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: that would be load on an
-// engine in trouble.
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in
+// trouble.
 func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &oneKey{}

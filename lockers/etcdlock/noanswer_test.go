@@ -14,10 +14,9 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
-// silence is an etcd that carries out the first transaction and answers none
-// after it.
+// silence is an etcd that carries out the first transaction and answers no later one.
 type silence struct {
-	clientv3.KV // what is not below is not called
+	clientv3.KV // its other methods are not called
 	answered    bool
 }
 
@@ -41,8 +40,7 @@ func (t *transaction) Commit() (*clientv3.TxnResponse, error) {
 	return nil, t.ctx.Err()
 }
 
-// TestNoAnswer has callers who would wait for ever: they get an error that
-// nobody takes for an answer, or for that of their own context.
+// TestNoAnswer has callers without a deadline: their error is neither an answer nor a context's.
 func TestNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientv3.NewCtxClient(context.Background())
@@ -73,7 +71,7 @@ func TestNoAnswer(t *testing.T) {
 				t.Errorf("%s: err = %v, want the context's", name, err)
 			}
 			cancel()
-			time.Sleep(time.Minute) // what goes on behind the caller ends
+			time.Sleep(time.Minute) // the requests behind the caller end
 		}
 	})
 }

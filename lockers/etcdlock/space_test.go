@@ -13,7 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestTryAcquire_NoSpace has an etcd whose quota is used up: the error says what to do.
+// TestTryAcquire_NoSpace has an etcd with a used-up quota: the error has the remedy.
 func TestTryAcquire_NoSpace(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t, "--quota-backend-bytes", "1000000").OwnOrSkip(t)

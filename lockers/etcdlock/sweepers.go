@@ -10,39 +10,33 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// This file holds the etcd leases on which a Locker's keys hang. They only
-// sweep up what a dead process has left behind: when a lease ends is announced
-// in its key. So one etcd lease serves many keys, and none is ever kept alive.
+// This file is the etcd leases of a Locker's keys. They only remove the keys of a dead process; the
+// end of a lease is announced in its key. So one etcd lease serves many keys, and none is ever kept
+// alive.
 
 const (
-	// sweepAfter is how much longer than the lease it is granted for a sweeper
-	// lives. For nearly that long it serves new keys; and no longer than that
-	// and twice the lease, the key of a dead process stays where nobody asks
-	// for it.
+	// sweepAfter is how much longer than its longest lease a sweeper lives. It takes new keys for
+	// nearly that long. The key of a dead process without waiters stays for at most sweepAfter and
+	// twice the lease.
 	sweepAfter = 10 * time.Second
 
-	// margin is by how much a sweeper has to outlive the keys that are hung on
-	// it: etcd's clock is not ours.
+	// margin is how much longer than its keys a sweeper has to live: etcd's clock is not ours.
 	margin = time.Second
 
-	// grantPatience is how long others wait for one call's request. Etcd answers
-	// in milliseconds, or after some 7 s where the request was lost with its
-	// leader; the next leader is there after two election time-outs at most,
-	// 2 s by default. Asked sooner, it would be lost again; and where etcd is
-	// away, a herd asks no more often than this.
+	// grantPatience is how long other calls wait for one call's request. Etcd answers in
+	// milliseconds, or after about 7 s if the request was lost with its leader. The next leader is
+	// there after at most two election time-outs, 2 s by default. A sooner request would be lost
+	// again. During an outage, a herd sends requests no more often than this.
 	grantPatience = 2 * time.Second
 
-	// closeTimeout bounds Close.
 	closeTimeout = 500 * time.Millisecond
 )
 
-// errNoGrant is what the others get where the client has not returned to the call
-// that asked.
+// errNoGrant is the error for the other calls if the client did not return to the requesting call.
 var errNoGrant = errors.New("the client has ended the request for an etcd lease")
 
-// sweepers are the etcd leases of one Locker. There is one at a time for each
-// power of two of seconds up to which leases last, so that keys with short
-// leases are not kept for as long as those with long ones.
+// sweepers are the etcd leases of one Locker: one at a time for each power of two of a lease's
+// seconds, so keys with short leases are not kept as long as keys with long ones.
 type sweepers struct {
 	client *clientv3.Client
 
@@ -54,17 +48,17 @@ type sweepers struct {
 // A sweeper is an etcd lease.
 type sweeper struct {
 	class   int
-	asked   time.Time     // when its request began
+	asked   time.Time     // the start of its request
 	granted chan struct{} // closed when the fields below it are set
 	err     error
 	id      clientv3.LeaseID
 	end     time.Time // not after etcd's own
 
-	keys int // that hang on it, or may; guarded by sweepers.mu
+	keys int // attached keys, and possible ones; guarded by sweepers.mu
 }
 
-// take returns a sweeper for a key whose lease lasts until end, which is at
-// most ttl from now. The caller drops it when the key hangs on it no longer.
+// take returns a sweeper for a key whose lease lasts until end, at most ttl from now. The caller
+// drops it when the key is no longer attached to it.
 func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (*sweeper, error) {
 	class := bits.Len64(uint64((ttl - 1) / time.Second)) // ttl is at most 1<<class seconds
 	for {
@@ -86,9 +80,9 @@ func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (
 			return latest, nil
 		}
 		s.mu.Unlock()
-		// Another call is asking for it, and this one has what that gets, a
-		// failure included: a herd must not make an outage worse. When that takes
-		// too long, one of those who wait asks anew.
+		// Another call has requested it, and this one shares its result, including a failure: a
+		// herd must not make an outage worse. If that takes too long, one of the waiting calls
+		// sends a new request.
 		select {
 		case <-latest.granted:
 			if latest.err != nil {
@@ -101,7 +95,6 @@ func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (
 	}
 }
 
-// done reports whether the attempt to have it granted has ended.
 func (s *sweeper) done() bool {
 	select {
 	case <-s.granted:
@@ -111,23 +104,23 @@ func (s *sweeper) done() bool {
 	}
 }
 
-// late reports whether it has been asked for too long ago for others to wait.
+// late reports whether its request is too old for other calls to wait.
 func (s *sweeper) late() bool { return !s.done() && time.Since(s.asked) >= grantPatience }
 
-// grant asks etcd for the lease. Only the caller that has put it into latest
-// calls it, without the mutex.
+// grant requests the lease from etcd. Only the caller that has put it into latest calls grant,
+// without the mutex.
 func (s *sweepers) grant(ctx context.Context, g *sweeper) {
 	life := time.Second<<g.class + sweepAfter
 	var answer *clientv3.LeaseGrantResponse
 	err := errNoGrant
-	// Deferred, or where an interceptor of the client's panics, all who need this
-	// lease would wait for it from then on.
+	// Deferred: if an interceptor of the client panics, all later calls would otherwise wait for
+	// this lease.
 	defer func() { s.answered(ctx, g, answer, err) }()
 	answer, err = s.client.Grant(ctx, int64(life/time.Second))
 }
 
-// answered takes in what etcd has answered, or why it has not. A late answer,
-// when another has been asked for meanwhile, serves the call that waited for it.
+// answered records etcd's answer, or the failure. A late answer, after a newer request, serves the
+// call that waited for it.
 func (s *sweepers) answered(ctx context.Context, g *sweeper, answer *clientv3.LeaseGrantResponse, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +135,7 @@ func (s *sweepers) answered(ctx context.Context, g *sweeper, answer *clientv3.Le
 		}
 		return
 	}
-	// etcd may give more than it was asked for, and counts from later than we.
+	// etcd may grant more than requested, and counts from later than we.
 	g.id, g.end = answer.ID, g.asked.Add(time.Duration(answer.TTL)*time.Second)
 	for old := range s.living {
 		if old.end.Before(g.asked) {
@@ -152,7 +145,7 @@ func (s *sweepers) answered(ctx context.Context, g *sweeper, answer *clientv3.Le
 	s.living[g] = struct{}{}
 }
 
-// replace is take after etcd has said that it does not know gone.
+// replace is take after etcd has answered that gone does not exist.
 func (s *sweepers) replace(ctx context.Context, gone *sweeper, ttl time.Duration, end time.Time) (*sweeper, error) {
 	s.mu.Lock()
 	if s.latest[gone.class] == gone {
@@ -163,7 +156,7 @@ func (s *sweepers) replace(ctx context.Context, gone *sweeper, ttl time.Duration
 	return s.take(ctx, ttl, end)
 }
 
-// drop says that a key no longer hangs on the sweeper, which may be nil.
+// drop detaches a key from the sweeper, which may be nil.
 func (s *sweepers) drop(dropped *sweeper) {
 	if dropped == nil {
 		return
@@ -173,8 +166,8 @@ func (s *sweepers) drop(dropped *sweeper) {
 	dropped.keys--
 }
 
-// close revokes the sweepers without keys. A key that hangs on the others is
-// somebody's, or may be: revoking its sweeper would take it away.
+// close revokes the sweepers without keys. A revoke of the others would remove keys with possible
+// holders.
 func (s *sweepers) close() {
 	s.mu.Lock()
 	var idle []*sweeper
@@ -193,7 +186,7 @@ func (s *sweepers) close() {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, g := range idle {
-		wg.Go(func() { s.client.Revoke(ctx, g.id) }) // if it fails, the lease ends by itself
+		wg.Go(func() { s.client.Revoke(ctx, g.id) }) // after a failure, the lease ends by itself
 	}
 	wg.Wait()
 }

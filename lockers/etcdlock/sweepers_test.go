@@ -14,14 +14,14 @@ import (
 
 // leases is etcd's side of the sweepers, on the bubble's clock.
 type leases struct {
-	clientv3.Lease // what is not below is not called
+	clientv3.Lease // its other methods are not called
 
 	takes time.Duration // for a grant
-	least int64         // the shortest it grants, in seconds
+	least int64         // the shortest grant, in seconds
 	err   error
-	asked func() // called by a grant, if it is not nil
+	asked func() // called by a grant, if not nil
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	granted int
 	ends    map[clientv3.LeaseID]time.Time
 }
@@ -79,7 +79,7 @@ func TestSweepers_OutliveTheirKeys(t *testing.T) {
 				s.drop(sweeper)
 			}
 		}
-		// Three classes, each of which serves for at least nine seconds.
+		// Three classes, each serving for at least nine seconds.
 		if most := 3 * hours * 3600 / 9; etcd.granted > most {
 			t.Errorf("%d etcd leases in %d hours, want at most %d", etcd.granted, hours, most)
 		}
@@ -114,7 +114,7 @@ func TestSweepers_OneForAHerd(t *testing.T) {
 			t.Errorf("%d etcd leases for a herd, want 1", etcd.granted)
 		}
 
-		// A failure is the whole herd's, and the next call asks again.
+		// The whole herd shares a failure, and the next call sends a new request.
 		time.Sleep(time.Minute)
 		etcd.err = errors.New("etcd is away")
 		start := time.Now()
@@ -125,7 +125,7 @@ func TestSweepers_OneForAHerd(t *testing.T) {
 		etcd.err = nil
 		herd(nil)
 
-		// One who waits for another's request leaves with its own context.
+		// A call that waits for another's request leaves with its own context.
 		time.Sleep(time.Minute)
 		first := make(chan error)
 		go func() { first <- take(t.Context()) }()
@@ -143,7 +143,7 @@ func TestSweepers_OneForAHerd(t *testing.T) {
 
 func TestSweepers_SlowGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// What takes long is over sooner: it counts from before it was asked for.
+		// A slow grant is over sooner: it counts from before the request.
 		etcd := &leases{takes: 6 * time.Second, least: 2}
 		s := newSweepers(etcd)
 		end := time.Now().Add(8 * time.Second)
@@ -154,7 +154,7 @@ func TestSweepers_SlowGrant(t *testing.T) {
 		if sweeper.end.After(etcd.ends[sweeper.id]) {
 			t.Errorf("the etcd lease is taken to last %v longer than it does", sweeper.end.Sub(etcd.ends[sweeper.id]))
 		}
-		// Etcd may grant more than it was asked for.
+		// Etcd may grant more than requested.
 		etcd.takes, etcd.least = 0, 3600
 		if sweeper, err = s.take(t.Context(), time.Second, time.Now().Add(time.Second)); err != nil {
 			t.Fatal(err)
@@ -167,8 +167,8 @@ func TestSweepers_SlowGrant(t *testing.T) {
 	})
 }
 
-// TestSweepers_GrantLostWithItsLeader has one request answered only when etcd
-// gives it up: the others do not wait for that, and nothing of it is left.
+// TestSweepers_GrantLostWithItsLeader has one request answered only when etcd gives it up: the
+// other calls do not wait for that, and nothing of it is left.
 func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &leases{takes: 7 * time.Second}
@@ -203,7 +203,7 @@ func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
 	})
 }
 
-// TestSweepers_GrantPanics has an interceptor of the client's panic once.
+// TestSweepers_GrantPanics has an interceptor of the client panic once.
 func TestSweepers_GrantPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		granting := &leases{asked: func() { panic("boom") }}
@@ -236,7 +236,7 @@ func TestSweepers_CloseRevokesTheIdle(t *testing.T) {
 		idle, older := take(time.Second), take(time.Minute)
 		s.drop(idle)
 		time.Sleep(15 * time.Second)
-		held := take(time.Minute) // older has a key still, and no time left for new ones
+		held := take(time.Minute) // older still has a key, and no time left for new ones
 		if older == held {
 			t.Fatal("one etcd lease serves for longer than it may")
 		}

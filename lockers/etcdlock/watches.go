@@ -13,27 +13,22 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the push: one watch for each key that somebody in this process
-// waits for, however many they are.
+// This file is the push: one watch for each watched key, shared by all waiters of this process.
 
 var errClosed = errors.New("the Locker is closed")
 
-// seen is the Seen of this package's HeldErrors: at revision, the key was
-// token's.
+// seen is the Seen of this package's HeldErrors: token had the key at revision.
 type seen struct {
 	locker   *Locker
 	token    string
 	revision int64
 }
 
-// Watch implements [driver.Watcher]. It costs no round trip: it asks etcd
-// for everything that has happened to the key since held was made, and does not
-// wait for the answer. All watches end at Close.
-//
-// A watch survives a lost connection and a lost member: etcd's client takes it
-// up again at the revision where it broke off. It closes early where that
-// cannot be, because the revision is compacted or the member has lost its
-// cluster.
+// Watch implements [driver.Watcher]. It costs no round trip: it requests all events of the key
+// since held was made, and does not wait for the answer. All watches end at Close. A watch survives
+// a lost connection and a lost member: etcd's client resumes it at its last revision. If it cannot
+// resume, because the revision is compacted or the member has lost its cluster, the channel closes
+// early.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -50,14 +45,12 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return w.freed, nil
 }
 
-// watches are all the watches of a Locker.
 type watches struct {
 	client *clientv3.Client
 	seen   *adapter.Observations[adapter.Announcement]
 
-	// base is every stream's context; it ends at close. It has no caller's
-	// values, because etcd's client opens a connection's stream for each
-	// different set of metadata that it finds in a context.
+	// base is the context of all streams; it ends at close. It has no caller's values: etcd's
+	// client opens a stream on the connection for each different set of metadata in a context.
 	base context.Context
 	end  context.CancelFunc
 	wg   sync.WaitGroup // the streams' goroutines
@@ -67,34 +60,33 @@ type watches struct {
 	closed  bool
 }
 
-// A stream is etcd's watch of one key. It ends when nobody waits for it.
+// A stream is etcd's watch of one key. It ends with its last waiter.
 type stream struct {
 	name string
-	// state is the newest that is known of the key. The stream brings all that
-	// happens after the state it began with.
+	// state is the newest known state of the key. The stream delivers all events after its first
+	// state.
 	state   seen
 	waiters map[*waiter]struct{}
 	end     context.CancelFunc
 }
 
-// A waiter is one call of Watch that waits.
+// A waiter is one waiting call of Watch.
 type waiter struct {
-	freed chan struct{} // closed at an event that says that the lease is not from.token's
+	freed chan struct{} // closed at an event after which from.token does not have the lease
 	from  seen
-	// stop unties the waiter from its context, so that a long-lived context
-	// does not collect the waiters that have woken.
+	// stop unties the waiter from its context, so a long-lived context does not collect woken
+	// waiters.
 	stop func() bool
 }
 
 func (w *watches) init(client *clientv3.Client, seen *adapter.Observations[adapter.Announcement]) {
 	w.client, w.seen = client, seen
 	w.streams = make(map[string]*stream)
-	// A member that is cut off from its cluster would keep a watch for ever and
-	// have nothing to tell it. With this it ends its watches instead.
+	// A member cut off from its cluster would keep a watch for ever without events. With this
+	// option it ends its watches.
 	w.base, w.end = context.WithCancel(clientv3.WithRequireLeader(context.Background()))
 }
 
-// close ends all watches and waits for their goroutines.
 func (w *watches) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -103,9 +95,8 @@ func (w *watches) close() {
 	w.wg.Wait()
 }
 
-// join returns a waiter whose channel closes at the first event after from
-// that ends from's lease; it is closed already if that is known to have
-// happened. It leaves with ctx.
+// join returns a waiter whose channel closes at the first event after from that ends from's lease.
+// It is closed already if such an event is known. The waiter leaves with ctx.
 func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,17 +106,17 @@ func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, er
 	me := &waiter{freed: make(chan struct{}), from: from}
 	s := w.streams[name]
 	if s != nil && s.state.revision > from.revision && s.state.token != from.token {
-		// Another has the lease, or nobody, later than from was made. (With the
-		// same token nothing has happened in between: a token is used once.)
+		// The lease has another holder, or none, later than from. (With the same token nothing has
+		// happened in between: a token is used once.)
 		close(me.freed)
 		return me, nil
 	}
 	if s == nil {
 		s = w.open(name, from)
 	}
-	// Otherwise the stream is no younger than from, or it has seen the lease to
-	// be the same later on. Either way it brings what ends it: events are
-	// taken in under the mutex that this waiter is registered under.
+	// Otherwise the stream began no later than from, or it has seen the same lease later. Either
+	// way it delivers the event that ends the lease: events are handled under the mutex of this
+	// registration.
 	s.waiters[me] = struct{}{}
 	me.stop = context.AfterFunc(ctx, func() { w.leave(s, me) })
 	return me, nil
@@ -138,8 +129,7 @@ func (w *watches) open(name string, from seen) *stream {
 	w.streams[name] = s
 	w.wg.Go(func() {
 		defer end()
-		// The call returns when etcd has confirmed the watch, which is why it is
-		// made here.
+		// The call returns after etcd has confirmed the watch, so it is made here.
 		for resp := range w.client.Watch(ctx, name, clientv3.WithRev(from.revision+1)) {
 			for _, event := range resp.Events {
 				w.take(s, event)
@@ -150,16 +140,14 @@ func (w *watches) open(name string, from seen) *stream {
 	return s
 }
 
-// take takes an event in and wakes those whose lease it ends.
+// take handles an event and wakes the waiters whose lease it ends.
 func (w *watches) take(s *stream, event *clientv3.Event) {
-	var holder adapter.Announcement // nobody
+	var holder adapter.Announcement // no holder
 	if event.Type == mvccpb.Event_PUT {
 		var ok bool
 		if holder, ok = adapter.DecodeAnnouncement(event.Kv.Value); ok {
-			// A renewal is observed when it happens, not when the lease it
-			// renews would have ended and somebody looks: that is what makes
-			// the takeover of a holder that dies after it no later than one
-			// length.
+			// A renewal is observed when it happens, not at the next look after the old end. If the
+			// holder dies after it, the takeover comes no later than one length.
 			w.seen.Until(s.name, holder, holder.Length)
 		}
 	}
@@ -174,7 +162,7 @@ func (w *watches) take(s *stream, event *clientv3.Event) {
 	w.endIfIdle(s)
 }
 
-// lost wakes all who wait: the stream has ended, and brings nothing any more.
+// lost wakes all waiters: the stream has ended.
 func (w *watches) lost(s *stream) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,7 +179,6 @@ func (w *watches) wake(s *stream, me *waiter) {
 	delete(s.waiters, me)
 }
 
-// leave forgets a waiter that nobody waits for.
 func (w *watches) leave(s *stream, me *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -199,7 +186,7 @@ func (w *watches) leave(s *stream, me *waiter) {
 	w.endIfIdle(s)
 }
 
-// endIfIdle ends a stream that nobody waits for. The caller holds mu.
+// endIfIdle ends a stream without waiters. The caller holds mu.
 func (w *watches) endIfIdle(s *stream) {
 	if len(s.waiters) > 0 {
 		return

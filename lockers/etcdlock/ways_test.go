@@ -18,9 +18,8 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 )
 
-// The benchmark here is why the Locker hangs its keys on etcd leases as it
-// does: beside it stand the two ways that etcd's users know, an etcd lease for
-// each key and a session that is kept alive.
+// The benchmark here compares the Locker's etcd leases with the two usual ways: an etcd lease for
+// each key, and a session kept alive.
 
 // counted returns a client that counts its requests.
 func counted(tb testing.TB, addr string, n *atomic.Int64) *clientv3.Client {
@@ -39,7 +38,7 @@ func counted(tb testing.TB, addr string, n *atomic.Int64) *clientv3.Client {
 	return client
 }
 
-// A way takes a key and returns what frees it, or ErrHeld.
+// A way takes a key and returns a function that frees it, or ErrHeld.
 type way func(ctx context.Context, key string) (release func(context.Context) error, err error)
 
 func absent(key string) clientv3.Cmp {
@@ -68,7 +67,7 @@ func leasePerKey(client *clientv3.Client) way {
 	}
 }
 
-// oneSession hangs all keys on one etcd lease that is kept alive.
+// oneSession attaches all keys to one etcd lease that is kept alive.
 func oneSession(tb testing.TB, client *clientv3.Client) way {
 	session, err := concurrency.NewSession(client, concurrency.WithTTL(60))
 	if err != nil {

@@ -13,6 +13,6 @@ func TestDocument_Requests(t *testing.T) {
 	enginetable.Check(t, enginetable.Row{
 		Name:  "locallock",
 		New:   func(testing.TB) driver.Locker { return engine },
-		Count: func() int { return 0 }, // there is nobody to ask
+		Count: func() int { return 0 }, // no engine to ask
 	})
 }

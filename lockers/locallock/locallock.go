@@ -1,15 +1,13 @@
-// Package locallock is the [driver.Locker] within one process: a table of
-// leases under a mutex. It elects among the goroutines that share one *Locker,
-// it is the reference that lockers/lockertest is written against, and it shows
-// the contract without an engine in the way.
+// Package locallock is a [driver.Locker] within one process: a table of leases under a mutex.
 //
-// A lease lives in the table until it is released or has expired. There is no
-// goroutine and no timer: whoever comes next clears what has expired, so the
-// table never holds more than the leases that were live at the last call. The
-// reverse of the coin is that nobody is told of an expiry when it happens: a
-// watcher's channel closes at a release at once, and after an expiry only when
-// somebody uses the Locker. Watchers keep a timer for HeldError.Until, as with
-// any engine.
+// It elects among the goroutines that share one *Locker. It is also the reference implementation
+// for lockers/lockertest, and shows the contract without an engine.
+//
+// A lease stays in the table until it is released or has expired. There is no goroutine and no
+// timer: each call clears the expired leases, so the table never has more than the leases live at
+// the last call. A watcher's channel therefore closes at once after a release, but after an expiry
+// only at the next call of the Locker. Watchers keep a timer for HeldError.Until, as with any
+// engine.
 package locallock
 
 import (
@@ -22,13 +20,13 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] for those who
-// share it. It is safe for concurrent use. Create one with [New].
+// A Locker is a [driver.Locker] and a [driver.Watcher] for the goroutines that share it. Lockers
+// are safe for concurrent use. Create a Locker with [New].
 type Locker struct {
 	mu     sync.Mutex        // guards everything below and the fields of every lease there
-	leases map[string]*lease // by key; never an expired one after purge
+	leases map[string]*lease // by key; no expired leases after purge
 	queue  queue             // the same leases, soonest end first
-	tokens uint64            // how many leases there were
+	tokens uint64            // the number of leases so far
 }
 
 var (
@@ -37,14 +35,14 @@ var (
 	_ driver.Tokener = (*lease)(nil)
 )
 
-// New returns a Locker on which nothing is held.
+// New returns a Locker without leases.
 func New() *Locker {
 	return &Locker{leases: make(map[string]*lease)}
 }
 
-// TryAcquire implements [driver.Locker]. The error's Until is exact, and
-// its Seen is the channel that the present lease closes when it ends. A ttl
-// that is not positive is an error. The lease is a [driver.Tokener].
+// TryAcquire implements [driver.Locker]. The lease is a [driver.Tokener]. A ttl of 0 or less is an
+// error. The Until of a HeldError is exact, and its Seen is a channel that closes when the present
+// lease ends.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -65,9 +63,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return mine, nil
 }
 
-// Watch implements [driver.Watcher]. It returns the channel of the very
-// lease that held reports, so no end can be missed, and keeps nothing that
-// would have to be cleared when ctx ends.
+// Watch implements [driver.Watcher], and returns the channel of the very lease behind held, so it
+// misses no end, and keeps nothing to clear when ctx ends.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,11 +76,9 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return ended, nil
 }
 
-// purge removes the expired leases and returns the time as of which it did.
-// The caller holds mu.
-//
-// Each lease is pushed once and popped once, so that the work is paid for by
-// the call that took the lease, whatever the size of the table.
+// purge removes the expired leases as of the returned time. The caller holds mu. Each lease is
+// pushed once and popped once, so the call that took the lease pays, whatever the size of the
+// table.
 func (l *Locker) purge() time.Time {
 	now := time.Now()
 	for len(l.queue) > 0 && !now.Before(l.queue[0].end) {
@@ -92,16 +87,15 @@ func (l *Locker) purge() time.Time {
 	return now
 }
 
-// remove takes a lease out of the table and tells its watchers. The caller
-// holds mu.
+// remove takes a lease out of the table and tells its watchers. The caller holds mu.
 func (l *Locker) remove(gone *lease) {
 	delete(l.leases, gone.key)
 	heap.Remove(&l.queue, gone.index)
 	close(gone.ended)
 }
 
-// A lease is an entry of the table and the holder's handle in one: it is held
-// exactly as long as the table leads to it.
+// A lease is an entry of the table and the holder's handle in one: it is held while it is in the
+// table.
 type lease struct {
 	locker *Locker
 	key    string
@@ -111,9 +105,9 @@ type lease struct {
 	index  int           // in locker.queue, guarded by locker.mu
 }
 
-// Token implements [driver.Tokener]. It counts the leases of its Locker, on
-// whatever key, so tokens rise for as long as the Locker lives. They mean
-// nothing beside another Locker's, such as that of the process's next start.
+// Token implements [driver.Tokener]. It counts the leases of its Locker, on all keys, so tokens
+// rise for as long as the Locker lives. Tokens of different Lockers have no order, even across
+// restarts of a process.
 func (l *lease) Token() uint64 { return l.token }
 
 // Renew implements [driver.Lease].
@@ -150,7 +144,6 @@ func (l *lease) Release(ctx context.Context) error {
 	return nil
 }
 
-// A queue is a heap of leases, soonest end first.
 type queue []*lease
 
 func (q queue) Len() int           { return len(q) }
@@ -170,7 +163,7 @@ func (q *queue) Push(x any) {
 func (q *queue) Pop() any {
 	old := *q
 	last := old[len(old)-1]
-	old[len(old)-1] = nil // let it be collected
+	old[len(old)-1] = nil // for the garbage collector
 	*q = old[:len(old)-1]
 	return last
 }

@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
-	// Processes have no common memory but the engine, which is this Locker.
+	// Processes share only the engine, here this Locker.
 	engine := locallock.New()
 	lockertest.Run(t, func(testing.TB) driver.Locker { return engine })
 }
@@ -48,7 +48,7 @@ func TestRenew_CountsFromItsCall(t *testing.T) {
 		l := locallock.New()
 		lease := leasetest.Acquire(t, l, "k", 10*time.Second)
 		time.Sleep(time.Second)
-		// Shorter than what is left: a holder may give time back.
+		// Shorter than the remaining time: a holder may give time back.
 		leasetest.Renew(t, lease, 2*time.Second)
 		if got, want := time.Until(leasetest.MustBeHeld(t, l, "k").Until), 2*time.Second; got != want {
 			t.Fatalf("Until is in %v, want in %v", got, want)

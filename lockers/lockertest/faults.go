@@ -9,17 +9,16 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds Lockers to the contract while their engine does not answer. Only
-// a test that can stop the engine can call it.
+// This file tests Lockers while their engine does not answer. It needs a test that can stop the
+// engine.
 
-// A call is one method.
 type call struct {
 	name string
 	do   func(context.Context) error
 }
 
-// calls returns each method of l, and of lease, which l has acquired: Release last,
-// as a lease may know afterwards that it is over.
+// calls returns each method of l, and of lease, acquired by l. Release is last, since a lease may
+// know afterwards that it is over.
 func calls(l driver.Locker, lease driver.Lease) []call {
 	return []call{
 		{"TryAcquire", func(ctx context.Context) error {
@@ -31,14 +30,13 @@ func calls(l driver.Locker, lease driver.Lease) []call {
 	}
 }
 
-// Hang holds a Locker to its contexts while its engine is a black hole, which it
-// must be when Hang is called: every method returns its context's error soon after
-// ctx ends. lease is one that l has acquired before, for a minute at least.
+// Hang tests a Locker against its contexts while its engine is a black hole: every method must
+// return its context's error soon after ctx ends. The caller stops the engine before the call.
+// lease comes from l, from before, for a minute at least.
 func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	const patience = 50 * time.Millisecond
-	// An engine of several threads may still answer on some when the signal
-	// that stops it has been sent.
+	// An engine of several threads may still answer on some of them after the signal that stops it.
 	for hung, tries := 0, 0; hung < 5 && tries < 200; tries++ {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		if _, err := l.TryAcquire(ctx, newKey(), time.Second); errors.Is(err, context.DeadlineExceeded) {
@@ -62,10 +60,9 @@ func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	}
 }
 
-// Down holds a Locker to its errors while its engine is gone, which it must be when
-// Down is called: every method fails with an error that says neither that the lease
-// is held nor that it is lost, since nobody knows. lease is one that l has acquired
-// before, for a minute at least.
+// Down tests a Locker's errors while its engine is gone: every method must fail, without claiming
+// that the lease is held or lost. The caller stops the engine before the call. lease comes from l,
+// from before, for a minute at least.
 func Down(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	for _, c := range calls(l, lease) {

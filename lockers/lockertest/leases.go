@@ -13,7 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file holds the cases that every Locker and its leases must pass.
+// This file has the cases for every Locker and its leases.
 
 var lockerCases = []testCase{
 	{"OneOfManyWins", oneOfManyWins},
@@ -66,8 +66,8 @@ func oneOfManyWins(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	}
 }
 
-// neverTwoAtATime lets leases change hands as fast as they can, so that an
-// acquire meets a release, and each holder looks whether it is alone.
+// neverTwoAtATime has leases change hands as fast as they can, so an acquire meets a release. Each
+// holder checks that it is alone.
 func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	key := newKey()
 	stop := time.Now().Add(400 * time.Millisecond)
@@ -116,7 +116,7 @@ func notReentrant(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	mustWork(t, "Release of a lease that was asked for again", lease.Release(t.Context()))
 }
 
-// expires lets a holder die, with twenty others after its lease.
+// expires has a holder die, with twenty callers after its lease.
 func expires(t *testing.T, newLocker func(testing.TB) driver.Locker, ttl time.Duration) {
 	key := newKey()
 	lockers := []driver.Locker{newLocker(t), newLocker(t), newLocker(t)}
@@ -153,8 +153,7 @@ func expires(t *testing.T, newLocker func(testing.TB) driver.Locker, ttl time.Du
 		})
 	}
 	wg.Wait()
-	// Only now: an attempt that began before somebody won may be carried out
-	// long after, by an engine that has much else to do.
+	// Only now: a busy engine may carry out an attempt from before the first win long after it.
 	if len(taken) > 0 {
 		(<-taken).Release(t.Context())
 	}
@@ -170,7 +169,7 @@ func renewExtends(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, 1200*time.Millisecond)
 	time.Sleep(100 * time.Millisecond)
-	mustBeHeld(t, b, key) // b has seen the lease as it was before
+	mustBeHeld(t, b, key) // b has seen the lease before its renewal
 	lease.end = time.Now().Add(1700 * time.Millisecond)
 	mustWork(t, "Renew", lease.Renew(t.Context(), 1700*time.Millisecond))
 	mustBeHeld(t, b, key)
@@ -182,7 +181,7 @@ func renewAfterExpiry(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	const ttl = 100 * time.Millisecond
 	lease := acquire(t, a, key, ttl)
-	time.Sleep(ttl) // from after the call: wherever in it the Locker read its clock, the lease is over
+	time.Sleep(ttl) // from after the call: whenever in it the Locker read its clock, the lease is over
 	mustBeLost(t, "Renew of an expired lease that nobody has taken", lease.Renew(t.Context(), long))
 	acquireWithin(t, b, key, long, 3*grace)
 }
@@ -247,7 +246,7 @@ func releaseAfterExpiry(t *testing.T, newLocker func(testing.TB) driver.Locker) 
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	const ttl = 100 * time.Millisecond
 	lease := acquire(t, a, key, ttl)
-	time.Sleep(ttl) // from after the call: wherever in it the Locker read its clock, the lease is over
+	time.Sleep(ttl) // from after the call: whenever in it the Locker read its clock, the lease is over
 	mustBeLost(t, "Release of an expired lease that nobody has taken", lease.Release(t.Context()))
 	acquireWithin(t, b, key, long, 3*grace)
 }
@@ -334,7 +333,7 @@ func hostileKeys(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		unique + "\xff",
 		unique + "\xff\xfe",
 		unique + "\xc3",
-		unique + "\ufffd", // what a decoder makes of the invalid ones
+		unique + "\ufffd", // a decoder's replacement for the invalid ones
 		"{" + unique,
 		"}" + unique,
 		"{" + unique + "}",
@@ -359,14 +358,14 @@ func hostileKeys(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		unique + strings.Repeat("\x01", 10<<10),
 	}
 	for _, key := range keys[1:] {
-		// What an adapter of this repository makes of the key, used as a key.
+		// This repository's adapters' name for the key, as a key.
 		if name := adapter.Name(key); name != key {
 			keys = append(keys, name)
 		}
 	}
 	leases := make([]claim, len(keys))
 	for i, key := range keys {
-		leases[i] = acquire(t, a, key, long) // free although all those before are held
+		leases[i] = acquire(t, a, key, long) // free although all keys before are held
 	}
 	for i, key := range keys {
 		mustBeHeld(t, b, key)
@@ -377,7 +376,7 @@ func hostileKeys(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		mustWork(t, "Release", acquire(t, b, key, long).Release(t.Context()))
 	}
 
-	// There is one empty key for all who use the engine.
+	// All users of the engine share one empty key.
 	lease := acquireWithin(t, a, "", 2*time.Second, 5*time.Second)
 	mustBeHeld(t, b, "")
 	mustWork(t, "Release", lease.Release(t.Context()))
@@ -405,8 +404,8 @@ func ttlNotPositive(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-// shortTTL uses lengths below what engines count in: a length that was rounded to
-// 0 is refused by one, ends a lease at another, and is none at all at the next.
+// shortTTL uses lengths below the units of engines: a length rounded to 0 is an error for some
+// engines, the end of the lease for others, and no expiry for others.
 func shortTTL(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b := newLocker(t), newLocker(t)
 	for _, ttl := range []time.Duration{1, time.Microsecond, 499 * time.Microsecond, 999 * time.Microsecond} {
@@ -415,7 +414,7 @@ func shortTTL(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		_, drawsToken := lease.Lease.(driver.Tokener)
 		start := time.Now()
 		mustWork(t, "Renew with ttl "+ttl.String(), lease.Renew(t.Context(), ttl))
-		// By the contract it may end as late as before, and not sooner than ttl after the call.
+		// By the contract it may end as late as before, and no sooner than ttl after the call.
 		if taken, err := b.TryAcquire(t.Context(), key, long); err == nil {
 			if passed := time.Since(start); passed < ttl {
 				t.Errorf("a lease that was renewed with ttl %v was given away after %v", ttl, passed)
@@ -453,7 +452,7 @@ func cancelledContext(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	if _, err := a.TryAcquire(expired, key, long); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("TryAcquire after the context's deadline: err = %v, want context.DeadlineExceeded", err)
 	}
-	lease := acquireWithin(t, b, key, long, 2*grace) // nobody was left with it
+	lease := acquireWithin(t, b, key, long, 2*grace) // no lease without a holder is left
 	if err := lease.Renew(ended, long); !errors.Is(err, context.Canceled) {
 		t.Errorf("Renew with a cancelled context: err = %v, want context.Canceled", err)
 	}
@@ -472,8 +471,7 @@ func cancelledContext(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	acquireWithin(t, a, key, long, 2*grace)
 }
 
-// contextEndsDuringTheCall ends the context somewhere between the call and its
-// reply: now before the request, now after, now between.
+// contextEndsDuringTheCall ends the context before the request, after the reply, and between.
 func contextEndsDuringTheCall(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	for i := range 60 {

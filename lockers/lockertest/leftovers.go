@@ -10,18 +10,14 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file looks for what leases leave behind in their engine.
+// This file counts the traces of leases in their engine.
 
-// LeavesNothing takes and releases ten thousand leases (a thousand with -short),
-// each on a key of its own, and fails if the engine keeps more afterwards than
-// before, while the Lockers are in use and when they have ended. [Run] does not
-// do it, because only an adapter's own test knows how to count, and the engine
-// must not be used by others meanwhile.
-//
-// newLocker is that of Run. count returns how many there are of all things that
-// a lease may leave: keys, nodes, items, sessions. What a Locker keeps whatever
-// the number of leases belongs to it only if it ends with the Locker's
-// testing.TB.
+// LeavesNothing takes and releases ten thousand leases (a thousand with -short), each on its own
+// key. It fails if the engine keeps more afterwards than before, while the Lockers are in use and
+// after their end. [Run] does not include it: only an adapter's own test can count, and the engine
+// must have no other users meanwhile. newLocker is the argument of Run. count returns the numbers
+// of all things that a lease may leave: keys, nodes, items, sessions. Things kept by a Locker
+// whatever the number of leases must end with the Locker's testing.TB.
 func LeavesNothing(t *testing.T, newLocker func(testing.TB) driver.Locker, count func() map[string]int) {
 	t.Helper()
 	const lockers, callers = 4, 40
@@ -54,7 +50,7 @@ func LeavesNothing(t *testing.T, newLocker func(testing.TB) driver.Locker, count
 		wg.Wait()
 		return count()
 	}
-	// What Lockers make once, for all keys and for good, is there before.
+	// Things made once for all keys exist before the count.
 	var inUseBefore, inUse map[string]int
 	t.Run("a few", func(t *testing.T) { inUseBefore = cycles(t, lockers) })
 	before := count()

@@ -1,5 +1,6 @@
-// Package lockertest holds any [driver.Locker] to its contract. The
-// adapters of this repository pass it, and so should an adapter of your own:
+// Package lockertest tests implementations of [driver.Locker] against its contract.
+//
+// The adapters of this repository pass it, and so should your own adapter:
 //
 //	func TestConformance(t *testing.T) {
 //		addr := startEngine(t)
@@ -10,12 +11,10 @@
 //		})
 //	}
 //
-// The cases run in real time, because real engines do, and against an engine
-// that others may use at the same time: every key is random. Times are only
-// judged from the safe side. That a lease did not end too soon is measured from
-// before the holder's call to after the taker's, so no delay of the machine or
-// the network can make a sound engine fail; for things that must come soon
-// there is a second of grace.
+// The cases run in real time, because real engines do, and the engine may have other users at the
+// same time: every key is random. Times are only judged from the safe side. Whether a lease ended
+// too soon is measured from before the holder's call to after the taker's, so no delay of the
+// machine or the network makes a sound engine fail. Prompt events have a second of grace.
 package lockertest
 
 import (
@@ -32,23 +31,18 @@ const (
 	// long is the length of a lease that does not expire during a case.
 	long = 30 * time.Second
 
-	// grace is how late an engine and a busy machine may be.
+	// grace is the tolerated delay of an engine and a busy machine.
 	grace = time.Second
 
-	// pollEvery is how often a case looks again.
 	pollEvery = 10 * time.Millisecond
 )
 
-// Run runs every case as a subtest of t: those about waking only if the
-// lockers are [driver.Watcher]s, those about tokens only if their leases are
-// [driver.Tokener]s, and those about losses only if their leases are
-// [driver.LossNotifier]s. What only a test can judge that stops the engine is
-// for [Hang] and [Down].
-//
-// Each call of newLocker returns a Locker as another process would have it:
-// with a client, connections and a memory of its own, but on the same engine
-// as all the others. It may register its cleanup with the testing.TB, which
-// ends with the case.
+// Run runs every case as a subtest of t. The cases about waking run only if the lockers are
+// [driver.Watcher]s, the cases about tokens only if their leases are [driver.Tokener]s, and the
+// cases about losses only if their leases are [driver.LossNotifier]s. [Hang] and [Down] need a test
+// that stops the engine. Each call of newLocker returns a Locker as in another process: on the same
+// engine, with its own client, connections and memory. It may register its cleanup with the
+// testing.TB, which ends with the case.
 func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	t.Helper()
 	cases := append(lockerCases[:len(lockerCases):len(lockerCases)], raceCases...)
@@ -64,8 +58,8 @@ func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		cases = append(cases, lossCases...)
 	}
 	mustWork(t, "Release", lease.Release(t.Context()))
-	// The group makes Run return only when its parallel cases have ended, so
-	// that the caller may stop the engine then.
+	// The group makes Run return only when its parallel cases have ended, so the caller may stop
+	// the engine then.
 	t.Run("contract", func(t *testing.T) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
@@ -84,13 +78,12 @@ type testCase struct {
 // newKey returns a key that no other case and no other process uses.
 func newKey() string { return "lockertest:" + adapter.Token() }
 
-// A claim is a lease with the time at which its holder counts it over.
+// A claim is a lease with its end, as its holder counts.
 type claim struct {
 	driver.Lease
 	end time.Time
 }
 
-// acquire takes a lease that must be free.
 func acquire(t *testing.T, l driver.Locker, key string, ttl time.Duration) claim {
 	t.Helper()
 	end := time.Now().Add(ttl)
@@ -122,8 +115,8 @@ func acquireWithin(t *testing.T, l driver.Locker, key string, ttl, limit time.Du
 	}
 }
 
-// takeOver takes a lease whose holder is silent, and fails if that takes much
-// longer than the engine has announced, or less than the holder believes.
+// takeOver takes the lease of a silent holder. It fails if the lease ends before the holder's own
+// end, or much later than the engine has announced.
 func takeOver(t *testing.T, l driver.Locker, key string, ttl time.Duration, dead claim) claim {
 	t.Helper()
 	end := time.Now().Add(ttl)
@@ -139,8 +132,8 @@ func takeOver(t *testing.T, l driver.Locker, key string, ttl time.Duration, dead
 	return taken
 }
 
-// lastMoment is until when a dead holder's lease may be held, by the first
-// ErrHeld that somebody got.
+// lastMoment is the latest time at which a dead holder's lease may be held, by the first ErrHeld of
+// a caller.
 func lastMoment(err error, dead claim) time.Time {
 	last := dead.end.Add(3 * grace)
 	if held, ok := errors.AsType[*driver.HeldError](err); ok && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
@@ -149,7 +142,7 @@ func lastMoment(err error, dead claim) time.Time {
 	return last
 }
 
-// mustBeHeld fails unless another's lease on key is seen through l.
+// mustBeHeld fails unless l sees the lease of another holder on key.
 func mustBeHeld(t *testing.T, l driver.Locker, key string) *driver.HeldError {
 	t.Helper()
 	lease, err := l.TryAcquire(t.Context(), key, long)
@@ -160,7 +153,7 @@ func mustBeHeld(t *testing.T, l driver.Locker, key string) *driver.HeldError {
 	return asHeld(t, err, key)
 }
 
-// asHeld returns the HeldError in err, which must be one for key.
+// asHeld returns the HeldError in err, which must be for key.
 func asHeld(t *testing.T, err error, key string) *driver.HeldError {
 	t.Helper()
 	held, ok := errors.AsType[*driver.HeldError](err)
@@ -187,7 +180,6 @@ func mustWork(t *testing.T, what string, err error) {
 	}
 }
 
-// cancelled returns a context that has ended.
 func cancelled(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

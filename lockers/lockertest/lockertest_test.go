@@ -22,16 +22,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestRun_SoundLocker is the control experiment: the engine that the others
-// break passes as it is.
+// TestRun_SoundLocker is the control experiment: the engine passes without a fault.
 func TestRun_SoundLocker(t *testing.T) {
 	t.Parallel()
 	run(t, "")
 }
 
-// TestRun_SlowLocker has all calls read the clock a little late, as on a machine
-// that has much else to do, and some of them take effect long after they were
-// made, as with such an engine: that is no fault.
+// TestRun_SlowLocker has all calls read the clock a little late, as on a busy machine, and some
+// calls take effect long after they were made, as with a busy engine: neither is a fault.
 func TestRun_SlowLocker(t *testing.T) {
 	t.Parallel()
 	e := &engine{leases: map[string]*lease{}}
@@ -66,9 +64,8 @@ func (l *slowLocker) TryAcquire(ctx context.Context, key string, ttl time.Durati
 // brokenVar makes the test binary run the kit on a broken locker.
 const brokenVar = "LOCKERTEST_BROKEN"
 
-// TestRun_BrokenLockers shows for each way in which a locker can break the
-// contract that there is a case which finds it out. A failing Run would fail
-// this test too, so it takes place in a child process.
+// TestRun_BrokenLockers shows a case for each way in which a locker can break the contract. A
+// failing Run would fail this test too, so it runs in a child process.
 func TestRun_BrokenLockers(t *testing.T) {
 	if broken := os.Getenv(brokenVar); broken != "" {
 		run(t, broken)
@@ -132,7 +129,7 @@ func TestRun_BrokenLockers(t *testing.T) {
 	children.Wait()
 }
 
-// TestFaults_BrokenLockers does it for Hang and Down.
+// TestFaults_BrokenLockers does the same for Hang and Down.
 func TestFaults_BrokenLockers(t *testing.T) {
 	if broken := os.Getenv(brokenVar); broken != "" {
 		faults(t, broken)
@@ -172,7 +169,7 @@ func faults(t *testing.T, broken string) {
 	})
 }
 
-// TestLeavesNothing_BrokenLockers does it for what is not a case of Run.
+// TestLeavesNothing_BrokenLockers does the same for LeavesNothing.
 func TestLeavesNothing_BrokenLockers(t *testing.T) {
 	if broken := os.Getenv(brokenVar); broken != "" {
 		leavesNothing(t, broken)
@@ -187,8 +184,7 @@ func TestLeavesNothing_BrokenLockers(t *testing.T) {
 
 func TestLeavesNothing_SoundLocker(t *testing.T) { leavesNothing(t, "") }
 
-// leavesNothing counts leases, and things that only a Locker which is broken in
-// such a way leaves.
+// leavesNothing counts leases, and things that only such a broken Locker leaves.
 func leavesNothing(t *testing.T, broken string) {
 	e := &engine{broken: broken, leases: map[string]*lease{}}
 	things := 0
@@ -198,7 +194,7 @@ func leavesNothing(t *testing.T, broken string) {
 			defer e.mu.Unlock()
 			switch broken {
 			case "forgets leases in use":
-				things = 0 // all is well again when it has ended
+				things = 0 // all is well again after its end
 			case "forgets leases at the end":
 				things = int(e.tokens)
 			}
@@ -215,8 +211,8 @@ func leavesNothing(t *testing.T, broken string) {
 	})
 }
 
-// child runs one test on a broken locker, and reports whether it fails as a
-// test does: not with a panic, nor with a time-out.
+// child runs one test on a broken locker, and reports whether the test fails without a panic or a
+// time-out.
 func child(t *testing.T, broken, test string) (found bool, out []byte) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.ReplaceAll(test, "/", "$/^")+"$", "-test.timeout=60s")
 	cmd.Env = append(os.Environ(), brokenVar+"="+broken)
@@ -233,8 +229,7 @@ func run(t *testing.T, broken string) {
 	lockertest.Run(t, func(testing.TB) driver.Locker { return newLocker(e) })
 }
 
-// An engine is a locker's server, sound unless broken names a way in which it
-// is not.
+// An engine is a locker's server. broken names its fault, or is "".
 type engine struct {
 	broken     string
 	down, hung bool // set before use
@@ -245,12 +240,12 @@ type engine struct {
 
 type locker struct {
 	e    *engine
-	lost chan struct{} // of all leases of a locker that is broken so
+	lost chan struct{} // of all leases of a locker with this fault
 }
 
 func newLocker(e *engine) *locker { return &locker{e, make(chan struct{})} }
 
-// answers returns why the engine does not answer, nil if it does.
+// answers returns why the engine does not answer, or nil.
 func (l *locker) answers(ctx context.Context) error {
 	err := ctx.Err()
 	switch {
@@ -283,7 +278,6 @@ type lease struct {
 	lost  chan struct{}
 }
 
-// A gap is the time between two requests.
 func gap() { time.Sleep(200 * time.Microsecond) }
 
 func (m *lease) Token() uint64 {
@@ -308,7 +302,7 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// isLost closes Lost, once. The mutex is held.
+// isLost closes Lost, once. The caller holds mu.
 func (m *lease) isLost() error {
 	for _, lost := range []chan struct{}{m.lost, m.l.lost} {
 		select {
@@ -332,7 +326,6 @@ func (l *locker) name(key string) string {
 	return key
 }
 
-// live returns the lease on key unless it has expired.
 func (l *locker) live(name string) *lease {
 	held := l.e.leases[name]
 	if held == nil {
@@ -418,7 +411,6 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return mine, nil
 }
 
-// take makes a new lease the one on key.
 func (l *locker) take(key string, ttl time.Duration) *lease {
 	now := time.Now()
 	if !l.is("tokens stay") {

@@ -7,15 +7,15 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds the cases for leases that are LossNotifiers too. Lost may never
-// close, so only a channel that closes is judged: its lease has to be lost.
+// This file has the cases for LossNotifiers. Lost may never close, so a case judges only a closed
+// channel: its lease has to be lost.
 
 var lossCases = []testCase{
 	{"LostIsOpenWhileHeld", lostIsOpenWhileHeld},
 	{"LostIsNotAnothers", lostIsNotAnothers},
 }
 
-// mustNotBeLost fails if the lease, which is held, says that it is lost.
+// mustNotBeLost fails if the lease, which is held, reports a loss.
 func mustNotBeLost(t *testing.T, when string, lease claim) {
 	t.Helper()
 	notifier, ok := lease.Lease.(driver.LossNotifier)
@@ -25,7 +25,7 @@ func mustNotBeLost(t *testing.T, when string, lease claim) {
 	select {
 	case <-notifier.Lost():
 		t.Errorf("%s: Lost is closed, and Renew says %v", when, lease.Renew(t.Context(), long))
-	case <-time.After(50 * time.Millisecond): // a close that is on its way comes within it
+	case <-time.After(50 * time.Millisecond): // a close on its way comes within it
 	}
 }
 
@@ -41,8 +41,8 @@ func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) driver.Locker)
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-// lostIsNotAnothers has leases of the same locker end in each way, on the same key
-// before and on others meanwhile.
+// lostIsNotAnothers has leases of the same locker end in each way, on the same key before and on
+// other keys meanwhile.
 func lostIsNotAnothers(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key, other := newLocker(t), newLocker(t), newKey(), newKey()
 	const short = 100 * time.Millisecond

@@ -11,9 +11,9 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds the cases in which a holder's last call meets the one who takes
-// its lease over. An adapter that compares in one request and writes in another
-// passes all the others: between the two the lease changes hands.
+// This file has the cases in which a holder's last call meets a takeover of its lease. An adapter
+// that compares in a single request and writes in another passes all other cases: between the two
+// the lease changes hands.
 
 var raceCases = []testCase{
 	{"RenewAtTheEnd", renewAtTheEnd},
@@ -21,19 +21,18 @@ var raceCases = []testCase{
 }
 
 const (
-	// racedTTL is the length of a lease that ends during a race, where the engine is
-	// quick enough.
+	// racedTTL is the length of a lease that ends during a race, with a quick engine.
 	racedTTL = 40 * time.Millisecond
-	// raceEdge is how long before the lease's end, at most, its holder calls. It is
-	// a little more than an engine takes for two requests.
+	// raceEdge is the longest time before the lease's end at which its holder calls, a little more
+	// than an engine takes for two requests.
 	raceEdge = 3 * time.Millisecond
-	// racedKeys is how many keys are raced for at one time. It makes requests wait for
-	// each other, and so the gap between two of them longer.
+	// racedKeys is the number of concurrent races. They make requests wait for each other, which
+	// widens the gap between two requests.
 	racedKeys = 16
 	races     = 12
 )
 
-// A race is one lease near its end, and who is after it.
+// A race is one lease near its end, and its takers.
 type race struct {
 	t      *testing.T
 	key    string
@@ -72,8 +71,8 @@ func runRaces(t *testing.T, newLocker func(testing.TB) driver.Locker, run func(r
 	wg.Wait()
 }
 
-// take has the takers try for the lease until one of them has it, or stop is
-// closed and both have tried once more.
+// take has the takers try for the lease until one has it, or until both have tried once more after
+// stop is closed.
 func (r race) take(stop <-chan struct{}) driver.Lease {
 	taken := make(chan driver.Lease, len(r.takers))
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -113,13 +112,12 @@ func (r race) take(stop <-chan struct{}) driver.Lease {
 	return lease
 }
 
-// atTheEdge waits for a moment shortly before the lease's end.
 func (r race) atTheEdge() {
 	time.Sleep(time.Until(r.holder.end) - rand.N(raceEdge)) // a real engine's lease is about to end
 }
 
-// renewAtTheEnd renews a lease just as it ends. Either it is renewed, and nobody
-// else gets it, or another has it.
+// renewAtTheEnd renews a lease just as it ends. Either it is renewed and no taker gets it, or a
+// taker has it.
 func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	runRaces(t, newLocker, func(r race) {
 		renewed := make(chan struct{})
@@ -141,7 +139,7 @@ func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 				t.Errorf("Release of a lease that was renewed at its end: %v", err)
 			}
 		case taken != nil:
-			// Nor was it shortened, or prolonged in the other's place.
+			// Nor did the renewal shorten or prolong the taker's lease.
 			if err := taken.Release(t.Context()); err != nil {
 				t.Errorf("Release of a lease whose former holder tried to renew it: %v", err)
 			}
@@ -149,7 +147,7 @@ func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	})
 }
 
-// releaseAtTheEnd releases a lease just as it ends. Whoever has it then keeps it.
+// releaseAtTheEnd releases a lease just as it ends. A taker then keeps it.
 func releaseAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	runRaces(t, newLocker, func(r race) {
 		released := make(chan struct{})

@@ -7,7 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds the cases for leases that are Tokeners too.
+// This file has the cases for Tokeners.
 
 var tokenCases = []testCase{
 	{"TokensRise", tokensRise},
@@ -23,7 +23,6 @@ func token(t *testing.T, lease claim) uint64 {
 	return tokener.Token()
 }
 
-// tokensRise passes a lease from one to another by each way there is.
 func tokensRise(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	lockers := []driver.Locker{newLocker(t), newLocker(t)}
 	key := newKey()

@@ -14,9 +14,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file holds the cases for Lockers that are Watchers too. A channel may
-// close early by the contract, so what a case waits for is never the first
-// close alone: it looks for a quiet watch first.
+// This file has the cases for Watchers. By the contract a channel may close early, so no case waits
+// for a first close alone: it looks for a quiet watch first.
 
 var watcherCases = []testCase{
 	{"WatchWakesOnRelease", watchWakesOnRelease},
@@ -28,7 +27,7 @@ var watcherCases = []testCase{
 	{"WatchEndsWithItsContext", watchEndsWithItsContext},
 }
 
-// watch watches held. On a healthy engine push must be there, if not at once.
+// watch watches held. With a healthy engine push must start, though not at once.
 func watch(t *testing.T, ctx context.Context, l driver.Locker, held *driver.HeldError) <-chan struct{} {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(pollEvery) {
@@ -60,7 +59,6 @@ func watchQuietly(t *testing.T, ctx context.Context, l driver.Locker, key string
 	return nil
 }
 
-// mustClose waits for freed to close, and returns how long that took.
 func mustClose(t *testing.T, what string, freed <-chan struct{}) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -74,8 +72,8 @@ func mustClose(t *testing.T, what string, freed <-chan struct{}) time.Duration {
 
 func watchWakesOnRelease(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
-	// Of several wakes the quickest is judged: a poll in disguise is slow each
-	// time, a busy machine is not.
+	// The quickest of several wakes is judged: a poll in disguise is slow each time, a busy machine
+	// is not.
 	quickest := time.Hour
 	for range 8 {
 		lease := acquire(t, a, key, long)
@@ -144,7 +142,7 @@ func watchWakesAll(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	var watches []<-chan struct{}
 	for i := range 50 {
 		l := []driver.Locker{b, c}[i%2]
-		// Some leave before the release: that must not cost the others theirs.
+		// Some watches end before the release: the others must not suffer.
 		if ctx, cancel := context.WithCancel(t.Context()); i%5 == 0 {
 			watch(t, ctx, l, mustBeHeld(t, l, key))
 			cancel()
@@ -162,14 +160,14 @@ func watchWakesAll(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, long)
-	watchQuietly(t, t.Context(), b, key) // whatever the locker starts once is running
+	watchQuietly(t, t.Context(), b, key) // all that the locker starts once is running
 
 	if _, err := b.(driver.Watcher).Watch(cancelled(t), mustBeHeld(t, b, key)); !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch with a cancelled context: err = %v, want context.Canceled", err)
 	}
 
-	// Goroutines inherit the labels of those that start them, so those of the
-	// watches can be told from those of the cases that run beside this one.
+	// Goroutines inherit the labels of their starters, so the goroutines of these watches can be
+	// told from those of concurrent cases.
 	mark := adapter.Token()
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -203,7 +201,7 @@ func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) driver.Loc
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-// labelled returns the stacks of the goroutines that carry mark.
+// labelled returns the stacks of the goroutines with mark.
 func labelled(mark string) string {
 	var all bytes.Buffer
 	pprof.Lookup("goroutine").WriteTo(&all, 1)

@@ -1,73 +1,61 @@
-// Package memcachelock is a [driver.Locker] on memcached, by the client
+// Package memcachelock is a [driver.Locker] on memcached, over the client
 // github.com/bradfitz/gomemcache.
 //
-// A lease is an item. Its value names the holder by a random token, the length
-// of the lease in milliseconds, and how often it was renewed. The protocol:
+// A lease is an item. Its value has the holder's random token, the length of the lease in
+// milliseconds, and the number of renewals. The protocol:
 //
-//  1. Acquire is an add: it succeeds only if there is no item. A refused add is
-//     followed by a gets, which shows whose lease it is and how long it was
-//     announced to be.
-//  2. Renew is a gets, a comparison of the token, and a compare-and-swap to the
-//     new length and the next count.
-//  3. Release is a gets, a comparison, and a compare-and-swap with a negative
-//     expiry, which makes memcached drop the item on the spot. A plain delete
-//     would free whatever lease is there by then.
-//  4. A dead holder's lease is taken over by compare-and-swap, by whoever has
-//     seen one and the same value for its whole announced length. Of several
-//     who try, memcached lets one win.
+//  1. Acquire is an add: it succeeds only without an item. After a refused add, a gets reads the
+//     holder and the announced length.
+//  2. Renew is a gets, a comparison of the token, and a compare-and-swap to the new length and the
+//     next count.
+//  3. Release is a gets, a comparison, and a compare-and-swap with a negative expiry, which drops
+//     the item on the spot. A plain delete would free whatever lease is there by then.
+//  4. A Locker takes over a dead holder's lease by compare-and-swap, after it has seen the same
+//     value for the whole announced length. Of several Lockers, memcached lets one win.
 //
-// Step 4 is there because memcached's clock is a number of whole seconds that
-// its main thread sets once a second. An item with an expiry of T lives between
-// T-1 and T; but where a tick just misses the end of a second, the clock leaps
-// by two, and where the process has stood still, by as much: what was stored
-// before the leap ends that much early. For a lease never to end before its
-// holder believes so, the item's expiry is the length rounded up and five
-// seconds more; left to memcached alone, a lease of 50 ms would block its key
-// for up to six seconds. The observer's time runs from after it read the reply,
-// on its own monotonic clock, so it ends later than the holder's, which runs
-// from before its request; no two machines' clocks are compared.
+// Step 4 exists because memcached's clock is a number of whole seconds, set once a second by its
+// main thread. An item with an expiry of T lives between T-1 and T. If a tick just misses the end
+// of a second, the clock leaps by two; after a pause of the process it leaps by the length of the
+// pause. Items stored before the leap end that much early. So that no lease ends before its holder
+// believes so, the expiry of the item is the length rounded up plus five seconds; by memcached's
+// clock alone, a lease of 50 ms would block its key for up to six seconds. The observer counts from
+// after the reply, on its own monotonic clock, so it ends later than the holder, which counts from
+// before its request. Clocks of two machines are never compared.
 //
-// There is no push: a Locker is not a [driver.Watcher], and its users poll.
+// Memcached has no push: a Locker is not a [driver.Watcher], and waiters poll.
 //
 // # Limits
 //
-// Memcached promises to keep nothing. An item that is evicted, or lost in a
-// restart or with a server of the client's list, takes its lease with it: then
-// there are two holders until the first one renews, and it is the store's
-// epochs that let only one of them write. Leases are small and their items
-// young, so eviction is rare but not excluded. So is a server that stands still
-// for more than three seconds: leases that it takes just after may end early.
+// Memcached promises no durability. A lease is lost with its item: by an eviction, a restart, or
+// the loss of a server from the client's list. Then there are two holders until the first one
+// renews, and the store's epochs let only one of them write. Leases are small and their items
+// young, so eviction is rare but possible. Leases may also end early if the server took them just
+// after a pause of more than three seconds.
 //
-// A memcached that was started with -C has no compare-and-swap: there whoever is
-// refused, and whoever renews or releases a lease, gets an error.
+// A memcached started with -C has no compare-and-swap: a refused acquire, a renewal and a release
+// are then errors.
 //
-// A lease longer than 30 days is shortened to that, beyond which memcached
-// takes an expiry for a date.
+// A lease is at most 30 days less 5 seconds long. Memcached would take a longer expiry for a date.
 //
-// A memcache.Client keeps by default two idle connections for each server, and
-// dials anew for every request beyond them: set MaxIdleConns to the number of
-// concurrent rebuilds that you expect. Its Timeout, 500 ms by default, bounds
-// each request; what goes on behind the back of a caller whose context has ended
-// makes a few of them.
+// By default a memcache.Client keeps two idle connections for each server and dials for every
+// request beyond: set MaxIdleConns to the expected number of concurrent rebuilds. Its Timeout, 500
+// ms by default, bounds each request. A call left behind by its caller makes a few requests.
 //
-// An acquire whose caller's context ends is undone, if memcached answers within
-// ten seconds. One that fails before, with the client's Timeout, is not: if
-// memcached carries it out after all, nobody holds the lease, which blocks its key
-// for no longer than it announces.
+// An acquire whose context ends is undone if memcached answers within ten seconds. An acquire that
+// fails before, with the client's Timeout, is not: if memcached still carries it out, the lease has
+// no holder and blocks its key for the announced length.
 //
 // # Tokens
 //
-// A lease has a fencing token ([driver.Tokener]) if [Locker.Tokens] is set:
-// the next number of a counter that is an item beside the lease's. It is best
-// effort. Tokens rise for as long as the counter is there, and no clock has a
-// part in that. A counter is lost when memcached evicts it or is restarted, and
-// after a day; the next holder begins it with its own date in microseconds.
-// That is greater than all before, unless the holder's clock is behind that of
-// the one who began the former counter, by more than has passed since.
+// With [Locker.Tokens] a lease has a fencing token ([driver.Tokener]): the next number of a counter
+// in an item beside the lease. Tokens are best effort. While the counter exists, they rise without
+// any clock. The counter is lost after a day, and if memcached evicts it or restarts; the next
+// holder begins it with its own date in microseconds. That number is greater than all before,
+// unless the holder's clock is behind the clock that began the former counter by more than the time
+// since.
 //
-// It is not free, because memcached's answer to an add or a compare-and-swap
-// has no number in it: the winner sends one command more, two if the counter
-// has to be begun. Those who are refused send none.
+// A token costs 1 command more, or 2 if the counter has to be begun: memcached's answer to an add
+// or a compare-and-swap has no number. Refused callers send no additional command.
 package memcachelock
 
 import (
@@ -85,35 +73,31 @@ import (
 )
 
 const (
-	// slack is how much longer, in seconds, memcached is told to keep an item
-	// than its lease lasts. One is for the whole seconds of its clock, one for
-	// a tick that just misses a second's end, and three are for the time in which
-	// the server may have stood still before it took the lease. They cost
-	// nothing: takeover goes by the announced length.
+	// slack is the additional expiry of an item beyond its lease, in seconds: one for the whole
+	// seconds of memcached's clock, one for a tick that just misses a second's end, three for a
+	// pause of the server before it took the lease. They cost nothing: takeover goes by the
+	// announced length.
 	slack = 5
 
-	// maxTTL is the longest lease whose expiry, with the slack, memcached does
-	// not take for a date.
+	// maxTTL is the longest lease whose expiry, with the slack, memcached does not take for a date.
 	maxTTL = 30*24*time.Hour - slack*time.Second
 
-	// undoTimeout bounds what goes on after a caller has left, and undoPause is
-	// between two attempts at it.
+	// undoTimeout bounds an undo after its caller has left; undoPause is the wait between two
+	// attempts.
 	undoTimeout = 10 * time.Second
 	undoPause   = 100 * time.Millisecond
 )
 
-// A Locker is a [driver.Locker] on memcached. It is safe for concurrent
-// use. Create one with [New].
+// A Locker is a [driver.Locker] on memcached. Lockers are safe for concurrent use. Create a Locker
+// with [New].
 type Locker struct {
-	// Prefix begins the name of every item. It may have up to 80 bytes, none
-	// of them a space or a control character. Set it before the first use;
-	// the default is "bellwether:".
+	// Prefix begins the name of every item. Prefix has at most 80 bytes, without spaces and control
+	// characters. The default is "bellwether:". Set Prefix before first use.
 	Prefix string
 
-	// Tokens gives the leases a fencing token: they are [driver.Tokener]s
-	// then. It makes an acquire that succeeds cost one command more, two if it
-	// is the key's first in a day. Set it before the first use; the default is
-	// false.
+	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. A successful acquire then
+	// costs 1 command more, or 2 for the key's first in a day. The default is false. Set Tokens
+	// before first use.
 	Tokens bool
 
 	mc   *memcache.Client
@@ -122,8 +106,7 @@ type Locker struct {
 
 var _ driver.Locker = (*Locker)(nil)
 
-// New returns a Locker that uses mc, which stays the caller's to close. Without mc
-// it panics.
+// New returns a Locker over mc. The caller closes mc. New panics without mc.
 func New(mc *memcache.Client) *Locker {
 	if mc == nil {
 		panic(errors.New("memcachelock: New needs a client, such as memcache.New makes"))
@@ -131,12 +114,10 @@ func New(mc *memcache.Client) *Locker {
 	return &Locker{Prefix: "bellwether:", mc: mc}
 }
 
-// TryAcquire implements [driver.Locker]. It costs one command if the lease
-// is free, two if it is held and three if it is taken over, and what Tokens
-// says. The error's Until
-// is counted from when this Locker first saw the lease as it is, so a holder
-// that died long ago is waited for at most as long as it had announced. A ttl
-// that is not positive is an error.
+// TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3
+// for a takeover, and more with Tokens. A ttl of 0 or less is an error. The error's Until counts
+// from the first time this Locker saw the lease unchanged, so a long-dead holder costs at most its
+// announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("memcachelock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -158,15 +139,13 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		}
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
-		// Nobody waits for this lease any more. Without an answer it may have
-		// been taken all the same; only ErrHeld says that it was not.
+		// The caller has left. Every error except ErrHeld leaves open whether the lease was taken.
 		if !errors.Is(err, driver.ErrHeld) {
 			mine.undo(err == nil)
 		}
 	})
 }
 
-// acquire makes mine the lease on its item, or returns why it is not.
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	want := adapter.Announcement{Token: mine.token, Length: ttl}
 	var unanswered error // of a request that may have been carried out
@@ -185,12 +164,12 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		item, held, err := l.look(mine.item)
 		switch {
 		case errors.Is(err, memcache.ErrCacheMiss) && unanswered == nil:
-			// Another had it when the add was refused, and has released it.
+			// Another holder had it when the add was refused, and has released it.
 			return &driver.HeldError{Key: key, Until: time.Now()}
 		case errors.Is(err, memcache.ErrCacheMiss) && again:
-			// The request has met a connection that had ended with the server, and
-			// the server is back: it has answered the look. If the request is only
-			// late, the next look finds its token, or it finds this one's.
+			// The request met a connection that ended with the server, and the server is back: it
+			// has answered the look. If the request is only late, the next look finds its token, or
+			// the late request finds the new add's item.
 			again = false
 			if add() {
 				return nil
@@ -212,8 +191,8 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			l.seen.Forget(mine.item)
 			return nil
 		case changed(err):
-			// Another was quicker, and the next look sees whose the lease is. It
-			// is a new one then, with an end ahead, so the loop ends.
+			// Another caller was quicker, and the next look reads its lease. A new lease has its
+			// end ahead, so the loop ends.
 		case unanswered != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
 		default:
@@ -222,8 +201,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	}
 }
 
-// look returns the item with its identity for a compare-and-swap, and the lease
-// that it stands for.
+// look returns the item, with its version for a compare-and-swap, and its lease.
 func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
 	item, err := adapter.Reconnected(func() (*memcache.Item, error) { return l.mc.Get(name) }, l.mc.Close)
 	if err != nil {
@@ -239,8 +217,7 @@ func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error)
 	return item, held, nil
 }
 
-// changed reports whether a compare-and-swap failed because the item is no
-// longer what it was, or is no longer.
+// changed reports whether a compare-and-swap failed because the item has changed or gone.
 func changed(err error) bool {
 	return errors.Is(err, memcache.ErrCASConflict) || errors.Is(err, memcache.ErrCacheMiss) || errors.Is(err, memcache.ErrNotStored)
 }
@@ -255,14 +232,14 @@ type lease struct {
 	locker  *Locker
 	item    string
 	counter string // the item of the key's fencing tokens
-	token   string // whose the item is
+	token   string // the holder's token in the item
 
-	mu       sync.Mutex // guards what follows
-	renewals uint64     // that the item counts, as far as this process knows
-	end      time.Time  // of the lease as its holder counts
+	mu       sync.Mutex // guards the fields below
+	renewals uint64     // in the item, as far as this process knows
+	end      time.Time  // of the lease, as its holder counts
 }
 
-// Renew implements [driver.Lease]. It costs two commands.
+// Renew implements [driver.Lease], with 2 commands.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("memcachelock: renew %s: ttl %v is not positive", l.item, ttl)
@@ -270,16 +247,15 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	ttl = min(ttl, maxTTL)
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// The item may live on for seconds, and an observer may be about to
-		// take it over: whoever holds it after its end holds a promise that
-		// nobody has to keep. So it is given up, not prolonged.
+		// The item may live on for seconds, and an observer may be about to take it over: after its
+		// end, no process has to respect it. So the lease is given up, not prolonged.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error { return l.renew(ctx, ttl, end) })
 	return l.wrap("renew", err)
 }
 
-// renew prolongs the item if it is this lease's, else returns ErrLeaseLost.
+// renew prolongs the item if this lease has it, else returns ErrLeaseLost.
 func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) error {
 	var next adapter.Announcement
 	err := l.swap(ctx, func(item *memcache.Item, held adapter.Announcement) {
@@ -291,17 +267,15 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Of two renewals at one time the one counts that memcached made last: its
-	// length is what the others read.
+	// Of two concurrent renewals the last one in memcached counts: observers read its length.
 	if next.Renewals > l.renewals {
 		l.renewals, l.end = next.Renewals, end
 	}
 	return nil
 }
 
-// Release implements [driver.Lease]. It costs two commands. It also clears
-// what is left of a lease that has expired, so that nobody has to observe it,
-// but returns ErrLeaseLost then.
+// Release implements [driver.Lease], with 2 commands. For an expired lease it clears the item, so
+// no process has to observe it, and returns ErrLeaseLost.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, l.free)
@@ -311,25 +285,22 @@ func (l *lease) Release(ctx context.Context) error {
 	return l.wrap("release", err)
 }
 
-// over reports whether the lease has ended as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// free drops the item if it is this lease's.
 func (l *lease) free() error {
-	// However late it comes, what it ends was to be ended.
+	// Even a late free ends only this lease.
 	ctx := context.Background()
 	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
-// undo drops the item as soon as memcached answers, within undoTimeout. Unless it
-// was taken for certain, an item that is not there may come yet: a server that
-// stood still carries out what was sent to it meanwhile, of several connections
-// in any order. So what is missing after a request without an answer is looked
-// for once more. A server that has ended has taken the item with it.
+// undo drops the item as soon as memcached answers, within undoTimeout. If the lease is not
+// certainly taken, a missing item may come yet: after a pause a server carries out the requests of
+// several connections in any order. So after a request without an answer, undo looks once more for
+// a missing item. A dead server has taken the item with it.
 func (l *lease) undo(taken bool) {
 	deadline := time.Now().Add(undoTimeout)
 	for answered := taken; ; {
@@ -344,17 +315,16 @@ func (l *lease) undo(taken bool) {
 	}
 }
 
-// swap changes the item if it is this lease's, else returns ErrLeaseLost.
+// swap changes the item if this lease has it, else returns ErrLeaseLost.
 //
-// A conflict alone does not mean that the lease is lost: another call for the
-// same lease may have renewed it between the look and the swap. So the loop
-// looks again, and ends because each conflict is such a call's success.
+// A conflict alone does not mean a lost lease: another call for the same lease may have renewed it
+// between the look and the swap. So the loop looks again. It ends, because each conflict is such a
+// call's success.
 //
-// Nothing is changed once ctx has ended, which is looked at when the version is
-// known. Without that this would be possible: a renewal to 5 s hangs in its look
-// until its caller gives it up; the next one, to 60 s, succeeds; now the first
-// swaps that one's version, and observers count 5 s while the holder believes in
-// 60. A renewal that is made after ctx was looked at changes the version.
+// Nothing is changed once ctx has ended, checked after the version is known. Without the check: a
+// renewal to 5 s hangs in its look until its caller gives up; the next one, to 60 s, succeeds; now
+// the first swaps the second's version, and observers count 5 s while the holder believes in 60 s.
+// A renewal made after the check changes the version.
 func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.Announcement)) error {
 	for {
 		item, held, err := l.locker.look(l.item)
@@ -377,8 +347,8 @@ func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.An
 	}
 }
 
-// wrap says what was being done when the engine failed. What the contract
-// names, and the caller's own context error, go through as they are.
+// wrap adds the operation to an engine's error. Errors of the contract and the caller's own context
+// error pass unchanged.
 func (l *lease) wrap(doing string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

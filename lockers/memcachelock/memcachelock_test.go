@@ -33,8 +33,7 @@ func newClient(tb testing.TB, addr string) *memcache.Client {
 	return mc
 }
 
-// newLocker returns a Locker with a client of its own, as another process
-// would have it.
+// newLocker returns a Locker with its own client, as in another process.
 func newLocker(tb testing.TB, addr string) *memcachelock.Locker {
 	tb.Helper()
 	return memcachelock.New(newClient(tb, addr))
@@ -50,8 +49,8 @@ func TestConformance(t *testing.T) {
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
 }
 
-// TestCycles_LeaveNothing counts the items that memcached would still answer
-// with. What has ended before its time it gives the memory back of as it likes.
+// TestCycles_LeaveNothing counts the items that memcached would still return. Memcached frees the
+// memory of ended items at its leisure.
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t).OwnOrSkip(t)
@@ -66,7 +65,6 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	})
 }
 
-// items asks memcached for all that it has.
 func items(t *testing.T, addr string) []string {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -83,7 +81,7 @@ func items(t *testing.T, addr string) []string {
 		if lines.Text() == "END" {
 			return all
 		}
-		if strings.HasPrefix(lines.Text(), "BUSY") { // with a round of its own
+		if strings.HasPrefix(lines.Text(), "BUSY") { // with a crawl of its own
 			time.Sleep(100 * time.Millisecond)
 			return items(t, addr)
 		}
@@ -96,9 +94,8 @@ func items(t *testing.T, addr string) []string {
 	return nil
 }
 
-// TestExpiry_WithoutAnObserver leaves the end of a lease to memcached alone: a
-// newcomer that has never seen the lease finds it gone, after its end and no
-// more than the six seconds later that its item may be there.
+// TestExpiry_WithoutAnObserver leaves the end of a lease to memcached alone: a Locker that has
+// never seen the lease finds it gone after its end, at most six seconds later.
 func TestExpiry_WithoutAnObserver(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
@@ -123,8 +120,8 @@ func TestExpiry_WithoutAnObserver(t *testing.T) {
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
-// TestExpiry_ServerPausedBefore has memcached take a lease by a clock that has
-// stood still: the lease lasts for as long as its holder counts on it.
+// TestExpiry_ServerPausedBefore has memcached take a lease by a clock that has stood still: the
+// lease lasts as long as its holder counts.
 func TestExpiry_ServerPausedBefore(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t).OwnOrSkip(t)
@@ -135,8 +132,8 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 		server.Signal(syscall.SIGSTOP)
 		waiting := make(chan error, 1)
 		go func() {
-			// The request waits at the server, and is answered before or after
-			// that has looked at the time.
+			// The request waits at the server, and is answered before or after the server reads the
+			// time.
 			_, err := a.TryAcquire(context.Background(), newKey(), time.Millisecond)
 			waiting <- err
 		}()
@@ -157,8 +154,8 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 	}
 }
 
-// TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
-// nearly its whole length when it is renewed: its clock begins anew.
+// TestExpiry_RenewedWhileObserved renews a lease after an observer has watched it for nearly its
+// whole length: the observer counts again from the start.
 func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
@@ -239,8 +236,8 @@ func TestForeignValue(t *testing.T) {
 	}
 }
 
-// TestNoCompareAndSwap has a server that refuses every swap: nobody tries without end,
-// least of all behind a caller who has left, and the error says why.
+// TestNoCompareAndSwap has a server that refuses every swap: no call retries without end, even
+// after its caller has left, and the error has the reason.
 func TestNoCompareAndSwap(t *testing.T) {
 	server := testserver.Memcached(t, "-C").OwnOrSkip(t)
 	l, key := newLocker(t, server.Addr), newKey()
@@ -258,8 +255,7 @@ func TestNoCompareAndSwap(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers
-// nothing.
+// TestSilentServer stops the server: it accepts connections and answers nothing.
 func TestSilentServer(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
@@ -274,21 +270,21 @@ func TestSilentServer(t *testing.T) {
 	})
 	server.Signal(syscall.SIGCONT)
 
-	// The acquire that was given up has no lease; nor has the released one.
+	// Neither the abandoned acquire nor the released lease blocks its key.
 	for _, key := range []string{free, held} {
 		leasetest.MustBecomeFree(t, b, key)
 	}
 }
 
-// TestTryAcquire_GivenUpWhileTheServerStandsStill has the server stand still for
-// longer than the client's time-outs, and carry out then what nobody waits for.
+// TestTryAcquire_GivenUpWhileTheServerStandsStill pauses the server for longer than the client's
+// time-outs. The server then carries out the abandoned requests.
 func TestTryAcquire_GivenUpWhileTheServerStandsStill(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	mc := newClient(t, server.Addr)
 	mc.Timeout = 50 * time.Millisecond
 	a, b, key := memcachelock.New(mc), newLocker(t, server.Addr), newKey()
-	leasetest.Acquire(t, a, newKey(), time.Minute) // which leaves a connection
+	leasetest.Acquire(t, a, newKey(), time.Minute) // opens a connection
 	server.Signal(syscall.SIGSTOP)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -317,8 +313,7 @@ func TestDeadServer(t *testing.T) {
 	leasetest.MustBeHeld(t, l, key)
 }
 
-// TestTryAcquire_ServerRestarted has a client whose idle connection is that to
-// the server of before.
+// TestTryAcquire_ServerRestarted has a client with an idle connection to the dead server.
 func TestTryAcquire_ServerRestarted(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	l := newLocker(t, server.Addr)
@@ -327,8 +322,7 @@ func TestTryAcquire_ServerRestarted(t *testing.T) {
 	leasetest.Acquire(t, l, newKey(), time.Minute)
 }
 
-// TestRenew_LateRequest has a renewal that its caller has given up go on after
-// the next one.
+// TestRenew_LateRequest has an abandoned renewal go on after the next one.
 func TestRenew_LateRequest(t *testing.T) {
 	server := testserver.Memcached(t)
 	mc, key := newClient(t, server.Addr), newKey()

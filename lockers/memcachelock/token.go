@@ -11,16 +11,15 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds the fencing tokens of those who ask for them.
+// This file is the fencing tokens.
 
-// counterLife is after how long the counter of a key's tokens is begun anew, in
-// seconds, so that keys which are used no more leave nothing behind.
+// counterLife is the life of a key's token counter, in seconds, so unused keys leave nothing
+// behind.
 const counterLife = 24 * 60 * 60
 
-// errTokenLate is why a lease was given back that had just been taken.
 var errTokenLate = errors.New("the lease ended before its token was drawn")
 
-// A tokenLease is a lease that was taken with Tokens.
+// A tokenLease is a lease taken with Tokens.
 type tokenLease struct {
 	*lease
 	fence uint64
@@ -31,13 +30,12 @@ var _ driver.Tokener = (*tokenLease)(nil)
 // Token implements [driver.Tokener].
 func (l *tokenLease) Token() uint64 { return l.fence }
 
-// withToken returns the lease, just taken, with a token. If it gets none, it
-// gives the lease back.
+// withToken returns the lease, just taken, with a token. Without a token it gives the lease back.
 func (l *lease) withToken() (driver.Lease, error) {
 	fence, err := l.locker.draw(l.counter)
 	if err == nil && l.over() {
-		// Only what was drawn while the lease lasted is certainly less than
-		// what the next holder draws: this may have been drawn after that.
+		// Only a token drawn during the lease is certainly less than the next holder's: this one
+		// may have been drawn later.
 		err = errTokenLate
 	}
 	if err != nil {
@@ -47,9 +45,9 @@ func (l *lease) withToken() (driver.Lease, error) {
 	return &tokenLease{l, fence}, nil
 }
 
-// draw returns the next number of a counter. It begins one that is not there
-// with the client's date in microseconds, which is greater than any number that
-// was counted up from an earlier one: nobody draws a million times a second.
+// draw returns the next number of a counter. It begins a missing counter with the client's date in
+// microseconds. The date is greater than all numbers counted up from an earlier one, at less than a
+// million draws a second.
 func (l *Locker) draw(counter string) (uint64, error) {
 	for range 3 {
 		n, err := l.mc.Increment(counter, 1)
@@ -61,8 +59,7 @@ func (l *Locker) draw(counter string) (uint64, error) {
 		if !errors.Is(err, memcache.ErrNotStored) {
 			return seed, err
 		}
-		// Another has begun it in between: a holder that is about to find out
-		// that it was too late.
+		// Another holder, about to find itself too late, has begun the counter in between.
 	}
 	return 0, fmt.Errorf("the counter %s is lost again and again", counter)
 }

@@ -77,8 +77,8 @@ func TestTokens_CounterLost(t *testing.T) {
 	rises("after a restart")
 }
 
-// TestTokens_DrawnTooLate holds the holder up between its lease and its token,
-// until another may have drawn one.
+// TestTokens_DrawnTooLate delays the holder between its lease and its token, until another holder
+// may have drawn a token.
 func TestTokens_DrawnTooLate(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	a, b, key := newTokenLocker(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
@@ -104,7 +104,7 @@ func TestTokens_DrawnTooLate(t *testing.T) {
 	}
 }
 
-// TestTokens_ForeignCounter: a lease that gets no token is given back.
+// TestTokens_ForeignCounter: a lease without a token is given back.
 func TestTokens_ForeignCounter(t *testing.T) {
 	server := testserver.Memcached(t)
 	mc, l, key := newClient(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
@@ -118,7 +118,6 @@ func TestTokens_ForeignCounter(t *testing.T) {
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
-// TestTokens_ContextEndsWhileOneIsDrawn leaves nothing behind.
 func TestTokens_ContextEndsWhileOneIsDrawn(t *testing.T) {
 	server := testserver.Memcached(t)
 	l, key := newTokenLocker(t, server.Addr), newKey()
@@ -140,14 +139,13 @@ func TestTokens_ContextEndsWhileOneIsDrawn(t *testing.T) {
 	leasetest.MustBecomeFree(t, l, key)
 }
 
-// A gate is a proxy that holds the first request of a kind up.
+// A gate is a proxy that holds back the first request of a kind.
 type gate struct {
 	addr    string
 	reached chan struct{} // closed when the request has come
 	open    chan struct{} // closed by the test to let it go on
 }
 
-// newGate returns a gate before the server, for the request with this text.
 func newGate(t *testing.T, server, text string) *gate {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

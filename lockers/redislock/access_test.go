@@ -11,8 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
-// TestConformance_Access runs as a user who may do what the documentation says, in
-// another database than the first.
+// TestConformance_Access runs as a user with only the documented permissions, in database 1.
 func TestConformance_Access(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	testserver.Restrict(t, testserver.RedisRules, server)

@@ -14,7 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
-// This file holds the locker over several servers: a cluster, and a ring.
+// This file tests the locker over several servers: a cluster, and a ring.
 
 func TestConformance_Cluster(t *testing.T) {
 	t.Parallel()
@@ -30,8 +30,8 @@ func TestConformance_Cluster(t *testing.T) {
 	}
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb) })
 
-	// A lease goes through its life while its slot is moved, before and after it
-	// has been moved itself.
+	// A lease goes through its life while its slot moves, before and after the lease itself has
+	// moved.
 	for _, tokens := range []bool{false, true} {
 		a, b, key := newLocker(t), newLocker(t), newKey()
 		a.Tokens, b.Tokens = tokens, tokens
@@ -49,17 +49,17 @@ func TestConformance_Cluster(t *testing.T) {
 			t.Errorf("%d keys have moved, want the lease", n)
 		}
 		leasetest.MustBeHeld(t, b, key)
-		leasetest.Renew(t, lease, time.Minute) // of a lease that has moved
+		leasetest.Renew(t, lease, time.Minute) // after the lease has moved
 		if isClosed(freed) {
 			t.Error("the move of a lease looks like its end")
 		}
-		leasetest.Release(t, lease) // of a lease that has moved
+		leasetest.Release(t, lease) // after the lease has moved
 		select {
 		case <-freed:
 		case <-time.After(time.Second):
 			t.Error("a release in a slot under way wakes nobody")
 		}
-		// A free lease of that slot is taken at its new place.
+		// A free lease of the slot is taken on its new server.
 		lease = leasetest.Acquire(t, b, key, time.Minute)
 		leasetest.MustBeHeld(t, a, key)
 		c.Settle(slot, from, to)
@@ -71,7 +71,7 @@ func TestConformance_Cluster(t *testing.T) {
 	}
 }
 
-// TestConformance_Ring leaves the cases of watching out: there is no push.
+// TestConformance_Ring skips the cases of watching: a ring has no push.
 func TestConformance_Ring(t *testing.T) {
 	t.Parallel()
 	addrs := map[string]string{}

@@ -11,8 +11,8 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
-// TestWatch_Databases has two programs, which chose one Prefix, use two databases of
-// a server: a release in one wakes nobody in the other.
+// TestWatch_Databases has two programs with the same Prefix in two databases of a server: a release
+// in one wakes no watch in the other.
 func TestWatch_Databases(t *testing.T) {
 	server := testserver.Redis(t)
 	lockers := [2]*redislock.Locker{}
@@ -33,7 +33,7 @@ func TestWatch_Databases(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("a watch was not woken by the release in its database")
 	}
-	time.Sleep(50 * time.Millisecond) // a message that should not be there is on its way
+	time.Sleep(50 * time.Millisecond) // a wrong message would be on its way
 	if isClosed(watched) {
 		t.Error("a watch was woken by the release in another database")
 	}

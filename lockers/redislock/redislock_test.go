@@ -39,8 +39,7 @@ func newClient(tb testing.TB, addr string) *redis.Client {
 	return rdb
 }
 
-// newLocker returns a Locker with a client of its own, as another process
-// would have it.
+// newLocker returns a Locker with its own client, as in another process.
 func newLocker(tb testing.TB, addr string) *redislock.Locker {
 	tb.Helper()
 	l := redislock.New(newClient(tb, addr))
@@ -50,7 +49,7 @@ func newLocker(tb testing.TB, addr string) *redislock.Locker {
 
 func newKey() string { return "redislock:" + adapter.Token() }
 
-// watch watches key once l's push is there.
+// watch watches key once l's push works.
 func watch(t *testing.T, l *redislock.Locker, key string) <-chan struct{} {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -107,7 +106,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	}
 }
 
-// TestTokens_AcrossARestart has the server lose all it knows, and its reply.
+// TestTokens_AcrossARestart has the server lose its data, and a reply.
 func TestTokens_AcrossARestart(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
@@ -139,8 +138,8 @@ func TestTokens_AcrossARestart(t *testing.T) {
 	}
 }
 
-// TestTokens_Commands: tokens cost one command more, and nothing without the
-// option, where a lease is no Tokener.
+// TestTokens_Commands: tokens cost one command more. Without the option they cost nothing, and a
+// lease is no Tokener.
 func TestTokens_Commands(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
@@ -151,7 +150,7 @@ func TestTokens_Commands(t *testing.T) {
 	}
 	l = newLocker(t, server.Addr)
 	l.Tokens = true
-	watch(t, l, key) // the subscription stands, and the script is known
+	watch(t, l, key) // confirms the subscription and loads the script
 	for _, step := range []struct {
 		name string
 		do   func()
@@ -168,8 +167,8 @@ func TestTokens_Commands(t *testing.T) {
 	}
 }
 
-// TestConformance_OlderWireFormat runs on the wire format that clients
-// used before Redis 6, in which pub/sub replies have another form.
+// TestConformance_OlderWireFormat runs on the wire format from before Redis 6, with another form of
+// pub/sub replies.
 func TestConformance_OlderWireFormat(t *testing.T) {
 	server := testserver.Redis(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker {
@@ -189,7 +188,7 @@ func TestCommands(t *testing.T) {
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	key := newKey()
 
-	// The scripts are known to the server and the subscriptions stand.
+	// The server knows the scripts, and the subscriptions are confirmed.
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	leasetest.Renew(t, lease, time.Minute)
 	watch(t, b, key)
@@ -262,8 +261,8 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// commands returns what the server has carried out since its statistics were
-// reset, but for what the test and the idle connections did themselves.
+// commands returns the server's commands since the reset of its statistics, without those of the
+// test and of idle connections.
 func commands(t *testing.T, admin *redis.Client) map[string]int {
 	t.Helper()
 	counts, err := testserver.Commands(t.Context(), admin)
@@ -290,8 +289,8 @@ func TestPrefix(t *testing.T) {
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
-// TestToken_OfWhichAnotherIsTheBeginning is redislock 0.9.4's theft: tokens
-// compared by their beginning.
+// TestToken_OfWhichAnotherIsTheBeginning is the theft of redislock 0.9.4, which compared the
+// beginnings of tokens.
 func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
@@ -317,7 +316,7 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_ForeignValues meets what is no lease in a lease's place.
+// TestTryAcquire_ForeignValues puts foreign values in a lease's place.
 func TestTryAcquire_ForeignValues(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
@@ -346,8 +345,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 	}
 }
 
-// TestWatch_DoesNotTouchTheLease is there because a GETEX of the client's takes
-// the expiry of a key away.
+// TestWatch_DoesNotTouchTheLease exists because a GETEX of the client removes the expiry of a key.
 func TestWatch_DoesNotTouchTheLease(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
@@ -390,8 +388,8 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// A lease that Redis has lost is released for those who wait for its end, and one that
-// another has taken since is not.
+// The release of a lease lost by Redis wakes its watchers. The release of a lease that another
+// holder has taken since does not.
 func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	server := testserver.Redis(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
@@ -475,8 +473,7 @@ func holdAnother(t *testing.T, addr string) string {
 	return key
 }
 
-// TestClose_OfTheClientAlone leaves the Locker open: goleak looks whether its
-// goroutine ends all the same.
+// TestClose_OfTheClientAlone leaves the Locker open: goleak checks that its goroutine still ends.
 func TestClose_OfTheClientAlone(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
@@ -491,8 +488,7 @@ func TestClose_OfTheClientAlone(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers
-// nothing.
+// TestSilentServer stops the server: it accepts connections and answers nothing.
 func TestSilentServer(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
@@ -516,7 +512,7 @@ func TestSilentServer(t *testing.T) {
 	}
 	server.Signal(syscall.SIGCONT)
 
-	// The acquire that was given up has no lease; nor has the released one.
+	// Neither the abandoned acquire nor the released lease blocks its key.
 	for _, key := range []string{free, held} {
 		leasetest.MustBecomeFree(t, b, key)
 	}
@@ -532,7 +528,7 @@ func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
 	server.Signal(syscall.SIGSTOP)
 	defer server.Signal(syscall.SIGCONT)
 	start := time.Now()
-	// It may be subscribed by now or not: either way it does not wait long.
+	// Subscribed by now or not, it does not wait long.
 	if _, err := young.Watch(t.Context(), held); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		t.Errorf("err = %v, although the context has not ended", err)
 	}
@@ -573,8 +569,7 @@ func TestDeadServer(t *testing.T) {
 			t.Fatalf("TryAcquire after the restart: %v", err)
 		}
 	}
-	// If the subscription stands again by now, what was seen before it broke is
-	// told as ended.
+	// If the subscription is confirmed again by now, leases seen before its loss count as ended.
 	if freed, err := b.Watch(t.Context(), held); err == nil && !isClosed(freed) {
 		t.Error("a lease that was seen over the old connection is watched over the new one")
 	}
@@ -594,7 +589,7 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Redis(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b, key := newLocker(t, proxy.Addr), newLocker(t, server.Addr), newKey()
-	leasetest.Acquire(t, a, newKey(), time.Minute) // its connections stand
+	leasetest.Acquire(t, a, newKey(), time.Minute) // its connections are open
 
 	proxy.SwallowReplyTo(key)
 	lease := leasetest.Acquire(t, a, key, time.Minute)
@@ -606,7 +601,7 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// hold is a client's hook that keeps the first command with an argument back.
+// hold is a hook that holds back the first command with the argument.
 type hold struct {
 	arg  any
 	once sync.Once
@@ -634,8 +629,8 @@ func (h *hold) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestRenew_LateRequest has a renewal that its caller has given up carried out
-// after the next one, as one is that hung on a dead connection.
+// TestRenew_LateRequest has an abandoned renewal carried out after the next one, as after a hanging
+// connection.
 func TestRenew_LateRequest(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb, key := newClient(t, server.Addr), newKey()
@@ -659,7 +654,7 @@ func TestRenew_LateRequest(t *testing.T) {
 	leasetest.Renew(t, lease, time.Hour)
 }
 
-// TestRenew_ToAnEarlierEnd: neither Redis nor the holder goes back to it.
+// TestRenew_ToAnEarlierEnd: Redis and the holder keep the later end.
 func TestRenew_ToAnEarlierEnd(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb, l, key := newClient(t, server.Addr), newLocker(t, server.Addr), newKey()
@@ -672,14 +667,14 @@ func TestRenew_ToAnEarlierEnd(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestNoLeaveForTheChannel has a user who may not publish, as Redis's access
-// control lists make one by default. Watch says that this is why there is none.
+// TestNoLeaveForTheChannel has a user without permission to publish, the default of Redis's access
+// control lists. The error of Watch has the reason.
 func TestNoLeaveForTheChannel(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
 	for name, rules := range map[string][]any{
 		"alone":        {"resetchannels"},
-		"with channel": {"&bellwether:*"}, // what the package's text says
+		"with channel": {"&bellwether:*"}, // from the package documentation
 	} {
 		t.Run(name, func(t *testing.T) {
 			rules := append([]any{"acl", "setuser", "app", "reset", "on", ">secret", "~bellwether:*"}, rules...)
@@ -713,8 +708,8 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_OlderRedis has a server that does not know SET with NX and GET: the
-// error says what is needed.
+// TestTryAcquire_OlderRedis has a server without SET with NX and GET: the error names the needed
+// version.
 func TestTryAcquire_OlderRedis(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer rdb.Close()
@@ -763,8 +758,8 @@ func (older) answer(cmd redis.Cmder) error {
 	return cmd.Err()
 }
 
-// TestErrors_Refused has nobody listen. With go-redis's default dialing that takes longer
-// to be told than a cache waits; the error says what it is all the same.
+// TestErrors_Refused has no server listen. With go-redis's default dialing the client takes longer
+// to report that than a cache waits. The error still has the reason.
 func TestErrors_Refused(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})

@@ -11,8 +11,8 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
-// TestWatch_PlannedFailover has sentinels hand a master's place to its replica, while
-// the old master answers on: releases at the new one are heard within a second.
+// TestWatch_PlannedFailover has sentinels promote a replica while the old master still answers:
+// watchers receive releases at the new master within a second.
 func TestWatch_PlannedFailover(t *testing.T) {
 	t.Parallel()
 	s := testserver.RedisSentinel(t)
@@ -45,7 +45,7 @@ func TestWatch_PlannedFailover(t *testing.T) {
 			time.Sleep(10 * time.Millisecond) // the client looks for the new master
 			continue
 		}
-		// Once more where the lease is at the new master, and the other has not come there.
+		// Again if the lease is at the new master, and the other client is not there yet.
 		held := leasetest.MustBeHeld(t, b, key)
 		freed, err := b.Watch(t.Context(), held)
 		if err := lease.Release(t.Context()); err != nil {

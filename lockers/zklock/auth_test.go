@@ -14,14 +14,14 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// ours has a Locker authenticate, and keep its nodes to those who do.
+// ours has a Locker authenticate, and restrict its nodes to clients with the same credentials.
 func ours(l *zklock.Locker) *zklock.Locker {
 	l.AuthScheme, l.Auth = "digest", []byte("bellwether:secret")
 	l.ACL = zk.DigestACL(zk.PermAll, "bellwether", "secret")
 	return l
 }
 
-// TestConformance_Auth has Lockers that authenticate, below a node of their own.
+// TestConformance_Auth has Lockers that authenticate, below their own node.
 func TestConformance_Auth(t *testing.T) {
 	server := shared(t)
 	prefix := "/" + newKey()
@@ -32,8 +32,8 @@ func TestConformance_Auth(t *testing.T) {
 	})
 }
 
-// TestAuth_Others has a client without the credentials meet a lease: it can neither
-// read nor remove it. The credentials outlast a lost connection.
+// TestAuth_Others has a client without the credentials meet a lease: it can neither read nor remove
+// it. The credentials outlast a lost connection.
 func TestAuth_Others(t *testing.T) {
 	server := shared(t)
 	proxy := testserver.NewProxy(t, server.Addr)

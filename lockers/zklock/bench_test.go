@@ -9,8 +9,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// BenchmarkAcquireRelease is beside the floor: one node created and deleted by
-// the client alone, which is two writes as well.
+// BenchmarkAcquireRelease is beside its floor: one node created and deleted by the client alone,
+// also two writes.
 func BenchmarkAcquireRelease(b *testing.B) {
 	server := testserver.ZooKeeper(b)
 	b.Run("zklock", func(b *testing.B) {

@@ -14,7 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// This file holds what the Locker costs ZooKeeper: requests, watches, nodes.
+// This file counts the Locker's cost for ZooKeeper: requests, watches, nodes.
 
 func TestRequests(t *testing.T) {
 	server := shared(t)
@@ -54,8 +54,7 @@ func TestRequests(t *testing.T) {
 	check("release of the last in a queue", atA, 1, func() { leasetest.Release(t, lease) })
 }
 
-// TestWatches_OneForAProcess lets a thousand callers in four processes wait for
-// one key.
+// TestWatches_OneForAProcess has a thousand callers in four processes wait for one key.
 func TestWatches_OneForAProcess(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -80,7 +79,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 	for range 3 {
 		leasetest.Renew(t, lease, time.Minute)
 	}
-	time.Sleep(100 * time.Millisecond) // in which a renewal would be heard of
+	time.Sleep(100 * time.Millisecond) // time for the event of a renewal
 	for _, freed := range waits {
 		if isClosed(freed) {
 			t.Fatal("a renewal woke those who wait for the end")
@@ -102,7 +101,6 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return kept(server) })
 }
 
-// kept counts what ZooKeeper keeps.
 func kept(server *testserver.Server) map[string]int {
 	return map[string]int{
 		"nodes":           server.Monitor("zk_znode_count"),
@@ -111,7 +109,7 @@ func kept(server *testserver.Server) map[string]int {
 	}
 }
 
-// TestQueues_LeaveNothing does it with the fair mutex, whose every key has a node.
+// TestQueues_LeaveNothing runs the fair mutex, with a node for every key.
 func TestQueues_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -135,7 +133,7 @@ func TestQueues_LeaveNothing(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	use(1) // makes the prefix
+	use(1) // creates the prefix
 	before := kept(server)
 	use(500)
 	if after := kept(server); !maps.Equal(after, before) {
@@ -143,7 +141,7 @@ func TestQueues_LeaveNothing(t *testing.T) {
 	}
 }
 
-// TestToken rises over releases, sessions and restarts of the server.
+// TestToken sees tokens rise over releases, sessions and restarts of the server.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)

@@ -16,6 +16,6 @@ func TestDocument_Requests(t *testing.T) {
 		Name:   "zklock",
 		New:    func(tb testing.TB) driver.Locker { return newLocker(tb, meter.Addr) },
 		Count:  meter.RoundTrips,
-		Silent: func(key string, ttl time.Duration) { silentHolder(t, server.Addr, key, ttl) }, // others clear up
+		Silent: func(key string, ttl time.Duration) { silentHolder(t, server.Addr, key, ttl) }, // others clean up
 	})
 }

@@ -23,10 +23,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file holds what goes wrong: connections, sessions and servers that end,
-// hang and come back.
+// This file tests faults: connections, sessions and servers that end, hang and come back.
 
-// silentHolder takes the lease on key and falls silent, its session alive.
+// silentHolder takes the lease on key and falls silent, with a living session.
 func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease driver.Lease, speak func()) {
 	t.Helper()
 	l, g := newGated(t, addr, 30*time.Second)
@@ -44,7 +43,7 @@ func connected(t *testing.T, l *zklock.Locker) {
 	eventually(t, 5*time.Second, "it is connected again", func() bool { return l.Ping(within(t, time.Second)) == nil })
 }
 
-// isNoAnswer fails if err is one that says something about the lease.
+// isNoAnswer fails if err says something about the lease.
 func isNoAnswer(t *testing.T, what string, err error) {
 	t.Helper()
 	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
@@ -88,12 +87,11 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 	leasetest.MustBeLost(t, "Release of a lease that was taken over", silent.Release(t.Context()))
 	closes(t, "Lost", lost(t, silent), 5*time.Second)
 	leasetest.MustBeHeld(t, newLocker(t, server.Addr), key)
-	leasetest.Release(t, taken) // by the one who took over
+	leasetest.Release(t, taken) // by the Locker that took over
 }
 
-// TestTakeover_ByManyAtOnce has all observers see the end at one moment. Each of
-// them has read the same version of the same node; the winner's node has that
-// version too.
+// TestTakeover_ByManyAtOnce has all observers see the end at one moment. They have read the same
+// version of the same node, and the winner's node has the same version too.
 func TestTakeover_ByManyAtOnce(t *testing.T) {
 	server := shared(t)
 	var observers []*zklock.Locker
@@ -112,8 +110,8 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 				t.Fatalf("TryAcquire: %v", err)
 			}
 			if err == nil {
-				// This process was paused between its first sight of the lease
-				// and its next look at the clock, for the whole 200 ms.
+				// This process was paused for the whole 200 ms between its first sight of the lease
+				// and its next look at the clock.
 				last = time.Time{}
 				break
 			}
@@ -150,8 +148,8 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestTakeover_RenewedWhileObserved has an observer that has watched a lease for
-// nearly its whole length when it is renewed.
+// TestTakeover_RenewedWhileObserved renews a lease after an observer has watched it for nearly its
+// whole length.
 func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
@@ -173,8 +171,8 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	}
 }
 
-// TestExpiry_InALivingProcess leaves a lease alone: its node goes when it is
-// over, and its watchers are told.
+// TestExpiry_InALivingProcess leaves a lease alone: at its end its node goes, and its watchers are
+// told.
 func TestExpiry_InALivingProcess(t *testing.T) {
 	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
@@ -187,7 +185,7 @@ func TestExpiry_InALivingProcess(t *testing.T) {
 		t.Errorf("the lease was removed %v before its end", end.Sub(now))
 	}
 	closes(t, "Lost", lost(t, lease), time.Second)
-	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute) // by one who has not observed it
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute) // by a Locker that has not observed it
 }
 
 func TestSessionExpired(t *testing.T) {
@@ -197,7 +195,7 @@ func TestSessionExpired(t *testing.T) {
 	b, key := newLocker(t, server.Addr), newKey()
 	leases := []driver.Lease{leasetest.Acquire(t, a, key, time.Minute), leasetest.Acquire(t, a, newKey(), time.Minute)}
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
-	var waits <-chan struct{} // of the one whose session expires
+	var waits <-chan struct{} // of the Locker whose session expires
 	other := newKey()
 	leasetest.Acquire(t, b, other, time.Minute)
 	waits = watch(t, a, leasetest.MustBeHeld(t, a, other))
@@ -231,8 +229,8 @@ func TestSessionExpired(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestSessionExpired_CancelsTheLoad runs a rebuild on the Locker: its context
-// ends when the session is known to have, long before the lease is renewed.
+// TestSessionExpired_CancelsTheLoad runs a rebuild on the Locker: its context ends when the
+// session's end is known, long before the next renewal.
 func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 	server := shared(t)
 	l, g := newGated(t, server.Addr, 2*time.Second)
@@ -270,8 +268,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 	wg.Wait()
 }
 
-// TestReconnect loses the connection and not the session: nothing is lost with
-// it.
+// TestReconnect loses the connection and keeps the session: no lease and no watch is lost.
 func TestReconnect(t *testing.T) {
 	server := shared(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
@@ -283,7 +280,7 @@ func TestReconnect(t *testing.T) {
 	told := watch(t, a, leasetest.MustBeHeld(t, a, missed))
 
 	g.cut()
-	leasetest.Release(t, gone) // while a hears nothing
+	leasetest.Release(t, gone) // while a is cut off
 	g.open()
 	closes(t, "a release that was missed", told, 3*time.Second)
 	if isClosed(freed) || isClosed(lost(t, lease)) {
@@ -295,21 +292,20 @@ func TestReconnect(t *testing.T) {
 	leasetest.Release(t, lease) // over the next connection
 }
 
-// TestReconnect_HandshakeNotAnswered has a server that takes a handshake and never
-// answers it, as ZooKeeper does where it is just starting. The client would wait
-// longer than connected does.
+// TestReconnect_HandshakeNotAnswered has a server that accepts a handshake and never answers, like
+// a starting ZooKeeper. The client would wait longer than connected does.
 func TestReconnect_HandshakeNotAnswered(t *testing.T) {
 	a, g := newGated(t, shared(t).Addr, 10*time.Second)
 	lease := leasetest.Acquire(t, a, newKey(), time.Minute)
 	g.silence(t)
 	g.drop()
 	connected(t, a)
-	leasetest.Renew(t, lease, time.Minute) // in the session that goes on
+	leasetest.Renew(t, lease, time.Minute) // in the continued session
 }
 
-// TestReconnect_AmongRequests loses the connection while requests wait for the
-// next one, whose replies come while the client sets its watches again. They are
-// so many that this takes several packets. The race detector is what fails here.
+// TestReconnect_AmongRequests loses the connection while many requests wait for the next one. Their
+// replies come, in several packets, while the client sets its watches again. The race detector is
+// the judge.
 func TestReconnect_AmongRequests(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -347,8 +343,7 @@ func TestReconnect_AmongRequests(t *testing.T) {
 	wg.Wait()
 }
 
-// TestServerRestart kills the server. It keeps its data, so the leases and the
-// watches outlive it.
+// TestServerRestart kills the server. It keeps its data, so the leases and the watches outlive it.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -383,8 +378,8 @@ func TestServerRestart(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers
-// nothing. Calls end with their contexts, and leave nothing.
+// TestSilentServer stops the server: it accepts connections and answers nothing. Calls end with
+// their contexts, and leave nothing.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -419,7 +414,7 @@ func TestSilentServer(t *testing.T) {
 	lockertest.Hang(t, a, lease)
 	server.Signal(syscall.SIGCONT)
 
-	// The acquires that were given up have no lease; nor has the released one.
+	// Neither the abandoned acquires nor the released lease leave a node.
 	eventually(t, 10*time.Second, "only the other's lease is left", func() bool { return server.Monitor("zk_ephemerals_count") == 2 })
 	for _, key := range []string{free, mine} {
 		leasetest.Acquire(t, b, key, time.Minute)
@@ -427,8 +422,8 @@ func TestSilentServer(t *testing.T) {
 	leasetest.Release(t, other)
 }
 
-// TestSilentServer_ForLongerThanASession lets sessions run out while the server
-// cannot say so. What it says afterwards is one truth for all.
+// TestSilentServer_ForLongerThanASession has sessions run out while the server cannot say so.
+// Afterwards all clients learn the same.
 func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -467,7 +462,7 @@ func TestLostReply(t *testing.T) {
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
-	leasetest.Release(t, leasetest.Acquire(t, b, newKey(), time.Minute)) // which makes the prefix
+	leasetest.Release(t, leasetest.Acquire(t, b, newKey(), time.Minute)) // creates the prefix
 	swallow := func(t *testing.T, request string) {
 		t.Helper()
 		proxy.SwallowReplyTo(request)
@@ -496,8 +491,7 @@ func TestLostReply(t *testing.T) {
 			defer speak()
 			held := leasetest.MustBeHeld(t, a, key)
 			time.Sleep(time.Until(held.Until))
-			// The holder's node is named by the takeover alone, not by the
-			// requests before it.
+			// Only the takeover has the name of the holder's node, not the requests before it.
 			swallow(t, zklock.Holder(held))
 			lease := leasetest.Acquire(t, a, key, time.Minute)
 			leasetest.MustBeHeld(t, b, key)
@@ -512,7 +506,7 @@ func TestLostReply(t *testing.T) {
 		"release": func(t *testing.T, key string) {
 			lease := leasetest.Acquire(t, a, key, time.Minute)
 			swallow(t, key+":lease")
-			leasetest.Release(t, lease) // that was carried out
+			leasetest.Release(t, lease) // the request was carried out
 			leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
 			leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
 		},
@@ -525,8 +519,8 @@ func TestLostReply(t *testing.T) {
 				t.Fatal(err)
 			}
 			swallow(t, key+":queue/")
-			// Another server than the one that was asked first knows of the place
-			// for certain only after a sync: its operation, and the path.
+			// A second server knows of the place for certain only after a sync. Counted are
+			// requests with the sync's operation and the path.
 			dir := a.Prefix + "/" + key + ":queue"
 			proxy.CountRequests("\x00\x00\x00\x09" + string(binary.BigEndian.AppendUint32(nil, uint32(len(dir)))) + dir)
 			got := make(chan error, 1)
@@ -557,15 +551,14 @@ func TestLostReply(t *testing.T) {
 	}
 }
 
-// TestLostReply_AndNoWayBack loses the reply of an acquire, and then the way to
-// the server until the call has failed: what the server has done for it does not
-// stay.
+// TestLostReply_AndNoWayBack loses the reply of an acquire, and then the way to the server until
+// the call has failed: the lease does not stay.
 func TestLostReply_AndNoWayBack(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, g := newGated(t, proxy.Addr, 20*time.Second)
-	leasetest.Release(t, leasetest.Acquire(t, a, newKey(), time.Minute)) // which makes the prefix
+	leasetest.Release(t, leasetest.Acquire(t, a, newKey(), time.Minute)) // creates the prefix
 	g.refuse()
 	key := newKey()
 	proxy.SwallowReplyTo(key + ":lease")
@@ -584,7 +577,7 @@ func TestLostReply_AndNoWayBack(t *testing.T) {
 	}
 }
 
-// A tape takes what the standard logger prints.
+// A tape records the output of the standard logger.
 type tape struct {
 	mu sync.Mutex // guards b
 	b  bytes.Buffer
@@ -663,7 +656,6 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// holding returns a key whose lease is held until the test ends.
 func holding(t *testing.T, addr string) string {
 	t.Helper()
 	key := newKey()
@@ -671,8 +663,8 @@ func holding(t *testing.T, addr string) string {
 	return key
 }
 
-// TestServers has several servers, of which one does not answer: it is not
-// noticed, neither at the beginning nor when the one in use fails.
+// TestServers has several servers, one of them dead: it causes no delay, neither at the start nor
+// when the server in use fails.
 func TestServers(t *testing.T) {
 	server := shared(t)
 	dead := testserver.FreeAddr(t)
@@ -699,8 +691,8 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// TestDial_Fails has Dial fail in both ways at first: the error says why, and
-// the next attempt finds the server.
+// TestDial_Fails has Dial fail in both ways at first: the error has the reason, and the next
+// attempt finds the server.
 func TestDial_Fails(t *testing.T) {
 	server := shared(t)
 	for name, fail := range map[string]func() error{

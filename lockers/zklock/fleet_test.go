@@ -9,16 +9,15 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// The tests here run real processes that share a store on another engine and
-// are elected by ZooKeeper.
+// The tests here run real processes with a store on another engine, elected by ZooKeeper.
 
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("zookeeper", testserver.ZooKeeper, open),
 	fleettest.Redis.ElectedBy("zookeeper", testserver.ZooKeeper, open),
 }
 
-// open makes a worker's locker. Its session outlives the leases, so that they
-// are what a dead holder is replaced by.
+// open makes a worker's locker. Its session outlives the leases, so a dead holder is replaced at
+// the end of its lease.
 func open(addr string) (driver.Locker, error) { return zklock.New(addr), nil }
 
 func TestMain(m *testing.M) { fleettest.Main(m, fleets...) }

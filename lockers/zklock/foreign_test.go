@@ -18,11 +18,11 @@ type unheard struct{}
 
 func (unheard) Printf(string, ...any) {}
 
-// TestForeignNodes finds what no Locker has written in the place of a lease.
+// TestForeignNodes puts foreign nodes in a lease's place.
 func TestForeignNodes(t *testing.T) {
 	server := shared(t)
 	l := newLocker(t, server.Addr)
-	leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // which makes the prefix
+	leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // creates the prefix
 	conn := connect(t, server.Addr)
 	put := func(key, data string) (path string) {
 		t.Helper()
@@ -44,7 +44,7 @@ func TestForeignNodes(t *testing.T) {
 		refused(key, put(key, data))
 	}
 
-	// Half a lease is held for its length, and can be nobody's then.
+	// Half a lease is held for its length, and cannot be taken over afterwards.
 	key := newKey()
 	path := put(key, "token 100")
 	held := leasetest.MustBeHeld(t, l, key)
@@ -53,7 +53,6 @@ func TestForeignNodes(t *testing.T) {
 	refused(key, path)
 }
 
-// connect returns a client that is nobody's but the test's.
 func connect(t *testing.T, addr string) *zk.Conn {
 	t.Helper()
 	conn, _, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogger(unheard{}))
@@ -64,8 +63,8 @@ func connect(t *testing.T, addr string) *zk.Conn {
 	return conn
 }
 
-// TestFreedByHand has a lease's two nodes deleted in one transaction, as the
-// package's text says.
+// TestFreedByHand deletes a lease's two nodes in a single transaction, as the package documentation
+// says.
 func TestFreedByHand(t *testing.T) {
 	server := shared(t)
 	conn := connect(t, server.Addr)
@@ -84,8 +83,8 @@ func TestFreedByHand(t *testing.T) {
 	leasetest.Renew(t, present, time.Minute) // by the present holder
 }
 
-// TestNoLeaveForThePrefix has a Prefix below which nothing may be created: each
-// acquire says so and costs one request, and nothing goes on behind it.
+// TestNoLeaveForThePrefix has a Prefix without permission to create: each acquire returns that
+// error and costs 1 request, and no request follows.
 func TestNoLeaveForThePrefix(t *testing.T) {
 	server := shared(t)
 	conn := connect(t, server.Addr)
@@ -95,7 +94,7 @@ func TestNoLeaveForThePrefix(t *testing.T) {
 	if _, err := conn.Create(l.Prefix, nil, 0, zk.WorldACL(zk.PermRead)); err != nil {
 		t.Fatal(err)
 	}
-	proxy.CountRequests(":holder") // which is once in a request that creates or removes a lease
+	proxy.CountRequests(":holder") // once in each request that creates or removes a lease
 	if _, err := l.TryAcquire(t.Context(), newKey(), time.Minute); !errors.Is(err, zk.ErrNoAuth) {
 		t.Errorf("TryAcquire: err = %v, want %v", err, zk.ErrNoAuth)
 	}

@@ -13,20 +13,18 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// A gate is one Locker's way to ZooKeeper. It counts what goes through, and can
-// be shut.
+// A gate is one Locker's way to ZooKeeper. It counts requests, and can be shut.
 type gate struct {
 	mu       sync.Mutex // guards all
 	shut     bool
 	refused  string // an address that is shut
-	mute     string // the address that answers the next connection, by nothing
+	mute     string // the silent server of the next connection
 	conns    []net.Conn
 	requests int
 }
 
 const opPing = 11
 
-// newGated returns a Locker behind a gate of its own.
 func newGated(tb testing.TB, addr string, session time.Duration, more ...string) (*zklock.Locker, *gate) {
 	tb.Helper()
 	g := &gate{}
@@ -51,14 +49,13 @@ func (g *gate) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return &counted{Conn: c, gate: g}, nil
 }
 
-// refuse lets nobody in who is not in.
+// refuse keeps the open connections and refuses new ones.
 func (g *gate) refuse() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.shut = true
 }
 
-// cut shuts the gate and ends the connections.
 func (g *gate) cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,10 +76,9 @@ func (g *gate) drop() {
 	g.conns = nil
 }
 
-// silence has the next connection made with a server that takes what is sent,
-// and says nothing.
+// silence connects the next connection to a server that reads and never answers.
 func (g *gate) silence(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel makes connections that nobody accepts
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel completes connections that no process accepts
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +88,7 @@ func (g *gate) silence(t *testing.T) {
 	g.mute = silent.Addr().String()
 }
 
-// cutOne ends the connection, and shuts the way to the server that it was to.
+// cutOne ends the connection, and shuts the way to its server.
 func (g *gate) cutOne() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -106,7 +102,7 @@ func (g *gate) open() {
 	g.shut = false
 }
 
-// count returns how many requests f makes, pings not counted.
+// count returns the number of requests during f, without pings.
 func (g *gate) count(f func()) int {
 	g.mu.Lock()
 	before := g.requests

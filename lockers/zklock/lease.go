@@ -13,19 +13,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the holder's side of a lease: it ends by release, by its length,
-// or with the session, whichever comes first.
+// This file is the holder's side of a lease. A lease ends by release, by its length, or with the
+// session, whichever comes first.
 
 var errSessionEnded = errors.New("the session has ended")
 
-// A node is what a lease is in ZooKeeper. It has a name of its own, so whatever
-// is done to it is never done to another's.
+// A node is a lease in ZooKeeper. Its name is its own, so no operation on it reaches another lease.
 type node interface {
-	// renew writes the new length. The error is zk.ErrNoNode if it is gone.
+	// renew writes the new length. The error is zk.ErrNoNode if the node is gone.
 	renew(*zk.Conn, value) (*zk.Stat, error)
-	// remove removes it. The error is zk.ErrNoNode if it is gone.
+	// remove removes the node. The error is zk.ErrNoNode if it is gone.
 	remove(*zk.Conn) error
-	// name is its path, for people.
+	// name is the path, for error texts.
 	name() string
 }
 
@@ -34,16 +33,16 @@ type lease struct {
 	locker *Locker
 	node   node
 	token  string
-	lost   chan struct{} // closed when it is known to be lost
+	lost   chan struct{} // closed when the lease is known to be lost
 
 	czxid   int64 // of its node
-	session int64 // that it ends with
+	session int64 // the session of its node
 
-	mu       sync.Mutex // guards what follows
-	end      time.Time  // of the lease as its holder counts
-	version  int32      // of the node, when it was given this end
+	mu       sync.Mutex // guards the fields below
+	end      time.Time  // of the lease, as its holder counts
+	version  int32      // of the node, at the write of this end
 	expiry   *time.Timer
-	renewing int  // renewals that ZooKeeper has not answered yet
+	renewing int  // renewals without an answer yet
 	done     bool // released, lost or abandoned
 }
 
@@ -51,7 +50,7 @@ func newLease(l *Locker, n node, token string) *lease {
 	return &lease{locker: l, node: n, token: token, lost: make(chan struct{})}
 }
 
-// begin makes the lease one that is held until end, its node being as stat says.
+// begin starts the holding of the lease until end, with its node as in stat.
 func (l *lease) begin(stat *zk.Stat, end time.Time) error {
 	l.czxid, l.session = stat.Czxid, stat.EphemeralOwner
 	l.mu.Lock()
@@ -65,22 +64,22 @@ func (l *lease) begin(stat *zk.Stat, end time.Time) error {
 	return nil
 }
 
-// Token implements [driver.Tokener]: the zxid of the transaction that made
-// the lease. It rises as long as the ensemble keeps its data.
+// Token implements [driver.Tokener]. It is the zxid of the transaction that created the lease, and
+// rises as long as the ensemble keeps its data.
 func (l *lease) Token() uint64 { return uint64(l.czxid) }
 
 // Lost implements [driver.LossNotifier].
 func (l *lease) Lost() <-chan struct{} { return l.lost }
 
-// Renew implements [driver.Lease]. It costs one request.
+// Renew implements [driver.Lease], with 1 request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("zklock: renew %s: ttl %v is not positive", l.node.name(), ttl)
 	}
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// An observer may be about to take it over: whoever holds it after its
-		// end holds a promise that nobody has to keep. So it is given up.
+		// An observer may be about to take the lease over: after its end, no process has to respect
+		// it. So it is given up.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error {
@@ -100,11 +99,10 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.wrap("renew", err)
 }
 
-// renewal begins a renewal to end, and reports with false that there is nothing
-// to renew. Until it is answered nobody knows whether it was carried out, so the
-// lease ends at the earlier of the two times; and it does not expire here, for
-// else a renewal that ZooKeeper confirms could lose its node the moment after.
-// For the same reason none begins that could meet the removal by expire.
+// renewal begins a renewal to end, and returns false if there is nothing to renew. Until the answer
+// it is unknown whether the renewal was carried out, so the lease ends at the earlier of the two
+// times. It does not expire here meanwhile, or a confirmed renewal could lose its node the moment
+// after. For the same reason no renewal begins that could meet the removal by expire.
 func (l *lease) renewal(end time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,9 +116,9 @@ func (l *lease) renewal(end time.Time) bool {
 	return true
 }
 
-// renewed ends a renewal; stat is nil if it was not carried out, as far as is
-// known. Of several at one time the last one counts that ZooKeeper has carried
-// out, which is not always the last to be answered.
+// renewed ends a renewal. stat is nil if the renewal was not carried out, as far as is known. Of
+// several concurrent renewals, the last one carried out by ZooKeeper counts; its answer is not
+// always the last.
 func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,9 +131,8 @@ func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	}
 }
 
-// Release implements [driver.Lease]. It costs one request. It also removes
-// what is left of a lease that has expired, but returns ErrLeaseLost then. If
-// ZooKeeper does not answer, the lease is removed as soon as it does.
+// Release implements [driver.Lease], with 1 request. For an expired lease it removes the nodes and
+// returns ErrLeaseLost. If ZooKeeper does not answer, the nodes are removed as soon as it does.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -156,8 +153,8 @@ func (l *lease) Release(ctx context.Context) error {
 		case !errors.Is(err, zk.ErrNoNode):
 			l.locker.orphans.add(l.locker, l)
 		case times > 1 && !l.over() && l.finish():
-			// Nobody but its holder removes a lease before its end, or else
-			// this session has ended: it was the request whose reply was lost.
+			// Before a lease's end, only its holder or the session's end removes it: the first
+			// request was carried out, and its reply was lost.
 			err = nil
 		default:
 			l.lose()
@@ -171,8 +168,8 @@ func (l *lease) Release(ctx context.Context) error {
 	return l.wrap("release", err)
 }
 
-// ask makes a request, again if its reply was lost with the connection. The
-// error is zk.ErrNoNode if there is no node, or none any more.
+// ask makes a request, and repeats it after a reply lost with the connection. The error is
+// zk.ErrNoNode if the node does not exist.
 func (l *lease) ask(ctx context.Context, request func(*zk.Conn) (*zk.Stat, error)) (*zk.Stat, error) {
 	var unanswered error
 	for range maxUnanswered {
@@ -189,16 +186,14 @@ func (l *lease) ask(ctx context.Context, request func(*zk.Conn) (*zk.Stat, error
 	return nil, unanswered
 }
 
-// over reports whether the lease has ended as its holder counts.
 func (l *lease) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !time.Now().Before(l.end)
 }
 
-// expire removes the node of a lease whose holder is silent. Else it would stay
-// until another has observed it for its whole length, or the session ends; and
-// so its watchers are woken.
+// expire removes the node of a silent holder's lease and so wakes its watchers. Otherwise the node
+// would stay until an observer has seen it for its whole length, or until the session ends.
 func (l *lease) expire() {
 	l.mu.Lock()
 	over := !l.done && l.renewing == 0
@@ -212,8 +207,8 @@ func (l *lease) expire() {
 	}
 }
 
-// finish ends the lease on its holder's wish. It reports whether it was not
-// ended before.
+// finish ends the lease at its holder's request, and reports whether the lease had not ended
+// before.
 func (l *lease) finish() bool {
 	l.mu.Lock()
 	first := !l.done
@@ -228,14 +223,14 @@ func (l *lease) finish() bool {
 	return first
 }
 
-// lose ends the lease against its holder's wish.
+// lose ends the lease without its holder's request.
 func (l *lease) lose() {
 	if l.finish() {
 		close(l.lost)
 	}
 }
 
-// abandon ends a lease that nobody holds.
+// abandon ends a lease without a holder.
 func (l *lease) abandon() {
 	l.finish()
 	l.locker.orphans.add(l.locker, l)

@@ -14,35 +14,32 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the fair mutex: a queue of nodes, of which the first holds the
-// lease and each other watches the one before it.
+// This file is the fair mutex: a queue of nodes. The first node holds the lease, and each other
+// node watches the node before it.
 
 var errNoPlace = errors.New("the place in the queue was lost, with the session or to an operator")
 
-// Lock waits for the lease on key in a queue with all others that call Lock for
-// it, in any process, and returns it when its turn has come; first come, first
-// served. It waits until ctx ends, then leaves the queue and returns ctx's
-// error. The lease is for ttl from its turn on; ErrLeaseLost means that the turn
-// came and passed, because this process was paused for longer than that.
+// Lock waits for the lease on key in a queue, first come, first served.
 //
-// It is a mutex for what only one may do at a time, not for caching: of N
-// processes that want a value, N take turns here only to find it there, each
-// after at least three round trips of its own, and the last after all of them.
-// TryAcquire with Watch wakes all N at one time, who then read the value.
+// The queue has all callers of Lock for the key, in all processes. If ctx ends, Lock leaves the
+// queue and returns ctx's error. The lease is for ttl from its turn on. ErrLeaseLost means that the
+// turn came and passed, because this process was paused for longer than ttl.
 //
-// Lock and TryAcquire are two locks, also for the same key: neither waits for
-// the other's holder.
+// Lock is a mutex for work that must not overlap. It is not for caching: of N processes that want a
+// value, N take turns only to find the value present, each after at least three round trips of its
+// own, and the last after all others. TryAcquire with Watch wakes all N at one time, and they read
+// the value.
 //
-// In an empty queue it costs three requests (a place, a look, the beginning of
-// the lease), five if there was no queue. Who has to wait makes two more to do
-// so, and two again each time that the one before it goes or the holder has been
-// silent for the length of its lease. A release wakes exactly one waiter, a
-// renewal none. A release with others behind it costs two requests, as it tries
-// to remove the queue first.
+// Lock and TryAcquire are two locks, also for the same key: neither waits for the other's holder.
 //
-// A holder that falls silent while its session lives is skipped when a waiter
-// has seen it so for the whole length of its lease, which is after one to two
-// lengths.
+// In an empty queue Lock costs three requests (a place, a look, the start of the lease), or five if
+// the queue's node is missing. A waiter makes two more, and up to three again each time its
+// predecessor goes or the holder has been silent for the length of its lease. A release wakes
+// exactly one waiter, a renewal none. A release before other waiters costs two requests, since it
+// tries to remove the queue first.
+//
+// A silent holder with a living session is skipped when a waiter has seen it unchanged for the
+// whole length of its lease, after one to two lengths.
 func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: lock %.100q: ttl %v is not positive", key, ttl)
@@ -117,7 +114,6 @@ func (l *Locker) queue(ctx context.Context, mine *lease, ttl time.Duration) erro
 	return unanswered
 }
 
-// enqueue takes a place at the end of the queue.
 func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 	var unanswered error
 	for times := 0; times < maxUnanswered; {
@@ -126,8 +122,7 @@ func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 			return errors.Join(unanswered, err)
 		}
 		if unanswered != nil {
-			// The request may have been carried out. A second place would be
-			// one that nobody leaves.
+			// The request may have been carried out. A second place would never be left.
 			switch err := t.find(conn); {
 			case err == nil:
 				return nil
@@ -155,9 +150,8 @@ func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 	return unanswered
 }
 
-// makeQueue makes the node of a queue. It is a container, so that ZooKeeper
-// removes it when the last who waited there has died; who leaves alive removes
-// it himself.
+// makeQueue creates the node of a queue. The node is a container: ZooKeeper removes it when the
+// last waiter has died. A living waiter that leaves removes it itself.
 func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 	_, err := conn.CreateContainer(dir, nil, zk.FlagContainer, l.ACL)
 	switch {
@@ -171,14 +165,13 @@ func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 
 // A vigil is the watch of a waiter.
 type vigil struct {
-	path  string // of the node before its own; empty: there is no watch
+	path  string // of the node before its own; empty without a watch
 	ended <-chan struct{}
 }
 
-// awaitTurn returns when it is time to look at the line again: the node before
-// ours is gone, or the first one, which holds the lease, is silent. If that has
-// been silent for as long as it has announced, it is removed; by whoever finds it
-// so, for the one behind it may be as silent.
+// awaitTurn returns when it is time to look at the line again: the node before ours is gone, or the
+// first node, the holder, has been silent for its announced length. It then removes the holder's
+// node. Every waiter does this, since the waiter next in line may be silent too.
 func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, path, first string) error {
 	if before.path != path {
 		ended, err := l.watches.await(ctx, conn, path)
@@ -191,16 +184,15 @@ func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, pa
 	if err != nil {
 		return ignoring(err, zk.ErrNoNode)
 	}
-	// Counted from when it was first seen as the first. Before its turn it was
-	// silent too, as all are who wait.
+	// Counted from the first sight of it as the first. All waiters are silent before their turn.
 	left := time.Until(l.seen.Until(first, stat.Mzxid, holder.length))
 	if left <= 0 {
 		l.seen.Forget(first)
-		// Its name has a token: it is nobody else's by now, if it is there.
+		// Its name has a token: a node under it cannot be another's by now.
 		return ignoring(conn.Delete(first, stat.Version), zk.ErrNoNode, zk.ErrBadVersion)
 	}
 	select {
-	case <-before.ended: // the session's end too
+	case <-before.ended: // or at the session's end
 		*before = vigil{}
 	case <-time.After(left):
 	case <-ctx.Done():
@@ -208,7 +200,7 @@ func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, pa
 	return nil
 }
 
-// ignoring returns err unless it is one of these.
+// ignoring returns err, or nil if err is one of these.
 func ignoring(err error, these ...error) error {
 	for _, e := range these {
 		if errors.Is(err, e) {
@@ -218,17 +210,15 @@ func ignoring(err error, these ...error) error {
 	return err
 }
 
-// A ticket is a place in a queue. It is changed only by the call that enqueues
-// it.
+// A ticket is a place in a queue. Only the call that enqueues it changes it.
 type ticket struct {
 	dir   string // the queue's path
 	token string
 	asked bool   // there may be a node
-	path  string // of the node with its number; empty if the reply that had it was lost
+	path  string // of the node with its number; empty if the reply with it was lost
 }
 
-// numberLen is the length of what ZooKeeper adds to the name of a sequential
-// node.
+// numberLen is the length of ZooKeeper's suffix to the name of a sequential node.
 const numberLen = 10
 
 // is reports whether the name is the ticket's.
@@ -236,7 +226,7 @@ func (t *ticket) is(name string) bool {
 	return len(name) == len(t.token)+1+numberLen && strings.HasPrefix(name, t.token)
 }
 
-// line returns the names in the queue, the first first.
+// line returns the names in the queue, in order.
 func (t *ticket) line(conn *zk.Conn) ([]string, error) {
 	names, _, err := conn.Children(t.dir)
 	if err != nil {
@@ -249,11 +239,10 @@ func (t *ticket) line(conn *zk.Conn) ([]string, error) {
 	return names, nil
 }
 
-// find sets the ticket's path. The error is zk.ErrNoNode if it has no node.
-//
-// The node was asked for over another connection, maybe of another server, and this
-// one answers reads from what it knows: without the sync it may not know of the node
-// yet, which would be a place that nobody has.
+// find sets the ticket's path. The error is zk.ErrNoNode if it has no node. The request for the
+// node went over another connection, maybe to another server, and this server answers reads from
+// its own state. Without the sync it may not know of the node yet, which would leave a place
+// without a waiter.
 func (t *ticket) find(conn *zk.Conn) error {
 	if _, err := conn.Sync(t.dir); err != nil {
 		return err
@@ -275,7 +264,7 @@ func (t *ticket) renew(conn *zk.Conn, v value) (*zk.Stat, error) {
 	return conn.Set(t.path, v.encode(), -1)
 }
 
-// remove implements [node]. It removes the queue too, if it is the last there.
+// remove implements [node]. It removes the queue too, if the ticket is the last there.
 func (t *ticket) remove(conn *zk.Conn) error {
 	if t.path == "" { // then there is one call, behind all others
 		if err := t.find(conn); err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// lock takes a lease whose queue is empty.
 func lock(t *testing.T, l *zklock.Locker, key string, ttl time.Duration) driver.Lease {
 	t.Helper()
 	lease, err := l.Lock(t.Context(), key, ttl)
@@ -24,16 +23,16 @@ func lock(t *testing.T, l *zklock.Locker, key string, ttl time.Duration) driver.
 	return lease
 }
 
-// A line is what waits behind a lease in a queue.
+// A line is the waiters behind a lease in a queue.
 type line struct {
 	server *testserver.Server
 	key    string
 	mu     sync.Mutex // guards turns
-	turns  []int      // in the order in which they came
+	turns  []int      // in the order of their turns
 	leases chan driver.Lease
 }
 
-// join lets the n-th waiter queue up, and returns when it has its place.
+// join has the n-th waiter queue up, and returns when it has its place.
 func (q *line) join(t *testing.T, ctx context.Context, l *zklock.Locker, n int, ttl time.Duration) <-chan error {
 	t.Helper()
 	before := q.server.Monitor("zk_watch_count")
@@ -52,7 +51,6 @@ func (q *line) join(t *testing.T, ctx context.Context, l *zklock.Locker, n int, 
 	return ended
 }
 
-// next waits for the next turn.
 func (q *line) next(t *testing.T) driver.Lease {
 	t.Helper()
 	select {
@@ -96,8 +94,8 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 	wakes := q.server.Monitor("zk_sum_node_deleted_watch_count")
 	var last uint64
 	for i := range n {
-		// A release wakes one, who asks what is before it and begins. A herd
-		// would ask for each that waits.
+		// A release wakes one waiter, which looks at the line and begins. A herd would make
+		// requests for every waiter.
 		if got := atL.count(func() {
 			leasetest.Release(t, holder)
 			holder = q.next(t)
@@ -127,8 +125,8 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 	}
 }
 
-// TestLock_OneLeaves takes waiters out of the middle: by their context, by the
-// end of their session, by Close.
+// TestLock_OneLeaves takes waiters out of the middle: by their context, by the end of their
+// session, by Close.
 func TestLock_OneLeaves(t *testing.T) {
 	t.Parallel()
 	q := newLine(t)
@@ -167,9 +165,8 @@ func TestLock_OneLeaves(t *testing.T) {
 	eventually(t, 3*time.Second, "nothing is left", places(0))
 }
 
-// TestLock_HolderFallsSilent has a holder, and then one whose turn comes, that
-// say nothing while their sessions live: each is skipped after as long as it has
-// announced.
+// TestLock_HolderFallsSilent has a holder and its successor fall silent with living sessions: each
+// is skipped after its announced length.
 func TestLock_HolderFallsSilent(t *testing.T) {
 	t.Parallel()
 	q := newLine(t)
@@ -183,7 +180,7 @@ func TestLock_HolderFallsSilent(t *testing.T) {
 	q.join(t, t.Context(), l, 2, time.Minute)
 	deadGate.cut()
 	pausedGate.cut()
-	// Who waits next is paused, so it is for the one behind to find that out.
+	// The next waiter is paused, so the waiter behind it finds out.
 	lease := q.next(t)
 	took := time.Since(end)
 	t.Logf("two silent holders of %v each were skipped %v after the first one's end", ttl, took)
@@ -221,7 +218,6 @@ func TestLock_RenewedIsNotSilent(t *testing.T) {
 	q.next(t).Release(t.Context())
 }
 
-// TestLock_AndTryAcquireAreTwoLocks takes both on one key.
 func TestLock_AndTryAcquireAreTwoLocks(t *testing.T) {
 	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()

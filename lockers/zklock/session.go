@@ -17,33 +17,31 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the way to ZooKeeper: one session on one connection, found again
-// when it is lost, and given up promptly when nobody answers. The client does
-// the protocol; what it lacks (contexts, bounds while it connects, an immediate
-// second server, an end without a server) is made here.
+// This file is the way to ZooKeeper: one session on one connection, found again after a loss, and
+// given up promptly if no server answers. The client implements the protocol. This file adds
+// contexts, time limits while connecting, an immediate second server, and an end without a server.
 
 const (
-	// dialTimeout bounds the making of a connection, closeTimeout how long the
-	// end of a session waits to be confirmed.
+	// dialTimeout bounds the dial of a connection. closeTimeout bounds the wait for a server to
+	// confirm the end of a session.
 	dialTimeout  = time.Second
 	closeTimeout = time.Second
 
-	// handshakeTimeout bounds how long a server may take to answer a handshake. A
-	// ZooKeeper that is just starting takes some and never answers them (3.8.0), and
-	// hears the next. It doubles with each that is not answered, for a server
-	// that is merely slow.
+	// handshakeTimeout bounds the wait for the answer to a handshake. A ZooKeeper that is just
+	// starting accepts some handshakes, never answers them (3.8.0), and answers the next. The limit
+	// doubles with each unanswered handshake, for a server that is merely slow.
 	handshakeTimeout = time.Second
 
-	// spread is up to how long a lost connection is not replaced, at random: a
-	// fleet that has lost its server does not come back in step.
+	// spread is the longest random wait before a lost connection is replaced: a fleet that lost its
+	// server does not come back in step.
 	spread = 50 * time.Millisecond
 
-	// settingWatches bounds how long the replies over a new connection wait until
-	// the client has asked for its watches again, which it does at once.
+	// settingWatches bounds how long replies over a new connection wait until the client has set
+	// its watches again, which it does at once.
 	settingWatches = 500 * time.Millisecond
 
-	// sendBuffer holds any request, of which the largest sets 128 KiB of
-	// watches again. The client's own default is 1.5 MiB.
+	// sendBuffer holds any request; the largest sets 128 KiB of watches again. The client's own
+	// default is 1.5 MiB.
 	sendBuffer = 256 << 10
 )
 
@@ -52,30 +50,30 @@ var (
 	errUnreachable = errors.New("no server answers")
 )
 
-// A session is the Locker's session with ZooKeeper, and the next one when that
-// has expired. It is safe for concurrent use.
+// A session is the Locker's session with ZooKeeper, and its successor after an expiry. It is safe
+// for concurrent use.
 type session struct {
 	servers []string
 	ctx     context.Context // ends with close
 	cancel  context.CancelFunc
 	ended   chan struct{} // closed when close is done
 
-	begun atomic.Bool // what start asks first, without the mutex
+	begun atomic.Bool // read by start without the mutex
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	conn   *zk.Conn   // nil before start
 	events <-chan zk.Event
 	wire   *wire // the latest connection
-	dialed error // how the latest attempt to make one failed, nil if it did not
+	dialed error // the failure of the latest dial, or nil
 	closed bool
 
-	up       bool          // it can be asked
-	unproven bool          // the credentials have not been taken yet, so it is not up
-	why      error         // why not, once all servers have been tried
-	change   chan struct{} // closed when one of these two or closed changes
+	up       bool          // requests are possible
+	unproven bool          // the credentials are not accepted yet, so it is not up
+	why      error         // why it is not up, once all servers have been tried
+	change   chan struct{} // closed when up, why or closed changes
 
-	id      int64 // the present session, 0 if there is none
-	expired bool  // a server has said that it has ended, and was not asked for another yet
+	id      int64 // the present session, or 0
+	expired bool  // a server has reported its end, and no new one was requested yet
 	leases  map[*lease]struct{}
 }
 
@@ -87,15 +85,15 @@ func (s *session) init(servers []string) {
 	s.leases = make(map[*lease]struct{})
 }
 
-// start opens the session in the background, once. onEvent hears what watches
-// tell, watching says whether there may be any; expired is called when the
-// session, and every watch with it, has ended.
+// start opens the session in the background, once. onEvent gets the events of watches. watching
+// reports whether there may be watches. expired is called when the session, with all its watches,
+// has ended.
 func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), auth credentials, onEvent func(zk.Event), watching func() bool, expired func()) {
 	if s.begun.Load() {
 		return
 	}
-	// The client calls back before Connect has returned: it waits for the mutex
-	// then, and finds the connection.
+	// The client calls back before Connect has returned: the callback waits for the mutex, and then
+	// finds the connection.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn != nil || s.closed {
@@ -129,14 +127,14 @@ func (s *session) start(timeout time.Duration, dial func(context.Context, string
 	s.begun.Store(true)
 }
 
-// credentials are what the Locker proves itself by; without a scheme it does not.
+// credentials authenticate the Locker. Without a scheme it does not authenticate.
 type credentials struct {
 	scheme string
 	auth   []byte
 }
 
-// authenticate gives the server the credentials. Over each later connection the client
-// gives them by itself, before all else.
+// authenticate sends the credentials to the server. Over each later connection the client sends
+// them by itself, before all else.
 func (s *session) authenticate(conn *zk.Conn, c credentials) {
 	for {
 		err := conn.AddAuth(c.scheme, c.auth)
@@ -163,14 +161,13 @@ func (s *session) authenticate(conn *zk.Conn, c credentials) {
 	}
 }
 
-// unheard takes what the client would print. The errors come back from the
-// calls too.
+// unheard drops the client's log. The calls return the same errors.
 type unheard struct{}
 
 func (unheard) Printf(string, ...any) {}
 
-// changed hears of the connection's state. It runs on the client's goroutines,
-// in their order.
+// changed handles a change of the connection's state. It runs on the client's goroutines, in their
+// order.
 func (s *session) changed(state zk.State, watching func() bool, expired func()) {
 	s.mu.Lock()
 	switch state {
@@ -186,16 +183,16 @@ func (s *session) changed(state zk.State, watching func() bool, expired func()) 
 		s.announce()
 	case zk.StateDisconnected:
 		if s.up {
-			// Whoever asks now waits for the outcome of the next attempt.
+			// Calls from now on wait for the outcome of the next attempt.
 			s.up = false
 			s.announce()
 		}
 	case zk.StateExpired:
-		// All at once and here: before a new session can begin, in which a
-		// request would find the nodes gone.
+		// All leases at once, and here: before a new session can begin, in which a request would
+		// find the nodes gone.
 		lost := s.leases
 		s.leases, s.id, s.expired = make(map[*lease]struct{}), 0, true
-		s.why = nil // a server answers: whoever asks now waits for the next session
+		s.why = nil // a server answers: calls from now on wait for the next session
 		s.mu.Unlock()
 		for l := range lost {
 			l.lose()
@@ -206,13 +203,13 @@ func (s *session) changed(state zk.State, watching func() bool, expired func()) 
 	s.mu.Unlock()
 }
 
-// announce wakes those who wait for a change. The caller holds mu.
+// announce wakes the waiters for a change. The caller holds mu.
 func (s *session) announce() {
 	close(s.change)
 	s.change = make(chan struct{})
 }
 
-// fail says that no server could be reached.
+// fail records that no server could be reached.
 func (s *session) fail() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,7 +222,7 @@ func (s *session) fail() {
 	}
 }
 
-// expiredJustNow reports once for each expiry that there was one.
+// expiredJustNow reports once for each expiry that it happened.
 func (s *session) expiredJustNow() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,8 +231,8 @@ func (s *session) expiredJustNow() bool {
 	return expired
 }
 
-// await returns the connection when the session stands, and an error when no
-// server answers or ctx has ended.
+// await returns the connection when the session is up, and an error when no server answers or ctx
+// has ended.
 func (s *session) await(ctx context.Context) (*zk.Conn, error) {
 	for {
 		s.mu.Lock()
@@ -257,7 +254,7 @@ func (s *session) await(ctx context.Context) (*zk.Conn, error) {
 	}
 }
 
-// awaitUp is await for those who have time until a server answers.
+// awaitUp is await without the error for unreachable servers: it waits until a server answers.
 func (s *session) awaitUp(ctx context.Context) (*zk.Conn, error) {
 	for {
 		s.mu.Lock()
@@ -274,7 +271,6 @@ func (s *session) awaitUp(ctx context.Context) (*zk.Conn, error) {
 	}
 }
 
-// now returns the connection if the session stands.
 func (s *session) now() (*zk.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,8 +283,7 @@ func (s *session) now() (*zk.Conn, error) {
 	return s.conn, nil
 }
 
-// hold makes the lease one that ends with the session, and reports with false
-// that its session has ended already.
+// hold ties the lease to the session, and returns false if the lease's session has ended already.
 func (s *session) hold(l *lease) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,7 +294,6 @@ func (s *session) hold(l *lease) bool {
 	return true
 }
 
-// leave forgets a lease.
 func (s *session) leave(l *lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -333,14 +327,14 @@ func (s *session) close() {
 		conn.Close()
 	}()
 	if up {
-		// The server takes the session's nodes away before it answers.
+		// The server removes the session's nodes before it answers.
 		select {
 		case <-told:
 		case <-time.After(closeTimeout):
 		}
 	}
-	// The client looks at its end only between two reads, and a silent server
-	// would keep it there.
+	// The client checks for its end only between two reads, and a silent server would keep it in
+	// one.
 	s.mu.Lock()
 	if s.wire != nil {
 		s.wire.Close()
@@ -352,7 +346,6 @@ func (s *session) close() {
 	<-told
 }
 
-// dial makes a connection for the client.
 func (s *session) dial(network, addr string, timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
 	defer cancel()
@@ -369,7 +362,7 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	}
 	w := &wire{Conn: c, limit: handshakeTimeout, set: make(chan struct{})}
 	if last := s.wire; last != nil {
-		last.Close() // the client forgets it where a session has expired
+		last.Close() // the client forgets it after an expired session
 		if last.unanswered {
 			w.limit = min(2*last.limit, max(2*timeout/3, 2*time.Second))
 		}
@@ -382,22 +375,22 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	return w, nil
 }
 
-// A wire is a connection with two things that the client lacks. One is a bound on
-// its handshake, for which it would wait ten times as long as for anything else,
-// and for the last bytes of which it would wait for ever.
+// A wire is a connection with two additions to the client.
 //
-// The other is an order. After the handshake of a session that goes on, the
-// client sets its watches again, from the zxid of the last reply it has had. It
-// reads that on one goroutine while another takes the first replies over the new
-// connection, and writes it: a data race of the client's, by which the zxid may
-// be too new. So until it has sent the watches no reply is handed to it. What it
-// has read to send them comes before the Write, and that before Read returns.
+// The first is a time limit for the handshake. The client would wait for it ten times as long as
+// for other replies, and without a limit for its last bytes.
+//
+// The second is an order. After the handshake of a continued session, the client sets its watches
+// again, from the zxid of its last reply. It reads the zxid on one goroutine while another writes
+// it with the first replies over the new connection: in this data race the zxid may be too new. So
+// no reply is handed to the client until it has sent the watches. The client's read of the zxid
+// comes before the Write, and the Write comes before Read returns.
 type wire struct {
 	net.Conn
 	limit time.Duration
 	open  atomic.Bool // the handshake is over
 
-	unanswered bool // the handshake was not answered in time; for the goroutine that makes connections
+	unanswered bool // the handshake had no answer in time; for the goroutine that dials
 
 	set     chan struct{} // closed when the watches are sent, or there are none
 	setOnce sync.Once
@@ -407,8 +400,8 @@ type wire struct {
 // opSetWatches is the operation of the request that sets watches again.
 const opSetWatches = 101
 
-// Write implements [net.Conn]. The client makes one Write of each request: its
-// length, its number, its operation and the rest.
+// Write implements [net.Conn]. The client makes one Write of each request: its length, its number,
+// its operation and the rest.
 func (w *wire) Write(b []byte) (int, error) {
 	n, err := w.Conn.Write(b)
 	if w.open.Load() && len(b) >= 12 && binary.BigEndian.Uint32(b[8:]) == opSetWatches {
@@ -417,7 +410,6 @@ func (w *wire) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// watchesAreSet lets the replies through.
 func (w *wire) watchesAreSet() { w.setOnce.Do(func() { close(w.set) }) }
 
 // Read implements [net.Conn].
@@ -432,8 +424,8 @@ func (w *wire) Read(b []byte) (int, error) {
 		select {
 		case <-w.set:
 		case <-time.After(settingWatches):
-			// The client sends none: the watch that the Locker knows was asked
-			// for over the last connection, and the client has not got it.
+			// The client sends no watches: the Locker's watch was requested over the last
+			// connection, and the client never got it.
 		}
 	}
 	return n, err
@@ -445,7 +437,7 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 		return w.Conn.SetReadDeadline(t)
 	}
 	if t.IsZero() {
-		return nil // of the handshake's two reads the second keeps the deadline of the first
+		return nil // the second of the handshake's two reads keeps the deadline of the first
 	}
 	if limit := time.Now().Add(w.limit); limit.Before(t) {
 		t = limit
@@ -453,9 +445,8 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 	return w.Conn.SetReadDeadline(t)
 }
 
-// hosts tells the client which server is next. Its own would do so too, but
-// waits for a second before it tries the only server again, and looks names up
-// just once. It is used by one goroutine of the client.
+// hosts gives the client the next server. The client's own provider waits for a second before it
+// tries a single server again, and resolves names only once. One goroutine of the client uses it.
 type hosts struct {
 	session *session
 	servers []string
@@ -473,13 +464,12 @@ func (h *hosts) Init(servers []string) error {
 // Len implements [zk.HostProvider].
 func (h *hosts) Len() int { return len(h.servers) }
 
-// Next implements [zk.HostProvider]. It reports true when all servers have been
-// tried: then the client fails what nobody has been asked, and waits for a
-// second. It does the same when the session is closed, for that is where the
-// client notices.
+// Next implements [zk.HostProvider], and returns true when all servers have been tried: the client
+// then fails its unsent requests and waits for a second. It also returns true when the session is
+// closed, because the client checks for its end there.
 func (h *hosts) Next() (server string, all bool) {
 	if h.session.expiredJustNow() {
-		h.tried = 0 // the server answers: a new session can be had at once
+		h.tried = 0 // the server answers: it can begin a new session at once
 	}
 	if h.begun && h.tried == 0 {
 		select {

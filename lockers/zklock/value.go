@@ -10,23 +10,22 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file holds the data of a lease's node, readable to whoever looks into a
-// ZooKeeper by hand: "token 5000" is a lease of five seconds. How often it was
-// renewed is for ZooKeeper to say: the node's mzxid is another after each change.
+// This file is the data of a lease's node. It is readable by hand: "token 5000" is a lease of five
+// seconds. Renewals need no count: the node's mzxid differs after each change.
 
-// A value is what the holder of a lease announces.
+// A value is a holder's announcement of its lease.
 type value struct {
 	token  string
 	length time.Duration // of the lease from its start or its last renewal
 }
 
-// encode rounds the length up to milliseconds, so that nobody takes the lease
-// for shorter than its holder does.
+// encode rounds the length up to milliseconds, so no observer takes the lease for shorter than its
+// holder does.
 func (v value) encode() []byte {
 	return fmt.Appendf(nil, "%s %d", v.token, adapter.Millis(v.length))
 }
 
-// decode reports with false that b is not the data of a lease.
+// decode decodes b, and returns false if b is not the data of a lease.
 func decode(b []byte) (value, bool) {
 	const maxMillis = math.MaxInt64/int64(time.Millisecond) + 1
 	token, length, ok := strings.Cut(string(b), " ")
@@ -35,7 +34,7 @@ func decode(b []byte) (value, bool) {
 		return value{}, false
 	}
 	if ms == maxMillis {
-		return value{token, math.MaxInt64}, true // rounded up beyond what there is
+		return value{token, math.MaxInt64}, true // rounded up beyond the largest duration
 	}
 	return value{token, time.Duration(ms) * time.Millisecond}, true
 }

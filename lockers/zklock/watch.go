@@ -12,8 +12,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the push: one watch in ZooKeeper for each node whose end anybody
-// in this process waits for, on which all of them hang.
+// This file is the push: one watch in ZooKeeper for each watched node, shared by all waiters of
+// this process.
 
 // seen is the Seen of this package's HeldErrors.
 type seen struct {
@@ -21,9 +21,9 @@ type seen struct {
 	holder string // the path of the holder's node, empty if the lease was free again
 }
 
-// Watch implements [driver.Watcher]. The first for a lease costs one
-// request, the others none. While no server answers it returns an error. The
-// watch ends with the lease, or with the session.
+// Watch implements [driver.Watcher]. The first watch of a lease costs 1 request, further watches
+// none. While no server answers Watch returns an error. The watch ends with the lease, or with the
+// session.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -45,26 +45,23 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return freed, wrap("watch", seen.holder, err)
 }
 
-// A watch is one that ZooKeeper has, or is being asked for.
+// A watch is a watch in ZooKeeper, or a request for it.
 type watch struct {
-	set   chan struct{} // closed when ZooKeeper has it, or err says why not
+	set   chan struct{} // closed when ZooKeeper has it, or err is set
 	err   error         // read it after set is closed
 	freed chan struct{} // closed when the node is gone
 }
 
-// watches are a Locker's watches by the paths of their nodes. The zero value is
-// ready for use and safe for concurrent use.
-//
-// A node that is watched is a holder's or a place in a queue, whose name has a
-// token: once gone it never comes again, so a watch that is set too late finds
-// nothing, and no version has to be compared.
+// watches are a Locker's watches by node path. The zero value is ready for use and safe for
+// concurrent use. A watched node is a holder's node or a place in a queue, with a token in its
+// name: once gone it never comes again. So a watch set too late finds no node, and no version has
+// to be compared.
 type watches struct {
 	mu   sync.Mutex // guards path
 	path map[string]*watch
 }
 
-// await returns a channel that is closed at the node's end, when ZooKeeper
-// watches for that.
+// await returns a channel that is closed at the node's end, once ZooKeeper has the watch.
 func (ws *watches) await(ctx context.Context, conn *zk.Conn, path string) (<-chan struct{}, error) {
 	w := ws.join(conn, path)
 	select {
@@ -86,20 +83,20 @@ func (ws *watches) join(conn *zk.Conn, path string) *watch {
 	if w != nil {
 		return w
 	}
-	// It is there before ZooKeeper is asked: the end may be told before the
-	// reply to that is handled here.
+	// Registered before the request: the event of the node's end may be handled here before the
+	// reply to the request.
 	w = &watch{set: make(chan struct{}), freed: make(chan struct{})}
 	if ws.path == nil {
 		ws.path = make(map[string]*watch)
 	}
 	ws.path[path] = w
-	// Not bound to the first caller's context: others hang on it.
+	// Not bound to the first caller's context: other callers share it.
 	go ws.ask(conn, path, w)
 	return w
 }
 
-// ask has ZooKeeper watch a node. It asks for its children, of which it has
-// none: this is the watch that only the node's end triggers, not the renewals.
+// ask has ZooKeeper watch a node. It asks for the node's children, of which there are none: only
+// the node's end triggers this watch, and no renewal does.
 func (ws *watches) ask(conn *zk.Conn, path string, w *watch) {
 	err := adapter.Do(context.Background(), func() error { // for its recover: nothing bounds it
 		_, _, _, err := conn.ChildrenW(path)
@@ -119,14 +116,13 @@ func (ws *watches) ask(conn *zk.Conn, path string, w *watch) {
 	close(w.set)
 }
 
-// any reports whether ZooKeeper may have a watch of the Locker's.
+// any reports whether ZooKeeper may have a watch of the Locker.
 func (ws *watches) any() bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	return len(ws.path) > 0
 }
 
-// end wakes those who wait for a node's end.
 func (ws *watches) end(path string) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -136,7 +132,7 @@ func (ws *watches) end(path string) {
 	}
 }
 
-// endAll wakes all: the session has ended, and with it what would tell them.
+// endAll wakes all waiters: the session has ended, with all its watches.
 func (ws *watches) endAll() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

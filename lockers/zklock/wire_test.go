@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// TestWire_RepliesWaitForTheWatches holds the order that keeps the client's data
-// race away.
+// TestWire_RepliesWaitForTheWatches checks the order that prevents the client's data race.
 func TestWire_RepliesWaitForTheWatches(t *testing.T) {
 	const ping = 11
 	for _, c := range []struct {
@@ -69,7 +68,6 @@ func TestWire_RepliesWaitForTheWatches(t *testing.T) {
 	}
 }
 
-// request sends a request as the client does.
 func request(t *testing.T, w *wire, op uint32) {
 	b := make([]byte, 12)
 	binary.BigEndian.PutUint32(b, 8)

@@ -14,45 +14,42 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the election: who takes a lease, and what the others see of it.
+// This file is the election: how a lease is taken, and what other Lockers see of it.
 
-// maxUnanswered is after how many requests without an answer an acquire, a
-// renewal or a release gives up: one lost connection is gone through, an
-// ensemble that is away is told to the caller.
+// maxUnanswered is the number of unanswered requests after which an acquire, a renewal or a release
+// gives up: a call survives a lost connection, and reports an absent ensemble.
 const maxUnanswered = 3
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper,
-// with one session. It is safe for concurrent use. Create one with [New], and
-// close it.
+// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are
+// safe for concurrent use. Create a Locker with [New], and close it.
 type Locker struct {
-	// Prefix is the path of the node below which everything is. Set it before
-	// the first use; the default is "/bellwether". Missing nodes of it are made.
+	// Prefix is the path of the parent of all nodes. The Locker creates missing nodes of it. The
+	// default is "/bellwether". Set Prefix before first use.
 	Prefix string
 
-	// SessionTimeout is how long ZooKeeper keeps the leases of a process that it
-	// does not hear of. The ensemble bounds it, by default to 2 to 20 of its
-	// ticks. Set it before the first use; the default is 10 s.
+	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble
+	// bounds it, by default to 2 to 20 of its ticks. The default is 10 s. Set SessionTimeout before
+	// first use.
 	SessionTimeout time.Duration
 
-	// Dial makes a connection, for TLS or a proxy. Set it before the first use;
-	// the default is a [net.Dialer]'s DialContext.
+	// Dial makes a connection, for TLS or a proxy. The default is a [net.Dialer]'s DialContext. Set
+	// Dial before first use.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// AuthScheme and Auth are the credentials that the Locker gives to ZooKeeper, such
-	// as "digest" and "user:password". Set them before the first use; by default there
-	// are none.
+	// AuthScheme and Auth are the Locker's credentials, such as "digest" and "user:password". By
+	// default there are none. Set both before first use.
 	AuthScheme string
 	Auth       []byte
 
-	// ACL says who may do what with the nodes that the Locker makes. All Lockers of a
-	// fleet need all permissions. Set it before the first use, to zk.AuthACL(zk.PermAll)
-	// or zk.DigestACL where there are credentials; the default is everybody.
+	// ACL is the access control list of the Locker's nodes. All Lockers of a fleet need all
+	// permissions. Use zk.AuthACL(zk.PermAll) or zk.DigestACL with credentials. The default permits
+	// all clients everything. Set ACL before first use.
 	ACL []zk.ACL
 
 	session session
 	watches watches
 	orphans orphans
-	seen    adapter.Observations[int64] // of nodes, by their latest change, the mzxid
+	seen    adapter.Observations[int64] // nodes by their latest change, the mzxid
 }
 
 var (
@@ -62,18 +59,17 @@ var (
 	_ driver.LossNotifier = (*lease)(nil)
 )
 
-// New returns a Locker on the ensemble of these servers, each of them host:port.
-// It connects when it is first used, and again whenever it has to; names are
-// looked up each time.
+// New returns a Locker on the ensemble of the servers, each a host:port. It connects at its first
+// use, and again after each loss. It resolves names each time.
 func New(servers ...string) *Locker {
 	l := &Locker{Prefix: "/bellwether", SessionTimeout: 10 * time.Second, Dial: new(net.Dialer).DialContext, ACL: zk.WorldACL(zk.PermAll)}
 	l.session.init(servers)
 	return l
 }
 
-// Close ends the session, and with it every lease and watch that it has. It
-// returns when the connection is closed, after about a second where ZooKeeper
-// does not answer. The error is always nil; a second Close does nothing.
+// Close ends the session, with all its leases and watches, and returns when the connection is
+// closed, after about a second if ZooKeeper does not answer. The error is always nil. A second
+// Close does nothing.
 func (l *Locker) Close() error {
 	l.session.close()
 	l.watches.endAll()
@@ -94,7 +90,6 @@ func (l *Locker) Ping(ctx context.Context) error {
 	return wrap("ping", l.Prefix, err)
 }
 
-// start opens the session at the Locker's first use.
 func (l *Locker) start() {
 	l.session.start(l.SessionTimeout, l.Dial, credentials{l.AuthScheme, l.Auth}, func(ev zk.Event) {
 		switch ev.Type {
@@ -104,11 +99,10 @@ func (l *Locker) start() {
 	}, l.watches.any, l.watches.endAll)
 }
 
-// TryAcquire implements [driver.Locker]. It costs one request if the lease
-// is free, two if it is held and three if it is taken over. The error's Until is
-// counted from when this Locker first saw the lease as it is, so a holder that
-// died long ago is waited for at most as long as it had announced; the end of
-// its session ends the wait sooner. A ttl that is not positive is an error.
+// TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3
+// for a takeover. A ttl of 0 or less is an error. The error's Until counts from the first time this
+// Locker saw the lease unchanged, so a long-dead holder costs at most its announced length, or less
+// if its session ends sooner.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -123,20 +117,20 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
 		if err == nil {
-			mine.abandon() // nobody waits for it any more
+			mine.abandon() // its caller has left
 		}
 	})
 }
 
-// acquire makes mine the lease on its key, or returns why it is not. What it
-// has asked for without an answer it gives back behind its error.
+// acquire takes the lease for mine, or returns the reason why it cannot. After an error it gives
+// back, in the background, every lease that an unanswered request may have taken.
 func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start time.Time, ttl time.Duration) (err error) {
 	p := mine.node.(pair)
 	want := value{mine.token, ttl}
 	var (
 		unanswered error // of requests that may have been carried out
 		times      int
-		last       int64 // the change at which a lease was to be taken over
+		last       int64 // the change at the last attempt of a takeover
 	)
 	defer func() {
 		if err != nil && unanswered != nil {
@@ -175,7 +169,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 			if unanswered != nil {
 				continue
 			}
-			// Another had it when the create was refused, and has released it.
+			// Another holder had it when the create was refused, and has released it.
 			return &driver.HeldError{Key: key, Until: time.Now(), Seen: seen{locker: l}}
 		case err != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
@@ -209,8 +203,8 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 	}
 }
 
-// A pair is the two nodes of a lease: one by which it excludes others, and one
-// by which it is told from them. They come and go together.
+// A pair is the two nodes of a lease: one excludes other holders, one identifies the lease. They
+// are created and deleted together.
 type pair struct {
 	lease  string // path, the same for all holders of the key
 	holder string // path, with the holder's token
@@ -223,14 +217,14 @@ func (l *Locker) pair(name, token string) pair {
 
 func (l *Locker) holderPath(token string) string { return l.Prefix + "/" + token + ":holder" }
 
-// create takes the lease if it is free. The error is zk.ErrNodeExists if it is
-// held, and zk.ErrNoNode if there is no parent.
+// create takes the lease if it is free. The error is zk.ErrNodeExists if it is held, and
+// zk.ErrNoNode if there is no parent.
 func (p pair) create(conn *zk.Conn, v value) (*zk.Stat, error) {
 	return statOf(conn.Multi(p.creation(v)...))
 }
 
-// creation is the operations that make the pair. The last one is there because
-// a create returns no Stat, which has the fencing token and the owner.
+// creation is the operations that create the pair. The last one is needed because a create returns
+// no Stat, with the fencing token and the owner.
 func (p pair) creation(v value) []any {
 	return []any{
 		&zk.CreateRequest{Path: p.lease, Acl: p.acl, Flags: zk.FlagEphemeral},
@@ -239,13 +233,10 @@ func (p pair) creation(v value) []any {
 	}
 }
 
-// takeOver replaces a lease that was seen as it is for its whole length: the one
-// of that holder, not renewed since version.
-//
-// The version alone would not do. It is a count that begins anew with each node,
-// so of two observers that take a dead holder's lease over at one time, the
-// second would delete the lease of the first, which has the same version by
-// then. The holder's node has a name that no other lease ever has.
+// takeOver replaces a lease seen unchanged for its whole length: the lease of holder, not renewed
+// since version. The version alone is not enough. It begins again with each node: if two observers
+// take over a dead holder's lease at one time, the second would delete the lease of the first,
+// which has the same version by then. The name of the holder's node is used only once.
 func (p pair) takeOver(conn *zk.Conn, holder string, version int32, v value) (*zk.Stat, error) {
 	return statOf(conn.Multi(append([]any{
 		&zk.DeleteRequest{Path: holder, Version: -1},
@@ -272,7 +263,6 @@ func (p pair) remove(conn *zk.Conn) error {
 
 func (p pair) name() string { return p.lease }
 
-// statOf returns what the last operation of a transaction returns.
 func statOf(replies []zk.MultiResponse, err error) (*zk.Stat, error) {
 	if err != nil {
 		return nil, err
@@ -280,7 +270,6 @@ func statOf(replies []zk.MultiResponse, err error) (*zk.Stat, error) {
 	return replies[len(replies)-1].Stat, nil
 }
 
-// look returns the lease that a node stands for.
 func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	data, stat, err := conn.Get(path)
 	if err != nil {
@@ -293,7 +282,7 @@ func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	return v, stat, nil
 }
 
-// makePrefix makes the nodes of the Prefix that are missing. They stay.
+// makePrefix creates the missing nodes of Prefix. They stay.
 func (l *Locker) makePrefix(conn *zk.Conn) error {
 	for i := 1; i <= len(l.Prefix); i++ {
 		if i < len(l.Prefix) && l.Prefix[i] != '/' {
@@ -307,10 +296,9 @@ func (l *Locker) makePrefix(conn *zk.Conn) error {
 	return nil
 }
 
-// orphans are nodes that nobody holds, or may be none: requests that were not
-// answered, leases whose caller has left, leases that have expired. They are
-// removed behind the back of all callers, as soon as ZooKeeper answers. The end
-// of the session removes them too.
+// orphans are possible nodes without a holder: unanswered requests, leases whose caller has left,
+// expired leases. They are removed in the background as soon as ZooKeeper answers. The end of the
+// session removes them too.
 type orphans struct {
 	mu       sync.Mutex // guards leases and busy
 	leases   map[*lease]struct{}
@@ -318,7 +306,6 @@ type orphans struct {
 	sweeping sync.WaitGroup
 }
 
-// add has a lease's nodes removed.
 func (o *orphans) add(l *Locker, le *lease) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -333,16 +320,16 @@ func (o *orphans) add(l *Locker, le *lease) {
 	o.sweeping.Go(func() { o.sweep(l) })
 }
 
-// close waits for what removes them, after the session has ended.
+// close waits for the sweep, after the session has ended.
 func (o *orphans) close() {
-	// Whoever has the mutex after this sees that the session has ended, so
-	// nothing begins beside the wait.
+	// Every later holder of the mutex sees that the session has ended, so no sweep begins beside
+	// the wait.
 	o.mu.Lock()
 	o.mu.Unlock() //lint:ignore SA2001 see above
 	o.sweeping.Wait()
 }
 
-// sweep removes what there is and ends. There is one at a time.
+// sweep removes the orphans and ends. Sweeps do not overlap.
 func (o *orphans) sweep(l *Locker) {
 	for {
 		o.mu.Lock()
@@ -367,30 +354,29 @@ func (o *orphans) sweep(l *Locker) {
 			return // the session's end removes the rest
 		}
 		if err != nil && !errors.Is(err, zk.ErrNoNode) && !refused(err) {
-			// A connection that was lost on the way is awaited again; what else
-			// there is must not make this a loop without a pause.
+			// A lost connection is awaited again. After other errors, the pause keeps this loop
+			// from spinning.
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-l.session.ctx.Done():
 			}
 			continue
 		}
-		next.lose() // if that is news to it
+		next.lose() // no effect if it has ended before
 		o.mu.Lock()
 		delete(o.leases, next)
 		o.mu.Unlock()
 	}
 }
 
-// refused reports whether ZooKeeper has answered that this may not be done: it
-// was not, and asked again it will not be. What may be created and not removed
-// goes with its session.
+// refused reports whether ZooKeeper has denied permission: the request was not carried out, and a
+// repeated one will not be. A node that may be created but not removed goes with its session.
 func refused(err error) bool {
 	return errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
 }
 
-// wrap says what was being done when the engine failed. What the contract
-// names, and the caller's own context error, go through as they are.
+// wrap adds the operation to an engine's error. Errors of the contract and the caller's own context
+// error pass unchanged.
 func wrap(doing, what string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -15,8 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// newLocker returns a Locker with a session of its own, as another process
-// would have it.
+// newLocker returns a Locker with its own session, as in another process.
 func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
 	tb.Helper()
 	l := zklock.New(servers...)
@@ -24,7 +23,7 @@ func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
 	return l
 }
 
-// A lifetime is the testing.TB of what outlives the test that it begins in.
+// A lifetime is a testing.TB for servers that outlive the test they begin in.
 type lifetime struct {
 	testing.TB
 	ends []func()
@@ -42,15 +41,15 @@ func (l *lifetime) TempDir() string {
 }
 
 var together struct {
-	sync.Mutex // guards what follows
+	sync.Mutex // guards the fields below
 	users      int
 	server     *testserver.Server
 	life       *lifetime
 }
 
-// shared makes the test parallel, and returns the one ZooKeeper of all tests that neither
-// stop it nor count what it keeps. A test uses it from before it is parallel on: the first
-// starts it, and it ends with the last.
+// shared makes the test parallel, and returns the ZooKeeper shared by all tests that neither stop
+// it nor count its data. A test uses it from before it is parallel: the first test starts it, and
+// it ends with the last.
 func shared(t *testing.T) *testserver.Server {
 	t.Helper()
 	defer t.Parallel()
@@ -93,7 +92,6 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// closes fails unless c closes within limit.
 func closes(t *testing.T, what string, c <-chan struct{}, limit time.Duration) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -114,7 +112,6 @@ func lost(t *testing.T, lease driver.Lease) <-chan struct{} {
 	return n.Lost()
 }
 
-// eventually waits for what goes on behind the calls.
 func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(within); !ok(); time.Sleep(20 * time.Millisecond) {

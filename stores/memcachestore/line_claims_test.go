@@ -14,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestGetMany_LongReplies reads 50 MB in the time in which 30 MB come: what has come
-// is handed over.
+// TestGetMany_LongReplies reads 50 MB in the time for 30 MB: values that have come are handed over.
 func TestGetMany_LongReplies(t *testing.T) {
 	srv := testserver.Memcached(t, "-m", "256")
 	proxy := testserver.NewProxy(t, srv.Addr)
@@ -26,7 +25,7 @@ func TestGetMany_LongReplies(t *testing.T) {
 		keys = append(keys, fmt.Sprint("key ", i))
 		put(t, near, keys[i], value, time.Hour)
 	}
-	if _, err := far.Get(t.Context(), keys[0]); err != nil { // the connection's beginning
+	if _, err := far.Get(t.Context(), keys[0]); err != nil { // opens the connection
 		t.Fatal(err)
 	}
 	proxy.SetRate(60_000_000)

@@ -1,12 +1,11 @@
 // Package memcachestore keeps entries in memcached.
 //
-// Memcached has compare-and-swap for one item, and neither scripts nor a clock
-// that clients can read. So a commit takes several steps, whose order is what
-// makes them safe (see the comment on Commit's steps in this package), and the
-// age of an entry is told by the wall clocks of those who write and read it.
+// Memcached has compare-and-swap for one item, no scripts, and no clock that clients can read. A
+// commit therefore takes several steps, made safe by their order, and an entry's age is told by the
+// wall clocks of its writer and its reader.
 //
-// A memcached that was started with -C has no compare-and-swap: there every claim,
-// commit and invalidation of a key that is there already is an error.
+// A memcached started with -C has no compare-and-swap: every claim, commit and invalidation of an
+// existing key is then an error.
 package memcachestore
 
 import (
@@ -25,51 +24,46 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is a [driver.Store] in memcached. Use [New] to make one. It is
-// safe for concurrent use.
+// A Store is a [driver.Store] in memcached. Create a Store with [New]. Stores are safe for
+// concurrent use.
 //
-// A Get costs one round trip, a GetMany one for each piece of its keys, a Claim two, a Commit four, an Invalidate three or
-// four; more if others write the same key at the same time.
+// A Get costs 1 round trip, a GetMany 1 for each piece of its keys, a Claim 2, a Commit 4, or up to
+// 5 for an entry without a life, and an Invalidate 3 or 4. Concurrent writes of the same key cost
+// more.
 //
-// Two promises rest on the clients' wall clocks, and are only as good as
-// these agree. An entry's age is the time on the reader's clock since the time
-// on the writer's at its commit; it is never below the age that was committed.
-// And a counter that is lost (evicted, or its server restarted) begins again
-// at the wall clock of the client that makes the next claim; epochs fall if
-// that clock is further behind the clock that began the lost counter than that
-// counter lived. While the counter is kept, no clock is asked.
+// Two promises are only as good as the clients' wall clocks agree. An entry's age is the time from
+// the writer's clock at the commit to the reader's clock, and never below the committed age. A lost
+// counter (evicted, or lost with its server) begins again at the wall clock of the next claimer.
+// Epochs then fall if the claimer's clock is behind the clock that began the lost counter by more
+// than the counter's lifetime. While the counter is kept, no clock is read.
 //
-// An entry's floor is kept in an item of its own. When that is lost, the entry
-// counts as lost too: nobody could tell whether it had been invalidated.
+// The floor of an entry is in an item of its own. Without the floor the entry counts as lost, since
+// it may have been invalidated. With several servers the two items may be on different servers, and
+// either may be lost. All processes need the same list of servers in the same order, and a server
+// removed from the list may return only empty; docs/engines.md describes the alternative.
 //
-// With several servers the two may be on different ones, and either may be lost.
-// All processes need one list of servers, in one order, and a server that was
-// taken off it comes back only empty; docs/engines.md says what happens else.
-// A GetMany waits for all of them, or for the client's Timeout: make that less
-// than half of [bellwether.Options].EngineTimeout, or one server that hangs fails
-// the batches of all.
+// A GetMany waits for all servers, or for the client's Timeout. Set Timeout to less than half of
+// Fleet.EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
-	// Prefix begins the names of all items, and keeps two programs that use
-	// one server apart. It has at most 80 bytes, none of them a space or a
-	// control byte. New sets it to "bellwether:". Set it before first use.
+	// Prefix begins the names of all items. Different prefixes keep programs on one server apart.
+	// Prefix has at most 80 bytes, without spaces and control bytes. The default is "bellwether:".
+	// Set Prefix before first use.
 	Prefix string
 
-	// MaxValue is the largest item, in bytes, that the store sends: the value,
-	// the text of a failure and less than 160 bytes more. New sets it to 1 MiB
-	// less 1 KiB, which with the key and the server's own header stays within
-	// the default of memcached's option -I. Set it before first use.
+	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a
+	// failure, and less than 160 bytes more. The default is 1 MiB less 1 KiB, which stays within
+	// the default of memcached's option -I with the key and the server's header. Set MaxValue
+	// before first use.
 	MaxValue int
 
 	mc     *memcache.Client
 	pieces adapter.Pieces
 }
 
-// New returns a store over mc. Without mc it panics.
-//
-// By default mc keeps 2 idle connections and dials anew for all requests
-// beyond: set its MaxIdleConns to the number of requests expected at a time.
-// Its Timeout, by default 500 ms, bounds each step on the network; a context
-// that ends earlier ends the wait, while mc's own goes on to that time-out.
+// New returns a store over mc. It panics without mc. By default mc keeps 2 idle connections and
+// dials for every request beyond: set its MaxIdleConns to the expected number of concurrent
+// requests. Its Timeout, 500 ms by default, bounds each network step. A context that ends earlier
+// ends the caller's wait, and mc goes on until the Timeout.
 func New(mc *memcache.Client) *Store {
 	if mc == nil {
 		panic(errors.New("memcachestore: New needs a client, such as memcache.New makes"))
@@ -77,47 +71,42 @@ func New(mc *memcache.Client) *Store {
 	return &Store{Prefix: "bellwether:", MaxValue: 1<<20 - 1<<10, mc: mc}
 }
 
-// What memcached keeps under ":v" is the writer's time of the commit, in 16
-// decimal digits of microseconds since 1970, and the encoded entry. Under ":m"
-// it keeps two decimal numbers, "counter floor", floor <= counter.
+// Item ":v" holds the writer's time of the commit, in 16 decimal digits of microseconds since 1970,
+// and the encoded entry. Item ":m" holds two decimal numbers, "counter floor", with floor <=
+// counter.
 //
-// An entry is served only if its epoch is not below the floor, and only if
-// there is a floor. So these hold, whoever stops at whatever point:
+// An entry is served only if a floor exists and the entry's epoch is not below it. So these hold
+// wherever a writer stops:
 //
-//   - The floor of a key only rises: it is written by compare-and-swap from the
-//     floor that was read. If it is lost, the next one is above every epoch
-//     given out before and above that of the entry.
-//   - The entry's epoch only rises, for the same reason, as long as the entry is
-//     there.
-//   - ":m" outlives every ":v" that is to be served, because it is written for as
-//     long as the entry that was read with it, or is committed, and for an hour at
-//     least. It need outlive no other: when it has gone, a claim is unknown, and an
-//     entry is not served.
-//   - Only the claimant of epoch e writes an entry of epoch e, or the floor e by
-//     a commit; an invalidation's floor is an epoch that nobody has claimed.
+//   - The floor of a key only rises: it is written by compare-and-swap from the floor that was
+//     read. If it is lost, the next floor is above every issued epoch and above the epoch of the
+//     entry.
+//   - The epoch of the entry only rises, for the same reason, while the entry exists.
+//   - ":m" outlives every ":v" that may be served: it is written for as long as the entry read with
+//     it or committed, and for an hour at least. It need not outlive others: without it, a claim is
+//     unknown and an entry is not served.
+//   - Only the claimer of epoch e writes an entry of epoch e, or the floor e by a commit. The floor
+//     of an invalidation is an epoch without a claim.
 //
-// The two may be on different servers: nothing here needs them to be read at
-// one instant.
+// The two items may be on different servers: nothing here needs them to be read at one instant.
 type items struct {
-	v, m *memcache.Item // nil if there is none
+	v, m *memcache.Item // nil if missing
 
-	entry   driver.Entry  // as committed; the zero Entry if v is not one
+	entry   driver.Entry  // as committed; the zero Entry if v is no entry
 	passed  time.Duration // since its commit
-	corrupt error         // why v is no entry, nil if it is one or none
+	corrupt error         // why v is no entry, or nil
 
 	counter, floor uint64
 	known          bool // whether m holds the two numbers
 }
 
-// maxNumber is the greatest counter and epoch that is believed: up to it there
-// is room to count on.
+// maxNumber is the largest accepted counter and epoch. It leaves room to count on.
 const maxNumber = 1 << 62
 
-// read reads both items of a key.
 func (s *Store) read(n names) (items, error) {
-	// The floor first. If the entry came first, a commit in between would let
-	// the old entry be seen below the new floor: a miss of a key that always
-	// had an entry. (On two servers it can happen still: see get.)
+	// The floor first. If the entry came first, a commit in between would show the old entry below
+	// the new floor: a miss of a key that always had an entry. (It still happens with two servers:
+	// see get.)
 	got, err := adapter.Reconnected(func() (map[string]*memcache.Item, error) {
 		return s.mc.GetMulti([]string{n.m, n.v})
 	}, s.mc.Close)
@@ -127,7 +116,6 @@ func (s *Store) read(n names) (items, error) {
 	return itemsOf(got, n), nil
 }
 
-// itemsOf finds both items of a key among those that were read.
 func itemsOf(got map[string]*memcache.Item, n names) items {
 	it := items{v: got[n.v], m: got[n.m]}
 	if it.v != nil {
@@ -137,18 +125,17 @@ func itemsOf(got map[string]*memcache.Item, n names) items {
 	return it
 }
 
-// holds reports whether the entry is one of epoch.
 func (it *items) holds(epoch uint64) bool {
 	return it.v != nil && it.corrupt == nil && it.entry.Epoch == epoch
 }
 
-// overtaken reports whether the entry is below the floor: it is invalidated, or a
-// newer one was committed while the two items were read.
+// overtaken reports whether the entry is below the floor: it was invalidated, or a newer entry was
+// committed between the reads of the two items.
 func (it *items) overtaken() bool {
 	return it.v != nil && it.known && it.entry.Epoch < it.floor
 }
 
-// present returns the entry as of now, and whether there is one to serve.
+// present returns the entry as of now, and whether it may be served.
 func (it *items) present() (driver.Entry, bool) {
 	e := it.entry
 	if it.v == nil || it.corrupt != nil || !it.known || e.Epoch < it.floor || it.passed >= e.Life() {
@@ -158,8 +145,7 @@ func (it *items) present() (driver.Entry, bool) {
 	return e, true
 }
 
-// retention is for how many seconds the numbers are kept that go with the items: as
-// long as the entry, an hour at least.
+// retention is how many seconds m is kept: as long as the entry, an hour at least.
 func (it *items) retention() int32 {
 	if it.v == nil || it.corrupt != nil {
 		return retention
@@ -167,16 +153,15 @@ func (it *items) retention() int32 {
 	return max(seconds(it.entry.Life()-it.passed), retention)
 }
 
-// next returns the next epoch, and the floor that it goes with.
+// next returns the next epoch, and the floor beside it.
 func (it *items) next() (epoch, floor uint64) {
 	if it.known {
 		return max(it.counter, it.entry.Epoch) + 1, it.floor
 	}
-	// The counter is lost: the clock stands in for it. (It is not asked while
-	// the counter is known: one client whose clock is ahead would pull the
-	// counter with it, and when that were lost, all others' clocks would be
-	// behind it.) The floor takes a number for itself, above that of the entry,
-	// which may have been invalidated, and is nobody's epoch: the commit of a
+	// The counter is lost: the clock stands in for it. (While the counter is known, the clock is
+	// not read: a client with a clock ahead would pull the counter along, and after a loss of the
+	// counter all other clocks would be behind it.) The floor takes a number for itself. It is
+	// above the entry, which may have been invalidated, and belongs to no claim: the commit of a
 	// forgotten claim at the floor would look repeated.
 	floor = max(uint64(time.Now().UnixMicro()), it.entry.Epoch+1)
 	return floor + 1, floor
@@ -199,14 +184,14 @@ func (s *Store) get(n names) (driver.Entry, error) {
 		if err != nil {
 			return driver.Entry{}, err
 		}
-		// Of what is overtaken a second look tells why; it is not worth a third.
+		// A second look decides between an invalidation and a commit in between. A third is not
+		// worth its cost.
 		if it.corrupt != nil || !it.overtaken() || again {
 			return it.answer()
 		}
 	}
 }
 
-// answer is what Get returns for the items.
 func (it *items) answer() (driver.Entry, error) {
 	if it.corrupt != nil {
 		return driver.Entry{}, it.corrupt
@@ -217,13 +202,12 @@ func (it *items) answer() (driver.Entry, error) {
 	return driver.Entry{}, driver.ErrNotFound
 }
 
-// GetMany implements [driver.BatchGetter]. It asks for as many keys at a time as have a
-// megabyte of values, by the size of those that came last, and for 256 at most; the first
-// time for 16.
+// GetMany implements [driver.BatchGetter]. It asks for about a megabyte of values at a time, judged
+// by the size of the last values: 16 keys the first time, 256 at most.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	if len(keys) <= few {
-		// The client's GetMulti waits for all servers, and which key is at which
-		// only the client knows.
+		// The client's GetMulti waits for all servers, and only the client knows the server of a
+		// key.
 		all := make([]int, len(keys))
 		for i := range all {
 			all[i] = i
@@ -238,7 +222,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 		bytes := 0
 		for i := from; i < to; i++ {
 			it := itemsOf(got, s.names(keys[i]))
-			// A miss may be that of a server that has failed.
+			// A miss may come from a failed server.
 			if missed := failed && (it.v == nil || it.m == nil); missed || it.corrupt == nil && it.overtaken() {
 				again = append(again, i)
 				continue
@@ -254,7 +238,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 		}
 		if failed {
 			s.pieces.Late(to - from)
-			n = len(keys) // each call more would wait for the server that has failed
+			n = len(keys) // every further piece would wait for the failed server
 		} else {
 			s.pieces.Came(to-from, bytes)
 			n = s.pieces.Next()
@@ -264,8 +248,8 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	s.getEach(ctx, keys, again, each)
 }
 
-// getPiece reads the items of keys at one time. Where a server fails, it returns
-// those of the others.
+// getPiece reads the items of keys in a single call. If a server fails, it returns the items of the
+// others.
 func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*memcache.Item, failed bool) {
 	// Every floor before its entry, as in read; the client keeps the order.
 	var all []string
@@ -285,13 +269,13 @@ func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*me
 }
 
 const (
-	// few is how many keys at most GetMany asks for one by one.
+	// few is the largest number of keys that GetMany reads separately.
 	few = 2
-	// atOnce is how many of them at a time.
+	// atOnce bounds the concurrent separate reads.
 	atOnce = 16
 )
 
-// getEach is GetMany for the keys with these indices, one by one.
+// getEach is GetMany for the keys at indices, with one read per key.
 func (s *Store) getEach(ctx context.Context, keys []string, indices []int, each func(i int, e driver.Entry, err error)) {
 	var g errgroup.Group
 	g.SetLimit(atOnce)
@@ -321,8 +305,8 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 			epoch, floor := it.next()
 			e, _ := it.present()
 			c = claim{e, epoch}
-			// The swap also proves that the entry was the present one when the
-			// numbers were read, or else is about to be committed.
+			// The swap proves that the entry was present when the numbers were read, or is about to
+			// be committed.
 			return s.swap(it.m, n.m, marks(epoch, floor), it.retention())
 		})
 		if err != nil {
@@ -335,9 +319,8 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 
 // Commit implements [driver.Store].
 func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
-	// The time is taken and the entry encoded before Await: the age counts from
-	// here, and the caller may use Value again when Commit has returned, which
-	// can be before Await's function has.
+	// The time is read and the entry encoded before Await: the age counts from here, and the caller
+	// may use Value after Commit has returned, possibly before Await's function has.
 	n := s.names(key)
 	life := e.Life()
 	commit := func() error { return s.commitNothing(ctx, n, e.Epoch) }
@@ -359,28 +342,25 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	})
 }
 
-// commit puts data, an entry of epoch, in place of an older one, and then
-// raises the floor.
+// commit replaces an older entry with data, an entry of epoch, and then raises the floor.
 //
-// The entry is written first: the other way round, there would be nothing to
-// serve from the one step to the other, and after a crash between them. For
-// that, an entry can be seen that is not yet committed. It is
+// The entry is written first: in the other order there would be nothing to serve between the two
+// steps, and after a crash between them. So an entry is visible before its commit is complete. It
+// is then
 //
-//   - overtaken by the commit of a later epoch: that replaces it, and this one
-//     finds the floor raised and is refused, as if it had come later;
-//   - disowned by an invalidation, which raises the floor at any point between:
-//     from there on the entry is not served. Whoever comes last removes it: the
-//     invalidation if it looks for an entry after this one is written, else
-//     this commit when it finds the floor raised;
-//   - left behind by a crash, as good as committed: it is replaced by the next
-//     commit, or disowned as above by the next invalidation. If ":m" is lost,
-//     it is not served, and the floor to come will be above it.
+//   - overtaken by the commit of a later epoch, which replaces it. This commit finds the floor
+//     raised and is refused, as if it had come later;
+//   - invalidated between the two steps by a raised floor, and no longer served. The last of the
+//     two removes it: the invalidation if it looks for an entry after this write, else this commit
+//     when it finds the floor raised;
+//   - left behind by a crash, as good as committed. The next commit replaces it, or the next
+//     invalidation works as above. If ":m" is lost, the entry is not served, and the next floor is
+//     above it.
 //
-// Two attempts at one commit may run at a time, because the first goes on when
-// its caller's context has ended. Either finds what the other has done and
-// goes on from there.
+// Two attempts at one commit may run at a time, because the first goes on when its caller's context
+// has ended. Each continues from the other's work.
 func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, seconds int32) error {
-	done := false // by an earlier attempt, to the end
+	done := false // completely, by an earlier attempt
 	err := retry(ctx, func() (bool, error) {
 		it, err := s.read(n)
 		if err != nil {
@@ -392,8 +372,8 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 		if it.holds(epoch) && !bytes.Equal(it.v.Value[stampLen:], data[stampLen:]) {
 			return false, driver.ErrFenced
 		}
-		// At the floor it was committed before, and if it is not there any more
-		// it has gone since. Above it, an attempt may have come half the way.
+		// An epoch at the floor was committed before; a missing entry has gone since. With an epoch
+		// above the floor, an attempt may have come half the way.
 		if done = epoch == it.floor; done || it.holds(epoch) {
 			return true, nil
 		}
@@ -404,21 +384,21 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 	}
 	err = s.raise(ctx, n, epoch, seconds)
 	if errors.Is(err, driver.ErrFenced) {
-		// Not served any more, but it takes up room, and a reader who has read
-		// the floor before it was raised may still take it.
+		// It is no longer served, but takes up room, and a reader that read the floor before the
+		// raise may still return it.
 		s.remove(n, epoch)
 	}
 	return err
 }
 
-// commitNothing raises the floor to epoch and removes what is below. The order
-// is that of an invalidation, for the same reasons.
+// commitNothing raises the floor to epoch and removes older entries, in the order of an
+// invalidation, for the same reasons.
 func (s *Store) commitNothing(ctx context.Context, n names, epoch uint64) error {
 	it, err := s.read(n)
 	if err != nil {
 		return err
 	}
-	if it.entry.Epoch >= epoch { // this one's own is an entry, not nothing
+	if it.entry.Epoch >= epoch { // an entry of the same epoch is not nothing
 		return driver.ErrFenced
 	}
 	if err := s.raise(ctx, n, epoch, 0); err != nil {
@@ -427,9 +407,8 @@ func (s *Store) commitNothing(ctx context.Context, n names, epoch uint64) error 
 	return s.remove(n, epoch)
 }
 
-// raise raises the floor to epoch, for an entry that is kept for so many seconds. It
-// returns ErrFenced if it is above already, or the claim is not known. A floor of
-// just epoch is this claim's own work.
+// raise raises the floor to epoch, for an entry kept for so many seconds, and returns ErrFenced if
+// the floor is above epoch or the claim is unknown. A floor at epoch is this claim's own work.
 func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32) error {
 	return retry(ctx, func() (bool, error) {
 		m, err := s.mc.Get(n.m)
@@ -447,7 +426,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32)
 	})
 }
 
-// Fenced implements [driver.Fencer]. It costs one round trip.
+// Fenced implements [driver.Fencer], with 1 round trip.
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	n := s.names(key)
 	return adapter.Await(ctx, func() (bool, error) {
@@ -472,9 +451,8 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	})
 }
 
-// invalidate raises the floor, which is what disowns the entry and all claims,
-// and then removes the entry, which only makes room. The other way round, a
-// commit between the two steps would be served.
+// invalidate raises the floor, which fences the entry and all claims, and then removes the entry to
+// make room. In the other order, a commit between the two steps would be served.
 func (s *Store) invalidate(ctx context.Context, n names) error {
 	var epoch uint64
 	err := retry(ctx, func() (bool, error) {
@@ -494,9 +472,9 @@ func (s *Store) invalidate(ctx context.Context, n names) error {
 	return s.remove(n, epoch)
 }
 
-// evict removes all that is kept of a key, where there is no room for a new floor: a
-// memcached that evicts nothing (-M) still deletes. Without the floor the entry is not
-// served, and commits of earlier claims are refused, so the floor goes first.
+// evict removes both items of a key if there is no room for a new floor: a memcached that evicts
+// nothing (-M) still deletes. The floor goes first: without it the entry is not served, and commits
+// of earlier claims are refused.
 func (s *Store) evict(n names) error {
 	for _, name := range []string{n.m, n.v} {
 		if err := s.mc.Delete(name); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
@@ -506,12 +484,10 @@ func (s *Store) evict(n names) error {
 	return nil
 }
 
-// remove removes an entry whose epoch is at most epoch, and what is no entry.
-//
-// A plain delete might hit a newer entry that was written after the look. A
-// swap with an expiration in the past removes only what was looked at; if that
-// has been replaced, it was by a newer one or by a commit that will find itself
-// refused, and there is nothing to do.
+// remove removes an entry with an epoch up to epoch, and bytes that are no entry. A plain delete
+// might hit a newer entry written after the look. A swap with an expiration in the past removes
+// only the entry that was read. If that entry was replaced, the new entry is newer or belongs to a
+// commit about to be refused.
 func (s *Store) remove(n names, epoch uint64) error {
 	v, err := s.mc.Get(n.v)
 	if errors.Is(err, memcache.ErrCacheMiss) {
@@ -527,8 +503,8 @@ func (s *Store) remove(n names, epoch uint64) error {
 	return err
 }
 
-// swap writes value in place of old, which was read before (nil: there was
-// none). It returns false, and writes nothing, if somebody else was quicker.
+// swap writes value in place of old, or of a missing item if old is nil. If the item has changed,
+// swap writes nothing and returns false.
 func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int32) (bool, error) {
 	item := &memcache.Item{Key: name, Value: value, Expiration: seconds}
 	var err error
@@ -547,8 +523,8 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	case errors.Is(err, memcache.ErrNotStored), errors.Is(err, memcache.ErrCASConflict), errors.Is(err, memcache.ErrCacheMiss):
 		return false, nil
 	case strings.Contains(err.Error(), "object too large for cache"):
-		// The server's limit (option -I) is below MaxValue. The client has no
-		// error of its own for this answer.
+		// The server's limit (option -I) is below MaxValue. The client has no error for this
+		// answer.
 		return false, fmt.Errorf("%w: %w", driver.ErrTooLarge, err)
 	case strings.Contains(err.Error(), "out of memory"):
 		return false, fmt.Errorf("%w: %w", errFull, err)
@@ -556,12 +532,12 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	return false, err
 }
 
-// errFull is memcached's answer where it has no room and evicts nothing.
+// errFull is the answer of a full memcached that evicts nothing.
 var errFull = errors.New("the server is full")
 
-// retry calls f until it is done, fails or ctx ends. f is not done if somebody
-// else wrote in the middle of it. In each round somebody gets through; the
-// growing, random pause keeps many from trying in step.
+// retry calls f until it is done, fails or ctx ends. f is not done if another writer came between
+// its steps. Some writer succeeds in each round; the growing, random pause keeps many writers from
+// trying in step.
 func retry(ctx context.Context, f func() (done bool, err error)) error {
 	for n := 0; ; n++ {
 		if done, err := f(); done || err != nil {
@@ -575,7 +551,7 @@ func retry(ctx context.Context, f func() (done bool, err error)) error {
 	}
 }
 
-// names are the key, and the items that it has in memcached.
+// names are a key and the names of its items in memcached.
 type names struct{ key, v, m string }
 
 func (s *Store) names(key string) names {
@@ -587,8 +563,7 @@ func marks(counter, floor uint64) []byte {
 	return fmt.Appendf(nil, "%d %d", counter, floor)
 }
 
-// parseMarks returns the two numbers in m, or false if there are none: there is
-// no item, or it is not one of ours.
+// parseMarks returns the two numbers in m, or false if m is missing or foreign.
 func parseMarks(m *memcache.Item) (counter, floor uint64, ok bool) {
 	if m == nil {
 		return 0, 0, false
@@ -602,13 +577,13 @@ func parseMarks(m *memcache.Item) (counter, floor uint64, ok bool) {
 	return counter, floor, true
 }
 
-// longest is the longest time, in seconds, that memcached counts: it takes more
-// for a date, and a date would need the server's clock to agree with ours. An
-// entry of a longer life is gone after these 30 days.
+// longest is the longest time, in seconds, that memcached counts. It takes a larger number for a
+// date, and a date would need the server's clock to agree with ours. An entry with a longer life is
+// gone after these 30 days.
 const longest = 30 * 24 * 60 * 60
 
-// seconds returns for how long memcached is to keep an item that lives for d.
-// Told T, it keeps it for something between T-1 and T.
+// seconds returns the expiration of an item with the life d. With an expiration of T, memcached
+// keeps an item for between T-1 and T.
 func seconds(d time.Duration) int32 {
 	s := d / time.Second
 	if d%time.Second > 0 {
@@ -617,15 +592,15 @@ func seconds(d time.Duration) int32 {
 	return int32(min(s+1, longest))
 }
 
-// retention is for how many seconds a key's counter and floor are kept at least. It
-// need only be longer than any rebuild.
+// retention is the least number of seconds for which a key's counter and floor are kept. It need
+// only outlast any rebuild.
 const retention = 60 * 60
 
-// stampLen is the length of the time in front of a stored entry.
+// stampLen is the length of the time before a stored entry.
 const stampLen = 16
 
-// decode returns the entry of the key in data, with the Age of its commit, and the time
-// that has passed from that to now.
+// decode returns the key's entry in data, with the Age of its commit, and the time from the commit
+// to now.
 func decode(key string, data []byte, now time.Time) (e driver.Entry, passed time.Duration, err error) {
 	if len(data) < stampLen {
 		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)

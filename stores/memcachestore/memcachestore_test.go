@@ -24,7 +24,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The suite asks what a store can do of the store.
+// The suite finds optional interfaces by assertion.
 var _ driver.Fencer = (*Store)(nil)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,7 +34,7 @@ var (
 	_ driver.BatchGetter = (*Store)(nil)
 )
 
-// open returns a store as another process would have it.
+// open returns a store as in another process.
 func open(tb testing.TB, prefix string, addrs ...string) *Store {
 	tb.Helper()
 	mc := memcache.New(addrs...)
@@ -45,7 +45,6 @@ func open(tb testing.TB, prefix string, addrs ...string) *Store {
 	return s
 }
 
-// instance puts the servers at addrs under the kit.
 func instance(tb testing.TB, addrs ...string) storetest.Instance {
 	prefix := "test:" + adapter.Token() + ":"
 	admin := open(tb, prefix, addrs...)
@@ -92,9 +91,8 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// three starts three servers, over which the items are spread so that many keys
-// have their entry on one and their floor on another. (Of two, the client's
-// hash would take the same one for both: a checksum is linear.)
+// three starts three servers: many keys have their entry on one and their floor on another. (With
+// two, the client's hash, a linear checksum, would put both on the same one.)
 func three(tb testing.TB) []string {
 	tb.Helper()
 	var addrs []string
@@ -108,10 +106,9 @@ func TestStore_ManyServers(t *testing.T) {
 	storetest.Run(t, func(tb testing.TB) storetest.Instance { return instance(tb, three(tb)...) })
 }
 
-// TestStore_OneOfManyServersIsLost has each of three servers die and come back
-// empty, over keys whose parts lie on it or elsewhere, in each state that a key
-// can be in. Whatever was lost, nothing of before an invalidation or below a later
-// claim is committed or served, and the next rebuild is taken.
+// TestStore_OneOfManyServersIsLost has each of three servers die and come back empty, over keys in
+// each state with parts on it or elsewhere. No value from before an invalidation or below a later
+// claim is committed or served, and the next rebuild is accepted.
 func TestStore_OneOfManyServersIsLost(t *testing.T) {
 	servers := []*testserver.Server{testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)}
 	prefix := "test:" + adapter.Token() + ":"
@@ -126,8 +123,8 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 	for round, srv := range servers {
 		type state struct {
 			last   driver.Entry // as committed
-			late   uint64       // of a claim that is not committed yet
-			served bool         // last is what may be served
+			late   uint64       // of an open claim
+			served bool         // last may be served
 			lost   [2]bool      // its entry, its floor
 		}
 		states := map[string]*state{}
@@ -156,7 +153,7 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 		srv.Start()
 		for key, st := range states {
 			seen[st.lost]++
-			// The connections of before are found dead one by one.
+			// The old connections are found dead one by one.
 			err := errors.New("not asked")
 			var e driver.Entry
 			for range 300 {
@@ -168,8 +165,7 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 			if keep := st.served && !lost; keep && (err != nil || e.Epoch != st.last.Epoch) || !keep && !errors.Is(err, driver.ErrNotFound) {
 				t.Errorf("Get(%s), lost %v, served before %v: epoch %d of %d, %v", key, st.lost, st.served, e.Epoch, st.last.Epoch, err)
 			}
-			// The claim of before is worth something only where nothing has come
-			// after it that could have been forgotten.
+			// The old claim may commit only if no later change can have been forgotten.
 			err = s.Commit(ctx, key, value(st.late, "late", time.Hour))
 			if ok := st.served && st.last.Epoch < st.late && !st.lost[1]; ok != (err == nil) || err != nil && !errors.Is(err, driver.ErrFenced) {
 				t.Errorf("Commit(%s) of a claim of before, lost %v, served before %v: %v", key, st.lost, st.served, err)
@@ -220,7 +216,6 @@ func invalidate(tb testing.TB, s *Store, key string) {
 	}
 }
 
-// put claims and commits, and returns what it committed.
 func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	e := value(claim(tb, s, key), text, ttl)
@@ -228,8 +223,8 @@ func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.En
 	return e
 }
 
-// A gate stops a client at its nth request and lets a test act in between: the
-// interleavings that the comments argue about, one by one.
+// A gate stops a client at its nth request and lets a test act in between: the interleavings of the
+// comments, one by one.
 type gate struct {
 	net.Conn
 	mu     sync.Mutex // guards the rest
@@ -248,8 +243,8 @@ func (g *gate) Write(b []byte) (int, error) {
 	return g.Conn.Write(b)
 }
 
-// between returns a store over s's server whose nth request, counted from 1,
-// is sent only after hook has returned. A request is one write of up to 4 KiB.
+// between returns a store over s's server that sends its nth request, counted from 1, only after
+// hook has returned. A request is one write of up to 4 KiB.
 func between(tb testing.TB, s *Store, addr string, n int, hook func()) *Store {
 	tb.Helper()
 	slow := open(tb, s.Prefix, addr)
@@ -261,16 +256,16 @@ func between(tb testing.TB, s *Store, addr string, n int, hook func()) *Store {
 	return slow
 }
 
-// TestCommit_Interleaved commits while others act between any two of its
-// steps: reading, writing the entry, reading the floor, raising it.
+// TestCommit_Interleaved commits while others act between any two of its steps: read, write the
+// entry, read the floor, raise it.
 func TestCommit_Interleaved(t *testing.T) {
 	srv := testserver.Memcached(t)
 	const steps = 4
 	type others struct {
 		name string
-		act  func(s *Store, key string, mine driver.Entry) (least uint64) // the least epoch to be served from then on
+		act  func(s *Store, key string, mine driver.Entry) (least uint64) // least: the lowest epoch to be served from then on
 		want error                                                        // of the commit
-		gone int                                                          // the step from which on no entry is left, 0 if one always is
+		gone int                                                          // the step from which on no entry is left, or 0
 	}
 	fenced := driver.ErrFenced
 	for _, o := range []others{
@@ -390,8 +385,8 @@ func TestCommit_Interleaved(t *testing.T) {
 	}
 }
 
-// TestInvalidate_Interleaved commits what was claimed before, between the
-// steps of an invalidation: reading, raising the floor, reading, removing.
+// TestInvalidate_Interleaved commits an earlier claim between the steps of an invalidation: read,
+// raise the floor, read, remove.
 func TestInvalidate_Interleaved(t *testing.T) {
 	srv := testserver.Memcached(t)
 	for step := 1; step <= 4; step++ {
@@ -429,8 +424,8 @@ func TestInvalidate_Interleaved(t *testing.T) {
 	}
 }
 
-// TestGet_CrashBetweenTheSteps leaves an entry as a writer would who died
-// before it raised the floor, or before it removed what it had written.
+// TestGet_CrashBetweenTheSteps leaves an entry as after a writer's death before it raised the
+// floor, or before it removed its entry.
 func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
 	ctx := t.Context()
@@ -457,15 +452,14 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 		t.Errorf("Claim returned what an invalidation has disowned: epoch %d, %v", e.Epoch, err)
 	}
 	s.mc.Delete(s.names("k").m)
-	for what := range 2 { // without a floor, and with the one that the claim makes
+	for what := range 2 { // without a floor, and with the floor of the claim
 		if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("%d: Get of what an invalidation has disowned, whose floor is lost: %v", what, err)
 		}
 		claim(t, s, "k")
 	}
 
-	// As a clock that is behind would have it: the lost counter's epochs are
-	// above the time.
+	// As with a clock that is behind: the lost counter's epochs are above the time.
 	future := value(uint64(time.Now().Add(time.Hour).UnixMicro()), "future", 24*time.Hour)
 	write(future)
 	s.mc.Delete(s.names("k").m)
@@ -475,7 +469,7 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	}
 }
 
-// A conn tells when it has been read from and asks before it is written to.
+// A conn calls write before a write, and read after a read.
 type conn struct {
 	net.Conn
 	write, read func()
@@ -492,11 +486,11 @@ func (c conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestGet_OvertakenBetweenServers has a commit fall between the reading of
-// the entry and of the floor: the key had an entry all the time.
+// TestGet_OvertakenBetweenServers has a commit between the reads of the entry and of the floor: the
+// key had an entry all the time.
 func TestGet_OvertakenBetweenServers(t *testing.T) {
-	// Three: of two, the client's CRC always chooses the same one for both
-	// items, because their names differ in one bit pattern at one place.
+	// With two servers, the client's CRC always chooses the same one for both items: their names
+	// differ in one bit pattern at one place.
 	addrs := []string{testserver.Memcached(t).Addr, testserver.Memcached(t).Addr, testserver.Memcached(t).Addr}
 	s := open(t, "test:"+adapter.Token()+":", addrs...)
 	var servers memcache.ServerList
@@ -579,7 +573,7 @@ func TestStore_RoundTrips(t *testing.T) {
 	expect("a fenced commit", 1)
 }
 
-// TestStore_LargestValue stores what MaxValue allows, under the longest name.
+// TestStore_LargestValue stores an entry of MaxValue bytes under the longest name.
 func TestStore_LargestValue(t *testing.T) {
 	s := open(t, strings.Repeat("p", 80), testserver.Memcached(t).Addr)
 	key := strings.Repeat("k", 160)
@@ -602,7 +596,7 @@ func TestStore_LargestValue(t *testing.T) {
 	}
 }
 
-// TestStore_ServersLimitIsLower lets the server refuse what MaxValue allows.
+// TestStore_ServersLimitIsLower has the server refuse a value that MaxValue allows.
 func TestStore_ServersLimitIsLower(t *testing.T) {
 	srv := testserver.Memcached(t, "-I", "512k").OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
@@ -621,8 +615,8 @@ func TestStore_ServersLimitIsLower(t *testing.T) {
 	put(t, s, "k", "small", time.Hour)
 }
 
-// TestStore_NoCompareAndSwap has a server that refuses every swap: nobody tries for
-// as long as there is time, and the error says why.
+// TestStore_NoCompareAndSwap has a server that refuses every swap: no call retries until its
+// deadline, and the error has the reason.
 func TestStore_NoCompareAndSwap(t *testing.T) {
 	s := open(t, "test:", testserver.Memcached(t, "-C").OwnOrSkip(t).Addr)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -639,8 +633,8 @@ func TestStore_NoCompareAndSwap(t *testing.T) {
 	}
 }
 
-// TestStore_ForeignCounter puts bytes where the counter should be: none stops
-// claims from rising and commits from passing.
+// TestStore_ForeignCounter puts foreign bytes in the counter's place: claims still rise, and
+// commits still pass.
 func TestStore_ForeignCounter(t *testing.T) {
 	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
 	last := put(t, s, "k", "v", time.Hour)
@@ -671,7 +665,7 @@ func TestStore_ExpiresInMemcached(t *testing.T) {
 		if time.Since(start) > life+10*time.Second {
 			t.Fatal("an entry of 50 ms is still in memcached after 10 s")
 		}
-		time.Sleep(20 * time.Millisecond) // the server's clock is a real one
+		time.Sleep(20 * time.Millisecond) // the server's clock is real
 	}
 	if _, err := s.mc.Get(s.names("k").m); err != nil {
 		t.Errorf("the floor has gone before the entry: %v", err)
@@ -708,8 +702,8 @@ func TestStore_ServerHangs(t *testing.T) {
 	storetest.Hang(t, s)
 }
 
-// TestGetMany_OneOfManyServersHangs has a client whose Timeout is below the
-// batch's own: what the other servers have is answered in time.
+// TestGetMany_OneOfManyServersHangs has a client with a Timeout below the batch's own: the answers
+// of the other servers come in time.
 func TestGetMany_OneOfManyServersHangs(t *testing.T) {
 	servers := []*testserver.Server{testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)}
 	var list memcache.ServerList
@@ -727,7 +721,7 @@ func TestGetMany_OneOfManyServersHangs(t *testing.T) {
 		return addr.String()
 	}
 	var keys []string
-	living := 0 // keys of which nothing is at the server that hangs
+	living := 0 // keys with both items away from the hanging server
 	for i := range 40 {
 		key := fmt.Sprintf("key %d", i)
 		keys = append(keys, key)
@@ -760,8 +754,8 @@ func TestStore_ServerDown(t *testing.T) {
 	storetest.Down(t, s)
 }
 
-// A client has as many dead connections after an outage as it had idle ones
-// before. The first call after the outage is answered all the same.
+// A client has as many dead connections after an outage as it had idle ones before. The first call
+// after the outage still succeeds.
 func TestStore_ServerRestarted(t *testing.T) {
 	const idle = 20
 	srv := testserver.Memcached(t).OwnOrSkip(t)
@@ -769,7 +763,7 @@ func TestStore_ServerRestarted(t *testing.T) {
 	mc.MaxIdleConns = idle
 	t.Cleanup(func() { mc.Close() })
 	s := New(mc)
-	for range 2 { // that many at a time
+	for range 2 { // opens that many connections
 		var callers sync.WaitGroup
 		for range 4 * idle {
 			callers.Go(func() { s.Get(t.Context(), "k") })
@@ -808,13 +802,13 @@ func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "memcachestore: New needs a client", func() { New(nil) })
 }
 
-// TestStore_InvalidateFull has a memcached without room that evicts nothing (-M).
+// TestStore_InvalidateFull has a full memcached that evicts nothing (-M).
 func TestStore_InvalidateFull(t *testing.T) {
 	srv := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
 	e := put(t, s, "k", "v", time.Hour)
 	late := claim(t, s, "k")
-	// Until there is no room for the smallest item, of whatever class.
+	// Until the smallest item of every class finds no room.
 	var room []string
 	for size := 100_000; size >= 1; size /= 2 {
 		for i := 0; ; i++ {
@@ -843,8 +837,7 @@ func TestStore_InvalidateFull(t *testing.T) {
 	}
 }
 
-// TestStore_FloorsEnd wants floors to be kept for as long as their entries, or for an
-// hour, and not for as long as memcached counts.
+// TestStore_FloorsEnd sees floors kept for as long as their entries, or for an hour, and no longer.
 func TestStore_FloorsEnd(t *testing.T) {
 	srv := testserver.Memcached(t).OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
@@ -876,7 +869,7 @@ func TestStore_FloorsEnd(t *testing.T) {
 	wants("a commit for ever", "for ever", longest-5, longest)
 }
 
-// remaining returns for how many seconds memcached keeps an item, by its meta command.
+// remaining returns the remaining seconds of an item, by memcached's meta command.
 func remaining(t *testing.T, addr, name string) (ttl int) {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)

@@ -1,6 +1,5 @@
-// Package memstore keeps entries in the memory of one process: a store for
-// several caches of one program, for tests, and the shortest reading of what a
-// [driver.Store] and a [driver.Elector] promise.
+// Package memstore keeps entries in the memory of one process, for several caches of one program
+// and for tests. It is also the shortest implementation of [driver.Store] and [driver.Elector].
 package memstore
 
 import (
@@ -18,46 +17,40 @@ import (
 )
 
 const (
-	// retention is how long a record without an entry is kept: longer than
-	// any rebuild takes, because the commit of a claim without a record is
-	// refused.
+	// retention is how long a record without an entry is kept. It outlasts any rebuild: the commit
+	// of a claim without a record is refused.
 	retention = time.Hour
 
-	// overhead is about what a record costs beside its key and its entry.
+	// overhead is the approximate size of a record beside its key and its entry.
 	overhead = 400
 )
 
-// A Store is a [driver.Store] in memory. The zero Store is not usable; use
-// [New]. It has no goroutines and needs no closing. It is safe for concurrent
-// use, a [driver.Notifier], a [driver.BatchGetter], a [driver.Fencer], a [driver.Toucher] and,
-// with leases of a [locallock.Locker] of its own, a [driver.Elector].
-//
-// Commit copies the entry. Get and Claim return Values that share memory with
-// the store and with each other, so they are not to be modified.
+// A Store is a [driver.Store] in memory. Create it with [New]; the zero Store is not usable. It is
+// safe for concurrent use, has no goroutines and needs no closing. A Store is also a
+// [driver.Notifier], a [driver.BatchGetter], a [driver.Fencer], a [driver.Toucher] and, with the
+// leases of its own [locallock.Locker], a [driver.Elector]. Commit copies the entry. Values from
+// Get and Claim share memory with the store and must not be modified.
 type Store struct {
-	// MaxBytes bounds the memory of keys, entries and claims, approximately;
-	// what was not used for the longest time makes room. An entry that does
-	// not fit by itself is refused with ErrTooLarge. New sets it to 64 MiB.
-	// Set it before first use.
+	// MaxBytes bounds the approximate memory of keys, entries and claims; the least recently used
+	// are evicted. An entry that does not fit alone is refused with ErrTooLarge. The default is 64
+	// MiB. Set MaxBytes before first use.
 	MaxBytes int
 
 	locker *locallock.Locker
 
 	mu sync.Mutex // guards all below
-	// epoch is the last one given out, for whatever key. One counter for all
-	// keys goes on rising when a key's record is evicted, and costs nothing to
-	// keep.
+	// epoch is the last issued epoch of all keys. A common counter goes on rising when a key's
+	// record is evicted, and costs nothing to keep.
 	epoch   uint64
 	records map[string]*record
 	used    list.List // of *record, the last used first
-	due     dueHeap   // the same records, the first that is due first
+	due     dueHeap   // the same records, the first due first
 	bytes   int       // the sum of their sizes
 	// listeners are the calls of Notify, each with its queue.
 	listeners map[chan driver.Notice]struct{}
 }
 
-// queued is how many changes wait for one listener at most; what comes on top
-// is lost to it.
+// queued is the largest number of waiting notices per listener. Further notices are lost to it.
 const queued = 1024
 
 // New returns an empty store.
@@ -65,38 +58,34 @@ func New() *Store {
 	return &Store{MaxBytes: 64 << 20, locker: locallock.New(), records: make(map[string]*record), listeners: make(map[chan driver.Notice]struct{})}
 }
 
-// A record is what the store knows of one key. Whatever the reason for which
-// it goes (memory, time, Invalidate), the entry, the counter and the floor go
-// together, and that is safe: without a record no commit is accepted, and a
-// new record's floor is above all epochs given out before, so that nothing
-// claimed before can be committed any more.
-//
-// So a rebuild during which the whole memory was turned over is refused. Its
-// entry would not have lived for as long as it took to build.
+// A record is the data of one key. Eviction, time and Invalidate drop the entry, the counter and
+// the floor together. That is safe: without a record no commit is accepted, and the floor of a new
+// record is above all issued epochs, so no earlier claim can commit. A rebuild is refused if the
+// whole memory was turned over meanwhile. Its entry would not have lived for as long as its build.
 type record struct {
 	key     string
-	counter uint64 // the last epoch given out for the key
-	floor   uint64 // the last epoch committed, or one that was never given out
+	counter uint64 // the last epoch issued for the key
+	floor   uint64 // the last committed epoch, or an epoch never issued
 
-	data      []byte       // the entry as encoded, nil if none is kept
+	data      []byte       // the encoded entry, or nil
 	entry     driver.Entry // data decoded, with the Age of the commit
 	committed time.Time
 	expires   time.Time // of the entry
-	forget    time.Time // of the rest
+	forget    time.Time // of the record
 
 	element *list.Element // in used
 	index   int           // in due
 }
 
-// fences reports whether a commit of the epoch is refused, and also if r is nil: the claim is
-// forgotten then.
+// fences reports whether a commit of the epoch is refused. A nil r, a forgotten claim, refuses
+// every epoch.
 func (r *record) fences(epoch uint64) bool {
 	return r == nil || epoch < r.floor || epoch > r.counter
 }
 
 func (r *record) size() int { return overhead + len(r.key) + cap(r.data) }
 
-// deadline is when there is something to drop.
+// deadline is the time to drop the entry, or the record without an entry.
 func (r *record) deadline() time.Time {
 	if r.data != nil {
 		return r.expires
@@ -104,13 +93,13 @@ func (r *record) deadline() time.Time {
 	return r.forget
 }
 
-// present returns the entry as of now, the zero Entry if none is kept.
+// present returns the entry as of now, or the zero Entry.
 func (r *record) present(now time.Time) driver.Entry {
 	if r.data == nil {
 		return driver.Entry{}
 	}
 	e := r.entry
-	e.Age += now.Sub(r.committed) // below the end of its life, which fits
+	e.Age += now.Sub(r.committed) // no overflow: now is before the end of its life
 	return e
 }
 
@@ -154,9 +143,8 @@ func (s *Store) claim(key string) (driver.Entry, uint64) {
 	s.epoch++
 	r := s.records[key]
 	if r == nil {
-		// The floor takes an epoch for itself. The one below would do to refuse
-		// what was claimed before, but it may be the epoch of a forgotten
-		// claim, whose commit would be taken for a repeated one.
+		// The floor takes an epoch for itself. The epoch below would also refuse earlier claims,
+		// but it may belong to a forgotten claim, whose commit would look like a repeated one.
 		r = &record{key: key, floor: s.epoch}
 		s.epoch++
 		s.records[key] = r
@@ -190,7 +178,7 @@ func (s *Store) CommitAndRelease(ctx context.Context, key string, e driver.Entry
 		return err
 	}
 	if lease != nil {
-		lease.Release(context.Background()) // or it was lost before
+		lease.Release(context.Background()) // or the lease was lost before
 	}
 	return nil
 }
@@ -207,7 +195,7 @@ func (s *Store) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	switch {
 	case r.fences(e.Epoch):
 		return driver.ErrFenced
-	// Of e's own epoch it is if this Touch is repeated.
+	// A repeated Touch finds e's own epoch.
 	case r.data == nil || r.entry.Epoch != of && r.entry.Epoch != e.Epoch || r.entry.Kind != driver.KindValue:
 		return driver.ErrNotFound
 	}
@@ -219,14 +207,13 @@ func (s *Store) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	return s.write(key, kept)
 }
 
-// A keptEntry is an entry as the store keeps it.
 type keptEntry struct {
-	data  []byte // nil if there is nothing to keep
+	data  []byte // nil without a life
 	entry driver.Entry
 	life  time.Duration
 }
 
-// encode returns e as it comes out of its encoding: copied, and the same as from every
+// encode returns e after a round trip through its encoding: a copy, equal to the entry from every
 // other store.
 func (s *Store) encode(key string, e driver.Entry) (keptEntry, error) {
 	var data []byte
@@ -243,7 +230,7 @@ func (s *Store) encode(key string, e driver.Entry) (keptEntry, error) {
 	return keptEntry{data, e, life}, nil
 }
 
-// write commits what encode has made. The mutex is held.
+// write commits a result of encode. The caller holds mu.
 func (s *Store) write(key string, kept keptEntry) error {
 	now, e, data := s.tidy(), kept.entry, kept.data
 	r := s.records[key]
@@ -251,9 +238,8 @@ func (s *Store) write(key string, kept keptEntry) error {
 		return driver.ErrFenced
 	}
 	if e.Epoch == r.floor {
-		// The claim that has this epoch has committed before: what is kept is
-		// its entry, or nothing if there was nothing to keep or its life is
-		// over.
+		// The claim with this epoch has committed before. The record has its entry, or no entry if
+		// its life is over or it had none.
 		if r.data != nil && !bytes.Equal(r.data, data) {
 			return driver.ErrFenced
 		}
@@ -331,7 +317,7 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// To forget the key is to raise its floor: see record.
+	// Without its record, the key has a raised floor: see record.
 	if r := s.records[key]; r != nil {
 		s.drop(r)
 	}
@@ -361,9 +347,8 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	}
 }
 
-// committed returns the entry of the commit that n tells of, if it is still
-// there. It is looked for now and not queued: what waits for a slow listener
-// would keep memory that MaxBytes does not count.
+// committed returns the entry of the commit in n, if present. It is read now rather than queued:
+// entries queued for a slow listener would take memory outside MaxBytes.
 func (s *Store) committed(n driver.Notice) driver.Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -375,8 +360,8 @@ func (s *Store) committed(n driver.Notice) driver.Entry {
 	return r.present(now)
 }
 
-// tell queues a notice for the listeners: in the order of the changes, and not
-// told from here, since f would run under the lock.
+// tell queues a notice for the listeners, in the order of the changes. f is not called here, since
+// it would run under the lock.
 func (s *Store) tell(n driver.Notice) {
 	for queue := range s.listeners {
 		select {
@@ -386,16 +371,15 @@ func (s *Store) tell(n driver.Notice) {
 	}
 }
 
-// written notes that the key was written now, by whoever changed r. The mutex is
-// held, as in all that follow.
+// written records a write of r. The caller holds mu, as for all functions below.
 func (s *Store) written(r *record, now time.Time) {
 	r.forget = now.Add(retention)
 	s.used.MoveToFront(r.element)
 	heap.Fix(&s.due, r.index)
 }
 
-// tidy drops what is due and returns the present time. Every method begins
-// with it, so that dead entries go without a goroutine to look for them.
+// tidy drops expired entries and records, and returns the present time. Every method begins with
+// it, so no goroutine is needed.
 func (s *Store) tidy() time.Time {
 	now := time.Now()
 	for len(s.due) > 0 && !s.due[0].deadline().After(now) {
@@ -413,7 +397,7 @@ func (s *Store) tidy() time.Time {
 	return now
 }
 
-// makeRoom drops what was not used for the longest time until the rest fits.
+// makeRoom drops the least recently used records until the rest fits.
 func (s *Store) makeRoom() {
 	for s.bytes > s.MaxBytes {
 		s.drop(s.used.Back().Value.(*record))
@@ -427,7 +411,6 @@ func (s *Store) drop(r *record) {
 	heap.Remove(&s.due, r.index)
 }
 
-// A dueHeap orders records by deadline.
 type dueHeap []*record
 
 func (h dueHeap) Len() int           { return len(h) }

@@ -47,7 +47,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestLocker holds the leases of a Store to the contract of a locker.
+// TestLocker runs the contract of a locker on the leases of a Store.
 func TestLocker(t *testing.T) {
 	s := New()
 	lockertest.Run(t, func(testing.TB) driver.Locker { return s })
@@ -67,7 +67,6 @@ func value(epoch uint64, n int, ttl time.Duration) driver.Entry {
 	return driver.Entry{Kind: driver.KindValue, Value: make([]byte, n), Epoch: epoch, TTL: ttl}
 }
 
-// put claims and commits.
 func put(tb testing.TB, s *Store, key string, n int, ttl time.Duration) {
 	tb.Helper()
 	_, epoch, err := s.Claim(tb.Context(), key)
@@ -79,7 +78,7 @@ func put(tb testing.TB, s *Store, key string, n int, ttl time.Duration) {
 	}
 }
 
-// check holds the store to its own books.
+// check compares the store's sums with its records.
 func check(tb testing.TB, s *Store) {
 	tb.Helper()
 	s.mu.Lock()
@@ -125,7 +124,7 @@ func TestStore_ClaimEvictedByOthers(t *testing.T) {
 	for i := range 100 {
 		put(t, s, fmt.Sprint(i), 1<<10, time.Hour)
 	}
-	for range 2 { // also once the record is there again
+	for range 2 { // also once the record exists again
 		if err := s.Commit(t.Context(), "slow", value(epoch, 1, time.Hour)); !errors.Is(err, driver.ErrFenced) {
 			t.Fatalf("Commit of an evicted claim: err = %v, want ErrFenced", err)
 		}
@@ -147,7 +146,7 @@ func TestStore_TooLargeForItsMemory(t *testing.T) {
 	if _, err := s.Get(t.Context(), "other"); err != nil {
 		t.Errorf("another entry made room for one that did not fit: %v", err)
 	}
-	// A key that fits by no means leaves nothing behind.
+	// A key that is too large leaves nothing behind.
 	long := string(make([]byte, s.MaxBytes))
 	if _, _, err := s.Claim(t.Context(), long); err != nil {
 		t.Fatal(err)
@@ -242,7 +241,7 @@ func TestStore_BooksUnderConcurrentUse(t *testing.T) {
 	check(t, s)
 }
 
-// What waits for a listener that does not listen is not kept beside MaxBytes.
+// Notices for a stalled listener take no memory outside MaxBytes.
 func TestNotify_StalledListenerKeepsNothing(t *testing.T) {
 	s := New()
 	s.MaxBytes = 4 << 20

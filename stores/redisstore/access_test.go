@@ -9,8 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestStore_Access runs as a user who may do what the documentation says, in another
-// database than the first.
+// TestStore_Access runs as a user with only the documented permissions, in database 1.
 func TestStore_Access(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	testserver.Restrict(t, testserver.RedisRules, server)
@@ -27,7 +26,7 @@ func TestStore_Access(t *testing.T) {
 	})
 }
 
-// TestStore_AccessInACluster does so in a cluster.
+// TestStore_AccessInACluster does the same in a cluster.
 func TestStore_AccessInACluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)

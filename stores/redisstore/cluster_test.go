@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file holds the store over several servers: a cluster, and a ring.
+// This file tests the store over several servers: a cluster, and a ring.
 
 func connect(tb testing.TB, c *testserver.Cluster) *redis.ClusterClient {
 	tb.Helper()
@@ -32,16 +32,16 @@ func TestStore_Cluster(t *testing.T) {
 	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
 }
 
-// slotsThatMove goes through every call while the key's slot is under way: with
-// nothing in it, with its keys on the old server, and with its keys on the new.
+// slotsThatMove makes every call while the key's slot moves: empty, with its keys on the old
+// server, and with its keys on the new server.
 func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	const key = "moving"
 	ctx := t.Context()
 	s := New(connect(t, c))
 	reads := func(what string, want driver.Entry) {
 		t.Helper()
-		// One whose client knows nothing of the move; it asks for the time along
-		// with the entry at first, and then for the entry alone.
+		// A client without knowledge of the move. It asks for the time along with the entry at
+		// first, and then for the entry alone.
 		reader := New(connect(t, c))
 		for _, s := range []*Store{s, reader, reader} {
 			e, err := s.Get(ctx, key)
@@ -50,7 +50,6 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 			}
 		}
 	}
-	// each is what happens to a key in its life.
 	each := func(what string, known driver.Entry) (last driver.Entry) {
 		t.Helper()
 		reads(what+", before", known)
@@ -87,7 +86,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	if _, err := s.rdb.Del(ctx, s.name(key)).Result(); err != nil {
 		t.Fatal(err)
 	}
-	// What is new in the slot begins on the new server.
+	// A cold key begins on the new server.
 	known = each("of a cold key in a slot under way", driver.Entry{})
 	if known.Epoch <= claimed {
 		t.Errorf("epoch %d after %d", known.Epoch, claimed)
@@ -114,8 +113,8 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	reads("after the way back", late)
 }
 
-// TestStore_Ring runs the kit over single servers that know nothing of each
-// other, which is why there are no notices.
+// TestStore_Ring runs the kit over single servers that do not know each other: they have no
+// notices.
 func TestStore_Ring(t *testing.T) {
 	t.Parallel()
 	servers := map[string]*testserver.Server{"a": testserver.Redis(t).OwnOrSkip(t), "b": testserver.Redis(t).OwnOrSkip(t), "c": testserver.Redis(t).OwnOrSkip(t)}
@@ -134,7 +133,7 @@ func TestStore_Ring(t *testing.T) {
 		return i
 	})
 
-	// Each server has some of the keys, and nothing is told.
+	// Each server has some of the keys, and sends no notices.
 	s := New(connect(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// calls makes one call of each kind, for as long as a cache waits by default, and returns
-// their errors by its name.
+// calls makes one call of each kind, for as long as a cache waits by default, and returns their
+// errors by name.
 func calls(tb testing.TB, s *Store) map[string]error {
 	errs := map[string]error{}
 	for name, call := range map[string]func(context.Context) error{
@@ -42,8 +42,8 @@ func calls(tb testing.TB, s *Store) map[string]error {
 	return errs
 }
 
-// TestErrors_Refused has nobody listen. With go-redis's default dialing that takes longer
-// to be told than a cache waits; the error says what it is all the same.
+// TestErrors_Refused has no server listen. With go-redis's default dialing the client takes longer
+// to report that than a cache waits. The error still has the reason.
 func TestErrors_Refused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,8 +55,8 @@ func TestErrors_Refused(t *testing.T) {
 		"one server":              redis.NewClient(&redis.Options{Addr: addr}),
 		"one that is dialed once": redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1}),
 		"a cluster":               redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}}),
-		// Once its heartbeat has missed a server three times, a ring asks it no more,
-		// and says "all ring shards are down" alone.
+		// Once its heartbeat has missed a server three times, a ring stops asking it, and its error
+		// is only "all ring shards are down".
 		"a ring": redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, HeartbeatFrequency: time.Hour}),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,8 +74,8 @@ func TestErrors_Refused(t *testing.T) {
 	}
 }
 
-// TestErrors_SayWhoseTheyAre holds that no error is one of Redis alone, which begins with
-// the name of a command as often as not, nor one of a context alone.
+// TestErrors_SayWhoseTheyAre sees every error name redisstore: a bare error of Redis often begins
+// with a command, and a bare context error has no origin.
 func TestErrors_SayWhoseTheyAre(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, srv *testserver.Server, rdb *redis.Client){
 		"hangs": func(t *testing.T, srv *testserver.Server, _ *redis.Client) {

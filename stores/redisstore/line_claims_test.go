@@ -18,23 +18,23 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// This file holds the store over a line on which large values take their time.
+// This file tests the store over a slow line with large values.
 
-// overLine returns a store, and one over a line of so many bytes per second.
+// overLine returns a store, and another over a line of bytesPerSecond.
 func overLine(t *testing.T, bytesPerSecond int) (near, far *Store) {
 	t.Helper()
 	srv := testserver.Redis(t)
 	proxy := testserver.NewProxy(t, srv.Addr)
 	near, _ = open(t, srv.Addr, "test:")
 	far, rdb := open(t, proxy.Addr, "test:")
-	if err := rdb.Ping(t.Context()).Err(); err != nil { // the connection's beginning
+	if err := rdb.Ping(t.Context()).Err(); err != nil { // opens the connection
 		t.Fatal(err)
 	}
 	proxy.SetRate(bytesPerSecond)
 	return near, far
 }
 
-// fill commits n values of this size, under keys that begin with what.
+// fill commits n values of the size, under keys that begin with what.
 func fill(t *testing.T, s *Store, what string, n, size int) (keys []string) {
 	t.Helper()
 	value := []byte(strings.Repeat("v", size))
@@ -52,8 +52,7 @@ func fill(t *testing.T, s *Store, what string, n, size int) (keys []string) {
 	return keys
 }
 
-// TestGetMany_LongReplies reads 50 MB in the time in which 30 MB come: what has
-// come is handed over.
+// TestGetMany_LongReplies reads 50 MB in the time for 30 MB: values that have come are handed over.
 func TestGetMany_LongReplies(t *testing.T) {
 	near, far := overLine(t, 60_000_000)
 	keys := fill(t, near, "key ", 1000, 50_000)
@@ -74,8 +73,8 @@ func TestGetMany_LongReplies(t *testing.T) {
 	}
 }
 
-// TestGetMany_LongRepliesInACache reads the same by way of a cache, which takes a store
-// for silent that has said nothing for half a second: all is found, however long it takes.
+// TestGetMany_LongRepliesInACache reads the same through a cache, which takes a store for down
+// after half a second of silence: the cache finds all values, however long they take.
 func TestGetMany_LongRepliesInACache(t *testing.T) {
 	for _, of := range []struct{ keys, size int }{{1000, 50_000}, {100, 300_000}, {40, 900_000}} {
 		t.Run(fmt.Sprintf("%d of %d bytes", of.keys, of.size), func(t *testing.T) {
@@ -100,17 +99,16 @@ func TestGetMany_LongRepliesInACache(t *testing.T) {
 	}
 }
 
-// TestGet_BesideLongReplies reads short values while long ones are read: those of the
-// same moment do not wait for them.
+// TestGet_BesideLongReplies reads short values beside long ones: the short ones do not wait.
 func TestGet_BesideLongReplies(t *testing.T) {
 	near, far := overLine(t, 100_000_000)
 	long := fill(t, near, "key ", 1, 4_000_000)[0]
 	put(t, near, "short", time.Hour)
-	if _, err := far.Get(t.Context(), "short"); err != nil { // which has it know the server's clock
+	if _, err := far.Get(t.Context(), "short"); err != nil { // lets far learn the server's clock
 		t.Fatal(err)
 	}
-	// The median of several rounds is judged: a busy machine is slow now and then, a
-	// queue behind long replies most of the time.
+	// Judged by the median of several rounds: a busy machine is slow now and then, a queue behind
+	// long replies most of the time.
 	var rounds []time.Duration
 	for range 5 {
 		rounds = append(rounds, beside(t, far, long, 2))
@@ -121,8 +119,8 @@ func TestGet_BesideLongReplies(t *testing.T) {
 	}
 }
 
-// beside reads short values while so many readers read long ones, and returns the 95th
-// percentile of the short ones' times.
+// beside reads short values while readersOfLong goroutines read long ones, and returns the 95th
+// percentile of the short reads.
 func beside(t *testing.T, s *Store, long string, readersOfLong int) time.Duration {
 	stop := make(chan struct{})
 	var readers sync.WaitGroup

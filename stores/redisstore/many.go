@@ -14,17 +14,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file reads many entries at once: of each server those that it has, in one
-// round trip for each piece of them.
+// This file reads many entries at once: a round trip per server and piece.
 
-// A share is what one server has of the keys.
+// A share is the keys on one server.
 type share struct {
 	server redis.Cmdable
 	clock  *redisentry.Clock
-	keys   []int    // by their places in the call
-	names  []string // of the keys, as Redis knows them
+	keys   []int    // indexes in the call
+	names  []string // of the keys in Redis
 	own    []string // the keys themselves
-	err    error    // why there is no server, for a share of one key
+	err    error    // the reason for no server; the share then has one key
 }
 
 // piece returns the first n keys of the share, and the share of the rest.
@@ -37,24 +36,22 @@ func (sh share) piece(n int) (first, rest share) {
 	return first, rest
 }
 
-// A reply is what there is to say of one key.
 type reply struct {
 	entry driver.Entry
 	err   error
 }
 
-// replies are those to a piece of a share.
+// replies are the results for a piece of a share.
 type replies struct {
 	each    []reply
 	bytes   int
-	silence error // why there is no answer for any of them
+	silence error // the reason if no key has an answer
 }
 
-// GetMany implements [driver.BatchGetter]. It asks each server for as many keys at a
-// time as have a megabyte of values, by the size of those that came last, and for 256 at
-// most; the first time for 16.
-// Each time costs one round trip, with one command, or in a cluster one GET for each
-// key; and with the time beside that, for a server that was not asked lately.
+// GetMany implements [driver.BatchGetter]. It asks each server for about a megabyte of values at a
+// time, judged by the size of the last values: 16 keys the first time, 256 at most. Each request
+// costs 1 round trip with 1 command, or in a cluster 1 GET per key, and a TIME for a server without
+// a recent request.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	shares, err := await(ctx, s, "get", func() ([]*share, error) { return s.shares(ctx, keys) })
 	if err != nil {
@@ -94,7 +91,6 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	asking.Wait()
 }
 
-// shares finds the keys' servers.
 func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	var list []*share
 	of := map[*redisentry.Clock]*share{}
@@ -116,10 +112,9 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	return list, nil
 }
 
-// getShare reads a share. A process that only reads asks for the time along with
-// entries, twice a minute. The request goes to their server itself, because TIME has no
-// key by which a cluster's client would find it; so a redirection to another server is
-// ours to follow.
+// getShare reads a share. A process that only reads asks for the time along with entries, twice a
+// minute. TIME has no key, so a cluster's client could not route it: the request goes to the server
+// itself, and this code follows redirections.
 func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) {
 	if sh.err != nil {
 		return got, sh.err
@@ -132,7 +127,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	if !known {
 		now = pipe.Time(ctx)
 	}
-	pipe.Exec(ctx) // its error is that of a command
+	pipe.Exec(ctx) // its error is also a command's error
 	if now != nil {
 		t, err := now.Result()
 		if err != nil {
@@ -141,7 +136,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		seen = redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}
 		sh.clock.See(seen)
 	}
-	// What has moved to another server the cluster's client finds.
+	// The cluster's client finds the new server of moved keys.
 	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
 	for n, name := range sh.names {
 		_, err := data(n)
@@ -172,11 +167,10 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	return got, nil
 }
 
-// pipeGets puts the reading of names on the pipe, and returns what then tells
-// the replies.
+// pipeGets adds reads of names to the pipe. data returns the replies after its Exec.
 func (s *Store) pipeGets(ctx context.Context, pipe redis.Pipeliner, names []string) (data func(n int) ([]byte, error)) {
 	if _, ok := s.rdb.(rediscluster.Client); ok || len(names) == 1 {
-		// Of keys in several slots a cluster's server refuses MGET.
+		// A cluster's server refuses MGET for keys in several slots.
 		gets := make([]*redis.StringCmd, len(names))
 		for i, name := range names {
 			gets[i] = pipe.Get(ctx, name)
@@ -189,8 +183,7 @@ func (s *Store) pipeGets(ctx context.Context, pipe redis.Pipeliner, names []stri
 		if err != nil {
 			return nil, err
 		}
-		// What has another type than a string, with which GET would fail, is
-		// nothing here.
+		// MGET returns nil for types other than string, where GET would fail.
 		value, ok := values[n].(string)
 		if !ok {
 			return nil, redis.Nil

@@ -13,8 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestGetMany_Commands reads 100 entries through a Cache: one MGET, in one round trip, and
-// for a process that has not asked before the time beside it, and 16 keys before the others.
+// TestGetMany_Commands reads 100 entries through a Cache: one MGET in a single round trip. The
+// first list of a process also has a TIME, and 16 keys before the others.
 func TestGetMany_Commands(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
@@ -27,13 +27,13 @@ func TestGetMany_Commands(t *testing.T) {
 	}
 	meter := testserver.NewMeter(t, srv)
 	s, rdb := open(t, meter.Addr, "test:")
-	if err := rdb.Ping(t.Context()).Err(); err != nil { // the connection's beginning
+	if err := rdb.Ping(t.Context()).Err(); err != nil { // opens the connection
 		t.Fatal(err)
 	}
-	// Of the first list 16 keys are asked for alone, since nobody knows the values' size.
+	// The first list asks for 16 keys alone, since the size of the values is unknown.
 	for i, want := range []map[string]int{{"mget": 2, "time": 1}, {"mget": 3, "time": 1}} {
 		o := bellwether.Options{
-			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "values", Store: struct { // without its notices
+			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "values", Store: struct { // without notices
 				driver.Store
 				driver.BatchGetter
 			}{s, s}},
@@ -62,8 +62,8 @@ func TestGetMany_Commands(t *testing.T) {
 	}
 }
 
-// TestGetMany_Cluster reads keys of all servers, also while one of them knows
-// better than the client where some are.
+// TestGetMany_Cluster reads keys of all servers, also while a server knows better than the client
+// where some of them are.
 func TestGetMany_Cluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)

@@ -12,21 +12,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is what a process hears of the others' commits and invalidations.
+// This file receives the commits and invalidations of other processes.
 
-// channel is where changes are published, "" if they are not.
+// channel is the channel of changes, or "" without notices.
 func (s *Store) channel() string { return s.servers.Changes(s.Prefix, s.MaxNotice) }
 
-// Notify implements [driver.Notifier]. It keeps one connection for itself,
-// subscribed to one channel, Prefix + "changes:" and the number of the database that
-// the client's options name, on which the scripts publish. When the connection is
-// lost, it makes a new one. A notice whose delay cannot be told, because nothing was
-// asked of its server in the last half minute, comes without its entry. Whoever may
-// publish on that channel is believed, as is whoever may write the keys.
+// Notify implements [driver.Notifier]. It subscribes to one channel on a connection of its own, and
+// reconnects after a loss.
 //
-// With a cluster the channel is carried by the cluster's bus, and heard at a node
-// drawn by lot. A Ring's shards know nothing of each other's channels: there f is
-// never called.
+// The channel is Prefix + "changes:" and the number of the database in the client's options. The
+// scripts publish on it. A notice comes without its entry if its delay is unknown, because this
+// process has sent its server no request in the last half minute. Notify trusts every publisher on
+// the channel, as the store trusts every writer of its keys.
+//
+// With a cluster, the cluster's bus carries the channel, and Notify listens at a random node. The
+// shards of a Ring do not share channels: f is never called.
 func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {
 		<-ctx.Done()
@@ -44,8 +44,8 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 //	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
 const lengthLen = 8
 
-// notice decodes a published change. What is none is an error: anybody who can
-// reach the server can publish.
+// notice decodes a published change. Invalid bytes are an error: every user of the server can
+// publish.
 func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err error) {
 	if len(data) < 1+2*redisentry.NumberLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
 		return n, fmt.Errorf("%w: not a change", driver.ErrCorrupt)
@@ -70,7 +70,7 @@ func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err e
 	if !known {
 		return n, nil
 	}
-	now := time.Now() // before the server's is told by it
+	now := time.Now() // before the server's time is derived from it
 	delay, err := redisentry.Since(made, seen.Now())
 	if err != nil {
 		return n, err

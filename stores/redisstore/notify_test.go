@@ -13,11 +13,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A listener ends with its context, whatever its server does not do.
+// A listener ends with its context, even before a silent server.
 func TestNotify_EndsAtOnce(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) (addr string, prepare func()){
 		"deaf from the start": func(t *testing.T) (string, func()) {
-			l, err := net.Listen("tcp", "127.0.0.1:0") // whose connections nobody accepts
+			l, err := net.Listen("tcp", "127.0.0.1:0") // accepts no connections
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -34,7 +34,7 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 			return s.Addr, s.Kill
 		},
 	} {
-		// At once, and when it is about to connect anew.
+		// At once, and when it is about to reconnect.
 		for _, after := range []time.Duration{0, 4 * time.Second} {
 			t.Run(fmt.Sprint(name, after), func(t *testing.T) {
 				t.Parallel()
@@ -61,8 +61,8 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestNotify_Databases has two programs, which chose one Prefix, use two databases of
-// a server: neither hears of the other's changes.
+// TestNotify_Databases has two programs with the same Prefix in two databases of a server: neither
+// receives the other's changes.
 func TestNotify_Databases(t *testing.T) {
 	server := testserver.Redis(t)
 	var stores [2]*Store

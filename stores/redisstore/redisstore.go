@@ -1,19 +1,18 @@
-// Package redisstore keeps entries in Redis 7.0 or newer, or in what speaks its
-// protocol and its Lua: Valkey, a cluster, a ring of servers.
+// Package redisstore keeps entries in Redis 7.0 or newer, or a server with its protocol and its
+// Lua, such as Valkey. It works with a single server, a cluster or a ring.
 //
-// A Get costs one command. Claim, Commit and Invalidate are one script each,
-// so that what they read is still true when they write, whoever else is
-// writing. The clock by which entries age is the server's; no client's wall
-// clock is asked.
+// A Get costs 1 command. Claim, Commit and Invalidate are one script each, so their reads still
+// hold at their writes beside concurrent writers. Entries age by the server's clock; no client's
+// wall clock is read.
 //
-// With a [redis.Client], calls that come while another is under way are sent
-// together, as one pipeline, when that has its reply, or 2 ms later. The client's
-// hooks see such a pipeline with the context of its first call.
+// With a [redis.Client], calls that arrive while another is under way go together as one pipeline,
+// after its reply or after 2 ms. The client's hooks see such a pipeline with the context of its
+// first call.
 //
-// A user of Redis's access control lists needs the keys and the channel of the
-// notices, which since Redis 7.0 a new user has none of, and some commands;
-// docs/engines.md has the smallest list. Without the channel all is written all the
-// same, and the other processes see it within NearTTL, not at once.
+// A user of Redis's access control lists needs permission for the keys, the channel of the notices
+// and some commands; docs/engines.md has the smallest list. Since Redis 7.0 a new user has no
+// channels. Without the channel all writes succeed, and other processes see them within NearTTL
+// instead of at once.
 package redisstore
 
 import (
@@ -32,35 +31,30 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Store is a [driver.Store] in Redis. Use [New] to make one. It is safe
-// for concurrent use.
+// A Store is a [driver.Store] in Redis. Create a Store with [New]. Stores are safe for concurrent
+// use.
 //
-// Epochs rise over evictions and restarts because a counter that is lost
-// begins again at the server's clock. They may repeat only if that clock is set
-// back, or a server takes over whose clock is behind, by more than has passed
-// since the key's last claim.
+// Epochs rise across evictions and restarts, because a lost counter begins again at the server's
+// clock. Epochs may repeat only if the clock is set back, or a server with a slower clock takes
+// over, by more than the time since the key's last claim.
 //
-// Ages are the server's too. In a cluster, where an entry has been moved to
-// another server, or after a failover, its age is off by how far the two
-// servers' clocks are apart.
+// Ages are by the server's clock too. After a failover, or after a cluster has moved an entry to
+// another server, its age is wrong by the difference between the two clocks.
 type Store struct {
-	// Prefix begins the names of all keys in Redis, and keeps two programs
-	// that use one server apart. It has no braces, which would decide the
-	// keys' cluster slot. New sets it to "bellwether:". Set it before first
-	// use.
+	// Prefix begins the names of all keys in Redis. Different prefixes keep programs on one server
+	// apart. The default is "bellwether:". Prefix must have no braces, which would decide the
+	// cluster slot. Set Prefix before first use.
 	Prefix string
 
-	// MaxValue is the largest encoded entry, in bytes, that the store takes:
-	// the value, the text of a failure and less than 128 bytes more. Redis
-	// itself takes 512 MB (proto-max-bulk-len), but is deaf to all others while
-	// a commit's script copies: for some 5 to 25 ms for each MiB. New sets it to
-	// 4 MiB. Set it before first use.
+	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of
+	// a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use.
+	// Redis itself takes 512 MB (proto-max-bulk-len), but answers no other request while a commit's
+	// script copies, for about 5 to 25 ms per MiB.
 	MaxValue int
 
-	// MaxNotice is the largest encoded entry, in bytes, that travels in the
-	// notice of its commit, to every process that listens; a larger one is
-	// fetched by those who want it. New sets it to 64 KiB; negative, no notices
-	// are sent. Set it before first use.
+	// MaxNotice is the largest encoded entry, in bytes, that travels in the notice of its commit to
+	// every listening process. Processes fetch a larger entry on demand. The default is 64 KiB; a
+	// negative value turns notices off. Set MaxNotice before first use.
 	MaxNotice int
 
 	rdb     redis.UniversalClient
@@ -68,8 +62,8 @@ type Store struct {
 	pieces  adapter.Pieces
 }
 
-// New returns a store over rdb, which stays the caller's to close. It adds a hook to rdb,
-// which notes why there is no connection. Without rdb it panics.
+// New returns a store over rdb. The caller closes rdb. New adds a hook to rdb that records failed
+// dials. It panics without rdb.
 func New(rdb redis.UniversalClient) *Store {
 	if adapter.Missing(rdb) {
 		panic(errors.New("redisstore: New needs a client, such as redis.NewClient makes"))
@@ -78,21 +72,20 @@ func New(rdb redis.UniversalClient) *Store {
 	return &Store{Prefix: "bellwether:", MaxValue: 4 << 20, MaxNotice: 64 << 10, rdb: servers.UniversalClient, servers: servers}
 }
 
-// name returns the key in Redis under which all of a key is kept.
 func (s *Store) name(key string) string { return redisentry.Name(s.Prefix, key) }
 
 var (
-	// claim: name; retention in ms, the largest reply. Returns what is kept, nil if
-	// there is no entry, the new epoch, the time. Of what is longer than the largest
-	// reply it returns the beginning, of just that length.
+	// claim: name; retention in ms, the largest reply. Returns the value or nil without an entry,
+	// the new epoch, the time. Of a value longer than the largest reply it returns a beginning of
+	// that length.
 	claimScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + `
 local kept, now = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1), time()
 local entry, epoch = claim(KEYS[1], kept, now, ARGV[1])
 return {entry, epoch, digits(now)}
 `)
 
-	// fenced: name; epoch. Returns whether a commit of that epoch would be refused
-	// that has not been carried out yet.
+	// fenced: name; epoch. Returns whether a commit of the epoch would be refused, if not carried
+	// out yet.
 	fencedScript = redisscript.New(redisentry.Lua + `
 local epoch = tonumber(ARGV[1])
 local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
@@ -107,8 +100,8 @@ local counter = marks(kept) or 0
 local epoch = math.max(counter + 1, now)
 local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch) .. note(kept), 'PX', ARGV[1])
 if set.err then
-	-- Out of memory, Redis still deletes. That is an eviction: commits of earlier
-	-- claims are refused, and the next claim begins at the clock.
+	-- Redis deletes even without memory. The delete acts as an eviction: commits of
+	-- earlier claims are refused, and the next claim begins at the clock.
 	redis.call('DEL', KEYS[1])
 end
 tell(ARGV[2], 'i', now, epoch, ARGV[3], '')
@@ -116,14 +109,14 @@ return {digits(now)}
 `)
 )
 
-// await is [adapter.Await], with an error that says what was being done.
+// await is [adapter.Await], with the operation in its error.
 func await[T any](ctx context.Context, s *Store, doing string, f func() (T, error)) (T, error) {
 	v, err := adapter.Await(ctx, f, nil)
 	return v, s.wrap(doing, err)
 }
 
-// wrap says what was being done when there was an error, and why there is no connection.
-// What the contract names beside an answer goes through as it is.
+// wrap adds the operation and the reason for a missing connection to an error. ErrNotFound and
+// ErrFenced pass unchanged.
 func (s *Store) wrap(doing string, err error) error {
 	if err == nil || err == driver.ErrNotFound || err == driver.ErrFenced {
 		return err
@@ -157,7 +150,7 @@ func (s *Store) get(ctx context.Context, key string) (driver.Entry, error) {
 	s.servers.Queue.Exec(ctx, pipe)
 	data, err := reply.Bytes()
 	switch {
-	case err == nil && len(data) == 0: // GETRANGE knows no nil
+	case err == nil && len(data) == 0: // GETRANGE has no nil
 		err = redis.Nil
 	case err == nil && len(data) == redispipe.Large:
 		data, err = s.servers.Long(ctx, name)
@@ -195,7 +188,7 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 		if c.epoch, err = strconv.ParseUint(epoch, 10, 64); err != nil {
 			return c, fmt.Errorf("unexpected reply: %w", err)
 		}
-		// What is not an entry is for the commit to replace.
+		// The commit replaces bytes that are no entry.
 		c.entry, _, err = s.servers.Present(ctx, key, name, reply[0], seen)
 		return c, err
 	})
@@ -204,8 +197,7 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 
 // Commit implements [driver.Store].
 func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
-	// Encoded before Await, whose function may outlive the call and the
-	// caller's use of Value.
+	// Encoded before Await: its function may outlive the call and the caller's use of Value.
 	commit, err := redisentry.NewCommit(key, e, s.MaxValue)
 	if err != nil {
 		return fmt.Errorf("redisstore: commit: %w", err)

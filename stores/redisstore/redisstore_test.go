@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The suite asks what a store can do of the store.
+// The suite finds optional interfaces by assertion.
 var (
 	_ driver.Fencer   = (*Store)(nil)
 	_ driver.Notifier = (*Store)(nil)
@@ -34,7 +34,7 @@ var (
 	_ driver.BatchGetter = (*Store)(nil)
 )
 
-// open returns a store as another process would have it.
+// open returns a store as in another process.
 func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
 	tb.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
@@ -44,7 +44,7 @@ func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
 	return s, rdb
 }
 
-// instance puts rdb, over which the faults go, and open under the kit.
+// instance gives the kit open, and rdb for its faults.
 func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *Store) storetest.Instance {
 	const limit = 2 << 20
 	name := (&Store{Prefix: prefix}).name
@@ -115,7 +115,6 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// put claims and commits, and returns what it committed.
 func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: claim(tb, s, key), TTL: ttl}
@@ -123,8 +122,7 @@ func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 	return e
 }
 
-// commands returns how often the server ran each command while f ran, those
-// inside scripts included.
+// commands returns the server's count of each command during f, including commands of scripts.
 func commands(tb testing.TB, rdb *redis.Client, f func()) (total int, each string) {
 	tb.Helper()
 	ctx := tb.Context()
@@ -142,7 +140,7 @@ func TestStore_Commands(t *testing.T) {
 	s, _ := open(t, srv.Addr, "test:")
 	_, admin := open(t, srv.Addr, "")
 	ctx := t.Context()
-	put(t, s, "warm", time.Hour) // the scripts are loaded
+	put(t, s, "warm", time.Hour) // loads the scripts
 	invalidate(t, s, "warm")
 
 	expect := func(what string, want int, f func() error) {
@@ -197,8 +195,8 @@ func TestStore_Commands(t *testing.T) {
 	})
 }
 
-// TestStore_NoLeaveForTheChannel has a user who may not publish, as Redis's
-// access control lists make one by default.
+// TestStore_NoLeaveForTheChannel has a user without permission to publish, the default of Redis's
+// access control lists.
 func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
@@ -219,8 +217,8 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
-// TestStore_InvalidateOutOfMemory has Redis refuse what takes memory: what was
-// invalidated is not served on, nor can an earlier claim commit.
+// TestStore_InvalidateOutOfMemory has Redis refuse writes that take memory: an invalidated value is
+// not served, and no earlier claim can commit.
 func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
 	e := put(t, s, "k", time.Hour)
@@ -242,7 +240,7 @@ func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	}
 }
 
-// TestStore_ForeignType puts a list where the entry should be.
+// TestStore_ForeignType puts a list in the entry's place.
 func TestStore_ForeignType(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	reader, _ := open(t, rdb.Options().Addr, s.Prefix)
@@ -253,7 +251,7 @@ func TestStore_ForeignType(t *testing.T) {
 	}
 	before := put(t, s, "k", time.Hour)
 	spoil()
-	for _, s := range []*Store{reader, s} { // with TIME along, and without
+	for _, s := range []*Store{reader, s} { // with TIME, and without
 		if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrCorrupt) {
 			t.Errorf("Get of a list: err = %v, want ErrCorrupt", err)
 		}
@@ -272,8 +270,8 @@ func TestStore_ForeignType(t *testing.T) {
 	}
 }
 
-// TestStore_ForeignCounter puts texts where the counter should be: none stops
-// claims from rising and commits from passing.
+// TestStore_ForeignCounter puts foreign texts in the counter's place: claims still rise, and
+// commits still pass.
 func TestStore_ForeignCounter(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
@@ -297,14 +295,13 @@ func TestStore_ForeignCounter(t *testing.T) {
 	}
 }
 
-// kept is what Redis keeps of an entry that was committed at a time in
-// microseconds.
+// kept is the value in Redis of an entry committed at the time at, in microseconds.
 func kept(key string, e driver.Entry, at int64) []byte {
 	return e.Append(fmt.Appendf(nil, "%016d%016d%038d%016d%016d%016d", e.Epoch, e.Epoch, 0, at, int64(1<<53-1), int64(1<<53-1)), key)
 }
 
-// TestStore_CounterAheadOfTheClock follows an entry from a server whose clock was
-// ahead: its counter goes on, and does not go back to this one's clock.
+// TestStore_CounterAheadOfTheClock follows an entry from a server whose clock was ahead: its
+// counter goes on, and does not return to this server's clock.
 func TestStore_CounterAheadOfTheClock(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
@@ -333,8 +330,8 @@ func TestStore_ServersClockSetBack(t *testing.T) {
 	}
 }
 
-// TestStore_ExpiresInRedis looks at how long Redis keeps what: an entry for its
-// life, and what tells epochs apart for as long as a claim may need it.
+// TestStore_ExpiresInRedis checks expiries in Redis: an entry lasts for its life, the counter and
+// the floor for as long as a claim may need them.
 func TestStore_ExpiresInRedis(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
@@ -359,14 +356,14 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 		kept("a commit of nothing", redisentry.Retention, false)
 	}
 
-	// A commit that a later claim waits behind keeps that claim's number.
+	// A commit below a later claim keeps that claim's number.
 	first := claim(t, s, "k")
 	second := claim(t, s, "k")
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: first, TTL: 20 * time.Millisecond}
 	commit(t, s, "k", e)
 	kept("an entry of 20 ms below a claim", redisentry.Retention, true)
-	time.Sleep(30 * time.Millisecond) // the server's clock is a real one
-	// The entry's room is given back by the next who claims.
+	time.Sleep(30 * time.Millisecond) // the server's clock is real
+	// The next claim frees the entry's memory.
 	if got, _, err := s.Claim(ctx, "k"); err != nil || got.Kind != driver.KindNone {
 		t.Errorf("Claim of an entry whose life is over: %+v, %v", got, err)
 	}
@@ -391,7 +388,7 @@ func TestStore_ServerHangs(t *testing.T) {
 
 func TestStore_ServerDown(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
-	// Left to its defaults, this client tries 20 times before it gives up.
+	// By default, this client tries 20 times before it gives up.
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, MaxRetries: -1, DialerRetries: 1})
 	defer rdb.Close()
 	s := New(rdb)
@@ -400,8 +397,7 @@ func TestStore_ServerDown(t *testing.T) {
 	storetest.Down(t, s)
 }
 
-// TestStore_ScriptsForgotten has the server lose its scripts under load, as it
-// does when it is restarted or told to.
+// TestStore_ScriptsForgotten has the server lose its scripts under load, as after a restart.
 func TestStore_ScriptsForgotten(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
@@ -444,8 +440,8 @@ func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "redisstore: New needs a client", func() { New((*redis.Client)(nil)) })
 }
 
-// A server that stands still carries out afterwards what was sent to it before. Then
-// the entry is as old as that, for who reads it and for who is told.
+// A stalled server carries out earlier requests late. The entry then has the age of the delay, for
+// readers and in notices.
 func TestStore_CommitThatComesLate(t *testing.T) {
 	const late = time.Second
 	srv := testserver.Redis(t).OwnOrSkip(t)
@@ -457,7 +453,7 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 	}
 	for _, ttl := range []time.Duration{time.Minute, late / 2} {
 		epoch := claim(t, s, "k")
-		// Twice as long as is wanted: the commit is sent some time behind it.
+		// Twice the wanted pause: the commit is sent some time after its start.
 		must(t, rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err())
 		sent := time.Now()
 		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
@@ -484,15 +480,14 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 	}
 }
 
-// TestStore_CommitThatComesLateAfterALongLoad has a commit sent so long after the claim
-// that the sighting of the server's clock by this is not recent any more, and carried
-// out late.
+// TestStore_CommitThatComesLateAfterALongLoad sends a commit so long after the claim that the
+// sighting of the server's clock is no longer recent. The commit is carried out late.
 func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	const late = time.Second
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
 	epoch := claim(t, s, "k")
-	// As if the load had taken so long that the sighting is forgotten.
+	// As if the load had outlasted the sighting.
 	s.servers = redisentry.Of(rdb)
 	must(t, rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err())
 	sent := time.Now()
@@ -501,16 +496,15 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	if took := time.Since(sent); took < late {
 		t.Fatalf("the commit took %v, want a pause of %v at least", took, late)
 	}
-	// The committer takes the server's clock for ahead now, by the time the reply took.
+	// The committer now believes the server's clock to be ahead by the duration of the reply.
 	reader, _ := open(t, srv.Addr, "test:")
 	if got, err := reader.Get(t.Context(), "k"); err != nil || got.Age < late {
 		t.Errorf("Get: Age %v, %v; want %v at least", got.Age, err, late)
 	}
 }
 
-// TestStore_LargestCommit wants the server free for others again soon, however much
-// a commit has. Its processor's time is judged, which does not grow with what else the
-// machine does.
+// TestStore_LargestCommit sees the server free for others again soon after the largest commit. It
+// reads the server's processor time, which does not depend on the machine's load.
 func TestStore_LargestCommit(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
 	used := func() time.Duration {

@@ -11,11 +11,10 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds an engine that is store and locker at once to the contract of one request.
+// This file tests engines that are store and locker at once.
 
 func elects(i Instance) bool { return i.Elects }
 
-// elector opens a store and wants it to be an Elector.
 func (k kit) elector() driver.Elector {
 	k.Helper()
 	s := k.Open(k)
@@ -37,7 +36,7 @@ func (k kit) elect(s driver.Elector, past uint64) driver.Election {
 	return got
 }
 
-// leads wants the leadership from Elect, with the entry and an epoch above the floor.
+// leads elects, and wants the lease with the entry want and a later epoch.
 func (k kit) leads(s driver.Elector, past uint64, want driver.Entry) driver.Election {
 	k.Helper()
 	got := k.elect(s, past)
@@ -62,7 +61,7 @@ func (k kit) answers(s driver.Elector, past uint64, want driver.Entry) {
 	}
 }
 
-// held wants Elect to tell of the holder, with the entry. The holder's lease has time left.
+// held wants the holder from Elect, with the entry. The holder's lease has time left.
 func (k kit) held(s driver.Elector, past uint64, want driver.Entry) *driver.HeldError {
 	k.Helper()
 	asked := time.Now()
@@ -89,7 +88,6 @@ func (k kit) commitAndRelease(s driver.Elector, e driver.Entry, lease driver.Lea
 	}
 }
 
-// testElect follows a key from nothing to a value, and to the next.
 func testElect(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -103,14 +101,14 @@ func testElect(k kit) {
 	time.Sleep(200 * time.Millisecond) // of the engine's clock
 	next := k.leads(b, 0, first)
 	k.held(a, 0, first)
-	k.present(a, first) // stale, and there
+	k.present(a, first) // stale, and present
 	if err := next.Lease.Release(k.Context()); err != nil {
 		k.Fatalf("Release: %v", err)
 	}
 	k.leads(a, 0, first)
 }
 
-// testElectPast elects past an entry that the caller does not take for an answer.
+// testElectPast elects past an entry that the caller does not accept as an answer.
 func testElectPast(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -118,7 +116,7 @@ func testElectPast(k kit) {
 	k.commitAndRelease(a, e, won.Lease)
 	k.answers(b, e.Epoch-1, e)
 	next := k.leads(b, e.Epoch, e)
-	// Others take it for one while it is replaced.
+	// Other callers accept it while it is replaced.
 	k.answers(a, 0, e)
 	k.held(a, e.Epoch, e)
 	newer := value(next.Epoch, "w")
@@ -131,7 +129,7 @@ func testElectPast(k kit) {
 	k.answers(b, newer.Epoch, unshared)
 }
 
-// testElectFailure elects nobody until a failed rebuild's next try is due.
+// testElectFailure elects no caller until a failed rebuild's next try is due.
 func testElectFailure(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -146,7 +144,6 @@ func testElectFailure(k kit) {
 	k.leads(a, 0, e)
 }
 
-// testElectBesideTheTwo mixes Elect with the methods of Store and Locker.
 func testElectBesideTheTwo(k kit) {
 	a, b := k.elector(), k.elector()
 	lease, err := a.TryAcquire(k.Context(), k.key, electTTL)
@@ -176,7 +173,7 @@ func testElectBesideTheTwo(k kit) {
 	}
 }
 
-// testElectRace has many stand at one time: one leads.
+// testElectRace has many callers stand at one time: one leads.
 func testElectRace(k kit) {
 	const callers = 16
 	for range 5 {
@@ -212,8 +209,8 @@ func testElectRace(k kit) {
 	}
 }
 
-// electedAges asks Elect for the entry of the epoch in each of its three answers. check judges
-// the entry that ask returns.
+// electedAges gets the entry of the epoch in each of Elect's three answers. check judges the entry
+// that ask returns.
 func (k kit) electedAges(s driver.Elector, epoch uint64, check func(what string, ask func() driver.Entry)) {
 	k.Helper()
 	check("Elect that answers", func() driver.Entry { return k.elect(s, 0).Entry })
@@ -231,8 +228,8 @@ func (k kit) electedAges(s driver.Elector, epoch uint64, check func(what string,
 	}
 }
 
-// testElectLeaseEnds has an elected holder fall silent: the lease ends after its ttl, and not
-// before.
+// testElectLeaseEnds has an elected holder fall silent: the lease ends after its ttl, and no
+// earlier.
 func testElectLeaseEnds(k kit) {
 	a, b := k.elector(), k.elector()
 	const ttl = 300 * time.Millisecond
@@ -266,8 +263,8 @@ func testElectLeaseEnds(k kit) {
 	k.held(a, 0, driver.Entry{})
 }
 
-// testElectCallerLeaves ends contexts between the call of Elect and its reply: the lease of such
-// an election ends.
+// testElectCallerLeaves ends contexts between the call of Elect and its reply: the lease of such an
+// election ends.
 func testElectCallerLeaves(k kit) {
 	a, b := k.elector(), k.elector()
 	start := time.Now()
@@ -302,7 +299,7 @@ func testElectCallerLeaves(k kit) {
 		if time.Since(left) > 3*time.Second {
 			k.Fatalf("a lease is held %v after all callers of Elect have left", time.Since(left))
 		}
-		time.Sleep(10 * time.Millisecond) // what a caller left behind is under way
+		time.Sleep(10 * time.Millisecond) // requests left behind are under way
 	}
 }
 
@@ -333,8 +330,8 @@ func testElectPoison(k kit) {
 	k.each(parts)
 }
 
-// mends elects s over bytes that are no entry, beside other, and commits an entry of a later
-// epoch than before.
+// mends elects s over bytes that are no entry, beside other, and commits an entry of an epoch later
+// than before.
 func (k kit) mends(s, other driver.Elector, before uint64) driver.Entry {
 	k.Helper()
 	won := k.leads(s, 0, driver.Entry{})
@@ -348,8 +345,8 @@ func (k kit) mends(s, other driver.Elector, before uint64) driver.Entry {
 	return e
 }
 
-// testElectLongKeys elects on keys that are longer than an engine's own may be: keys with a
-// common beginning have a lease and an entry each.
+// testElectLongKeys elects on keys longer than an engine's own limit: keys with a common beginning
+// have separate leases and entries.
 func testElectLongKeys(k kit) {
 	a, b := k.elector(), k.elector()
 	long, longer := k.key+strings.Repeat("k", 250), k.key+strings.Repeat("k", 10<<10)
@@ -397,8 +394,8 @@ func testElectArguments(k kit) {
 	k.absent(a, "after a commit with an ended context")
 }
 
-// testCommitAndRelease wants the lease over with the commit, and who watches it woken. To
-// repeat the call changes nothing.
+// testCommitAndRelease wants the lease ended with the commit, and its watchers woken. A repeated
+// call changes nothing.
 func testCommitAndRelease(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -429,7 +426,7 @@ func testCommitAndRelease(k kit) {
 	}
 	k.present(b, e)
 
-	// As if the reply of the first were lost: beside no lease, and beside another's.
+	// As after a lost reply: without a lease, and beside another holder's lease.
 	k.commitAndRelease(a, e, won.Lease)
 	next := k.leads(b, e.Epoch, e)
 	k.commitAndRelease(a, e, won.Lease)
@@ -439,7 +436,7 @@ func testCommitAndRelease(k kit) {
 	}
 }
 
-// testCommitAndReleaseRefused wants the lease kept where the commit is refused.
+// testCommitAndReleaseRefused wants the lease kept if the commit is refused.
 func testCommitAndReleaseRefused(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -460,8 +457,8 @@ func testCommitAndReleaseRefused(k kit) {
 	}
 }
 
-// testCommitAndReleaseLate commits after the lease's end: the commit counts, and another's
-// lease stays.
+// testCommitAndReleaseLate commits after the lease's end: the commit counts, and the lease of
+// another holder stays.
 func testCommitAndReleaseLate(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})

@@ -10,12 +10,11 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// The cases of this file: what an engine does to what it was given.
+// This file tests faults of an engine.
 
-// unprovable wants the commit of a claim that the engine has forgotten refused
-// (nobody can prove that nothing newer was committed since), now and after the
-// next claim, and that next claim accepted: a lost counter never blocks
-// commits for good.
+// unprovable wants the commit of a forgotten claim refused, now and after the next claim: a newer
+// entry may have been committed since. It wants the next claim accepted: a lost counter must not
+// block commits for good.
 func (k kit) unprovable(a, b driver.Store, forgotten uint64) {
 	k.Helper()
 	k.refused(a, value(forgotten, "forgotten"), "of a claim that the engine has forgotten")
@@ -41,13 +40,13 @@ func testEvict(k kit) {
 		k.absent(b, "after an eviction")
 		k.unprovable(a, b, running)
 	}
-	// An invalidation is not undone by what is forgotten about it.
+	// A forgotten invalidation still holds.
 	running := k.newEpoch(a)
 	k.invalidate(b)
 	k.Evict(k, k.key)
 	k.refused(a, value(running, "old"), "of a claim before an invalidation that the engine has forgotten")
 	k.unprovable(a, b, running)
-	// Invalidate works on a key that the engine has forgotten.
+	// Invalidate works on a forgotten key.
 	running = k.newEpoch(a)
 	k.Evict(k, k.key)
 	k.invalidate(b)
@@ -62,7 +61,7 @@ func testEvictCounter(k kit) {
 		k.commit(a, e)
 		running := k.newEpoch(a)
 		k.EvictCounter(k, k.key)
-		// Whether the entry is still served is the store's choice.
+		// The store may serve the entry or not.
 		got, err := b.Get(k.Context(), k.key)
 		if err == nil {
 			err = same(got, e)
@@ -82,13 +81,13 @@ func testEvictCounter(k kit) {
 	k.unprovable(a, b, running)
 }
 
-// foreign returns bytes that are nobody's entry.
+// foreign returns bytes that are no entry of the key.
 func foreign() map[string][]byte {
 	whole := value(1, "a value that was damaged").Append(nil, "another key")
 	damaged := bytes.Clone(whole)
 	damaged[len(damaged)-1] ^= 1
-	// The header of an entry, whatever stands before it in the store's form,
-	// with an epoch after which none is left, and a checksum that is wrong.
+	// The header of an entry, whatever the store puts before it, with the last possible epoch and a
+	// wrong checksum.
 	hostile := bytes.Clone(whole)
 	binary.BigEndian.PutUint64(hostile[8:], math.MaxUint64)
 	return map[string][]byte{
@@ -105,7 +104,7 @@ func foreign() map[string][]byte {
 	}
 }
 
-// testMix gives one key the bytes of another: a miss, which the next rebuild mends.
+// testMix gives one key the bytes of another: a miss, mended by the next rebuild.
 func testMix(k kit) {
 	a, b := k.Open(k), k.Open(k)
 	other := k
@@ -130,7 +129,7 @@ func testPoison(k kit) {
 		k.Helper()
 		e, err := s.Get(k.Context(), k.key)
 		if len(foreign[name]) == 0 && errors.Is(err, driver.ErrNotFound) {
-			return // no bytes are no entry, and to some engines nothing at all
+			return // some engines have no empty values
 		}
 		if !errors.Is(err, driver.ErrCorrupt) {
 			k.Fatalf("Get of %s: entry %+v, err = %v, want ErrCorrupt", name, e, err)
@@ -138,7 +137,7 @@ func testPoison(k kit) {
 	}
 	name := k.key
 	for what, data := range foreign {
-		// Under a key that nobody has claimed.
+		// Under a key never claimed.
 		k.key = name + what
 		k.Poison(k, k.key, data)
 		corrupt(a, what)

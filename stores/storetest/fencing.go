@@ -10,7 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// The cases of this file: who may write.
+// This file tests the order of writes.
 
 func testEpochsRise(k kit) {
 	stores := []driver.Store{k.Open(k), k.Open(k)}
@@ -66,7 +66,7 @@ func testLateCommit(k kit) {
 	k.present(paused, e)
 }
 
-// A Fencer says beforehand what Commit would say.
+// A Fencer predicts the answer of Commit.
 func testFenced(k kit) {
 	s, other := k.Open(k), k.Open(k)
 	f, ok := s.(driver.Fencer)
@@ -115,8 +115,7 @@ func testEpochNeverClaimed(k kit) {
 		k.refused(s, value(epoch, "from nowhere"), "of an epoch that was never given out")
 	}
 	k.present(s, e)
-	// Had one of them been taken, every claim from here on would be below the
-	// floor.
+	// If one of them had been accepted, every later claim would be below the floor.
 	e = value(k.newEpoch(s), "next")
 	k.commit(s, e)
 	k.present(s, e)
@@ -136,7 +135,7 @@ func testCommitAgain(k kit) {
 	k.present(s, e)
 
 	claimed := k.newEpoch(other)
-	k.commit(s, e) // a claim alone does not stand in the way
+	k.commit(s, e) // a claim alone does not block it
 	later := value(claimed, "later")
 	k.commit(other, later)
 	k.refused(s, e, "again after a later commit")
@@ -175,9 +174,8 @@ func testInvalidate(k kit) {
 	k.absent(a, "after two invalidations")
 }
 
-// testInvalidateRacesCommits commits and invalidates at once: whatever the
-// interleaving, what was claimed before an invalidation began is not served
-// after it has returned.
+// testInvalidateRacesCommits commits and invalidates at once: in every interleaving, no value
+// claimed before an invalidation is served after it has returned.
 func testInvalidateRacesCommits(k kit) {
 	const committers, rounds = 4, 12
 	invalidator := k.Open(k)
@@ -221,8 +219,8 @@ func testInvalidateRacesCommits(k kit) {
 	}
 }
 
-// testCommitsRace has many writers and readers: the highest epoch stays, and
-// no reader ever sees the key go back.
+// testCommitsRace has many writers and readers: the highest epoch stays, and no reader ever sees
+// the key go back.
 func testCommitsRace(k kit) {
 	stores := []driver.Store{k.Open(k), k.Open(k), k.Open(k), k.Open(k)}
 	stop := make(chan struct{})

@@ -11,26 +11,23 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds stores that are BatchGetters to one thing: that what they say
-// of many keys is what Get says of each.
+// This file compares the answers of a BatchGetter with those of Get.
 
 func batches(i Instance) bool { return i.Batches }
 
-// A said is what a store says of a key.
 type said struct {
 	entry driver.Entry
 	err   error
 }
 
-// many asks s for keys at once, and wants one answer for each of them, all
-// before GetMany returns.
+// many reads keys from s at once, and wants one answer for each, all before GetMany returns.
 func (k kit) many(ctx context.Context, s driver.Store, keys []string) []said {
 	k.Helper()
 	getter, ok := s.(driver.BatchGetter)
 	if !ok {
 		k.Fatalf("%T is no BatchGetter, but its Instance says Batches", s)
 	}
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards the variables below
 	answers, calls, over := make([]said, len(keys)), make([]int, len(keys)), false
 	getter.GetMany(ctx, keys, func(i int, e driver.Entry, err error) {
 		mu.Lock()
@@ -58,7 +55,7 @@ func testGetMany(k kit) {
 	want := map[string]driver.Entry{}
 	var keys []string
 	for i := range n {
-		key := fmt.Sprintf("%s %d", k.key, i) // some engines hash what has spaces
+		key := fmt.Sprintf("%s %d", k.key, i) // some engines hash keys with spaces
 		if i%2 == 0 {
 			key = fmt.Sprintf("%s/%d", k.key, i)
 		}
@@ -72,7 +69,7 @@ func testGetMany(k kit) {
 			k.commit(writer, e)
 			want[key] = e
 		case 2:
-			k.newEpoch(writer) // claimed, and nothing there
+			k.newEpoch(writer) // claimed, without an entry
 		}
 	}
 	k.Run("entries", func(t *testing.T) {

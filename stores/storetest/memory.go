@@ -9,20 +9,19 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// The cases of this file: for how long a store remembers.
+// This file tests how long a store remembers.
 
-// memory is how long a case waits before it asks for a claim or a floor that the
-// store has to know for longer than any rebuild takes. A longer wait would cost
-// each run of the suite its time.
+// memory is the wait before a case uses a claim or a floor again. A store has to keep them for
+// longer than any rebuild; a longer wait would only slow down the suite.
 const memory = 2500 * time.Millisecond
 
-// testClaimLasts wants a claim accepted some time later, whatever else the key had.
+// testClaimLasts wants a claim accepted some time later, in each state of the key.
 func testClaimLasts(k kit) {
 	s, other := k.Open(k), k.Open(k)
 	k.each(map[string]func(kit){
 		"of a key without an entry": func(k kit) {
 			epoch := k.newEpoch(s)
-			time.Sleep(memory) // the engine's clock is a real one, here and below
+			time.Sleep(memory) // the engine's clock is real, here and below
 			k.accepted(s, value(epoch, "v"))
 		},
 		"over an entry": func(k kit) {
@@ -58,8 +57,7 @@ func testClaimLasts(k kit) {
 	})
 }
 
-// testInvalidationLasts wants a rebuild that is slow refused by an invalidation as
-// a quick one is.
+// testInvalidationLasts wants a slow rebuild refused by an invalidation, like a quick one.
 func testInvalidationLasts(k kit) {
 	s, other := k.Open(k), k.Open(k)
 	k.each(map[string]func(kit){
@@ -88,8 +86,7 @@ func testInvalidationLasts(k kit) {
 	})
 }
 
-// testFloorOutlivesEntry wants a late commit refused although what has overtaken
-// it is gone already.
+// testFloorOutlivesEntry wants a late commit refused although the overtaking entry is gone.
 func testFloorOutlivesEntry(k kit) {
 	quick, paused := k.Open(k), k.Open(k)
 	k.each(map[string]func(kit){
@@ -121,7 +118,7 @@ func testFloorOutlivesEntry(k kit) {
 	})
 }
 
-// testKept wants an entry kept until its last window closes, whichever that is.
+// testKept wants an entry kept until its last window closes, whichever it is.
 func testKept(k kit) {
 	writer, reader := k.Open(k), k.Open(k)
 	const ttl, life = 300 * time.Millisecond, 1600 * time.Millisecond
@@ -140,9 +137,9 @@ func testKept(k kit) {
 	})
 }
 
-// kept commits e and wants it back after three quarters of its life, or of two
-// seconds. A look whose reply comes later than nine tenths of the life is not
-// judged, as a store may take an age for older than it is by a call's length.
+// kept commits e and wants it back after three quarters of its life, or of two seconds. A read with
+// a reply later than nine tenths of the life is not judged: a store may overestimate an age by the
+// length of a call.
 func (k kit) kept(writer, reader driver.Store, e driver.Entry) {
 	k.Helper()
 	life := min(e.Life(), 2*time.Second)
@@ -178,7 +175,6 @@ func (k kit) kept(writer, reader driver.Store, e driver.Entry) {
 	k.Fatalf("no two calls of ten rounds took less than %v", life*3/20)
 }
 
-// accepted commits e, which must be taken and be there then.
 func (k kit) accepted(s driver.Store, e driver.Entry) {
 	k.Helper()
 	if err := s.Commit(k.Context(), k.key, e); err != nil {
@@ -187,8 +183,7 @@ func (k kit) accepted(s driver.Store, e driver.Entry) {
 	k.present(s, e)
 }
 
-// each runs the parts of a case, each with a key of its own, at one time: they
-// wait more than they work.
+// each runs the parts of a case at one time, with a key each: they wait more than they work.
 func (k kit) each(parts map[string]func(kit)) {
 	k.Helper()
 	var waiting sync.WaitGroup

@@ -10,20 +10,19 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file holds stores that are Notifiers to what they tell.
+// This file tests the notices of Notifiers.
 
 func notifies(i Instance) bool { return i.Notifies }
 
-// A listener hears of one key and keeps what it hears.
+// A listener collects the notices of one key.
 type listener struct {
 	k     kit
 	key   string
 	heard chan driver.Notice
-	mu    sync.Mutex // held while the listener is told something
+	mu    sync.Mutex // held while a notice is delivered
 }
 
-// listen opens a store of its own, as another process would, and returns when
-// that hears of key.
+// listen opens a new store, as in another process, and returns when it receives notices of key.
 func (k kit) listen(s driver.Store, key string) *listener {
 	k.Helper()
 	other := k.Open(k.T)
@@ -31,7 +30,7 @@ func (k kit) listen(s driver.Store, key string) *listener {
 	if !ok {
 		k.Fatalf("%T is no Notifier, but its Instance says Notifies", other)
 	}
-	k.absent(other, "of a new key") // a process that listens has asked before
+	k.absent(other, "of a new key") // a listening process has read before
 	l := &listener{k: k, key: key, heard: make(chan driver.Notice, 1000)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -39,7 +38,7 @@ func (k kit) listen(s driver.Store, key string) *listener {
 		defer close(ended)
 		notifier.Notify(ctx, func(n driver.Notice) {
 			if n.Key == key {
-				n.Key = "" // 10 KB of it would hide the rest of a failure's line
+				n.Key = "" // 10 KB of key would hide the rest of a failure's line
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				l.heard <- n
@@ -50,14 +49,14 @@ func (k kit) listen(s driver.Store, key string) *listener {
 		cancel()
 		<-ended
 	})
-	// A subscription takes its time; what came before it is lost.
+	// A subscription takes its time; earlier notices are lost.
 	for range 200 {
 		if err := s.Invalidate(k.Context(), key); err != nil {
 			k.Fatalf("Invalidate: %v", err)
 		}
 		select {
 		case <-l.heard:
-			// What came before a commit is told before it, however late.
+			// Notices of earlier changes come before the commit's, however late.
 			last := value(k.newEpoch(s), "the last that is not listened for")
 			k.commit(s, last)
 			for l.next("a commit").Epoch != last.Epoch {
@@ -81,8 +80,7 @@ func (l *listener) next(what string) driver.Notice {
 	}
 }
 
-// silent wants nothing to be heard before the word of an invalidation that is
-// made now.
+// silent invalidates, and wants no notice before the invalidation's.
 func (l *listener) silent(s driver.Store, what string) {
 	l.k.Helper()
 	if err := s.Invalidate(l.k.Context(), l.key); err != nil {
@@ -138,7 +136,7 @@ func testNotices(k kit) {
 	}
 }
 
-// testNoticesOfOtherWrites listens for the writes that commit beside Commit.
+// testNoticesOfOtherWrites listens for commits by Touch and CommitAndRelease.
 func testNoticesOfOtherWrites(k kit) {
 	s := k.Open(k.T)
 	l := k.listen(s, k.key)
@@ -173,15 +171,15 @@ func testNoticesOfOtherWrites(k kit) {
 	}
 }
 
-// testLateNotices has a process hear late of a commit, as after a pause: what it
-// hears then is as old as it is.
+// testLateNotices delivers a commit's notice late, as after a pause: its entry then has its true
+// age.
 func testLateNotices(k kit) {
 	s := k.Open(k.T)
 	l := k.listen(s, k.key)
 	const pause = 300 * time.Millisecond
 
-	// The listener is told of the invalidation, and stands still meanwhile. A store
-	// that calls it from the change itself goes on when the pause is over.
+	// The listener stands still during the notice of the invalidation. A store that calls it within
+	// the change goes on when the pause is over.
 	l.mu.Lock()
 	over := time.Now().Add(pause)
 	time.AfterFunc(pause, l.mu.Unlock)
@@ -203,7 +201,7 @@ func testLateNotices(k kit) {
 	}
 }
 
-// testNoticesEnd wants Notify to return with its context, also at once.
+// testNoticesEnd wants Notify to return with its context, even at once.
 func testNoticesEnd(k kit) {
 	s := k.Open(k.T).(driver.Notifier)
 	for _, after := range []time.Duration{0, 100 * time.Millisecond} {

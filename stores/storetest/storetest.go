@@ -1,9 +1,8 @@
-// Package storetest holds implementations of [driver.Store] to the
-// contract. A store that passes [Run] can be put under a Cache or a Middleware
-// without changing what these promise.
+// Package storetest tests implementations of [driver.Store] against its contract.
 //
-// Claims, floors and invalidations have to last for longer than any rebuild. Run
-// waits for some seconds only; the stores of this repository keep them for an hour.
+// A store that passes [Run] keeps the promises of a Cache or a Middleware. Claims, floors and
+// invalidations have to last for longer than any rebuild. Run waits only for some seconds; the
+// stores of this repository keep them for an hour.
 package storetest
 
 import (
@@ -18,58 +17,54 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// An Instance is an engine with nothing in it, and what a test may do to it.
-// Its functions report failures to the TB they are given and are called from
-// one goroutine per key, for different keys at once.
+// An Instance is an empty engine, with its faults for the tests. Its functions report failures to
+// the given TB. They are called from one goroutine per key, for different keys at once.
 type Instance struct {
-	// Open returns a Store over the engine, as another process would have it:
-	// stores from two calls share what the engine keeps and nothing else.
-	// A store that lives in memory returns the same one each time.
+	// Open returns a Store over the engine, as in another process: two stores share only the
+	// engine. An in-memory store returns the same Store each time.
 	Open func(testing.TB) driver.Store
 
-	// Evict makes the engine forget all that it keeps for key: the entry, the
-	// counter and the floor. Never nil: every engine that bounds its memory
-	// does this by itself.
+	// Evict makes the engine forget all data of key: the entry, the counter and the floor. Never
+	// nil: every engine with bounded memory does this by itself.
 	Evict func(tb testing.TB, key string)
 
-	// EvictCounter makes the engine forget the counter and the floor of key,
-	// not its entry. Nil if the engine keeps them as one.
+	// EvictCounter makes the engine forget the counter and the floor of key, and keep its entry.
+	// Nil if the engine keeps them together.
 	EvictCounter func(tb testing.TB, key string)
 
-	// Poison puts data where the engine keeps key's entry, as a stranger would
-	// who shares the engine. Nil if the engine keeps no bytes.
+	// Poison overwrites key's entry with data, as another program on the engine might. Nil if the
+	// engine keeps no bytes.
 	Poison func(tb testing.TB, key string, data []byte)
 
-	// Mix puts the bytes that the engine keeps for the key from where it keeps those of
-	// the key to, as a proxy that mixes replies up seems to. Nil if the engine keeps no bytes.
+	// Mix copies the engine's bytes of the key from over those of the key to, as a proxy with
+	// mixed-up replies appears to. Nil if the engine keeps no bytes.
 	Mix func(tb testing.TB, from, to string)
 
-	// Touches tells whether the stores are [driver.Toucher]s.
+	// Touches reports whether the stores are [driver.Toucher]s.
 	Touches bool
 
-	// Elects tells whether the stores are [driver.Elector]s.
+	// Elects reports whether the stores are [driver.Elector]s.
 	Elects bool
 
-	// Notifies tells whether the stores are [driver.Notifier]s.
+	// Notifies reports whether the stores are [driver.Notifier]s.
 	Notifies bool
 
-	// Batches tells whether the stores are [driver.BatchGetter]s.
+	// Batches reports whether the stores are [driver.BatchGetter]s.
 	Batches bool
 
-	// Restart stops the engine and starts it empty; the stores that are open
-	// stay in use. Nil if the engine dies with the process, or if the test
-	// runs against a server that it did not start.
+	// Restart stops the engine and starts it empty. Open stores stay in use. Nil if the engine dies
+	// with the process, or if the test did not start the server.
 	Restart func(testing.TB)
 
-	// TooLarge is the length of a Value that the store refuses with
-	// ErrTooLarge. It is above a million bytes, which every store takes, and must
-	// be set: a store without a bound is filled by one mistake.
+	// TooLarge is the length of a Value that the store refuses with ErrTooLarge. It must be set,
+	// above the million bytes that every store accepts: a single mistake fills a store without a
+	// bound.
 	TooLarge int
 }
 
-// Run holds the store to the contract, in subtests of t, and returns when they
-// have ended. It calls newStore twice: once for the cases that share an engine,
-// each with keys of its own, and once for those that restart it.
+// Run tests the store against its contract, in subtests of t, and returns when they have ended. It
+// calls newStore twice: once for the cases that share an engine, with a key each, and once for the
+// cases that restart it.
 func Run(t *testing.T, newStore func(testing.TB) Instance) {
 	t.Helper()
 	t.Run("shared", func(t *testing.T) {
@@ -97,7 +92,7 @@ func Run(t *testing.T, newStore func(testing.TB) Instance) {
 
 var cases = []struct {
 	name  string
-	needs func(Instance) bool // nil if every engine can be put through it
+	needs func(Instance) bool // nil if every engine can run it
 	run   func(kit)
 }{
 	{"NotFound", nil, testNotFound},
@@ -163,15 +158,15 @@ var cases = []struct {
 	{"Poison", func(i Instance) bool { return i.Poison != nil }, testPoison},
 }
 
-// A kit is what one case works with: an engine and a key that no other case
-// uses. Its methods fail the case and are for its own goroutine.
+// A kit is an engine and a key for one case alone. Its methods fail the case and are for its own
+// goroutine.
 type kit struct {
 	*testing.T
 	Instance
 	key string
 }
 
-// value returns an entry that is fresh for an hour and says what it is.
+// value returns an entry with the text as its value, fresh for an hour.
 func value(epoch uint64, text string) driver.Entry {
 	return driver.Entry{Kind: driver.KindValue, Value: []byte(text), Epoch: epoch, TTL: time.Hour}
 }
@@ -185,7 +180,6 @@ func (k kit) claim(s driver.Store) (driver.Entry, uint64) {
 	return e, epoch
 }
 
-// newEpoch claims and leaves the present entry aside.
 func (k kit) newEpoch(s driver.Store) uint64 {
 	k.Helper()
 	_, epoch := k.claim(s)
@@ -199,7 +193,6 @@ func (k kit) commit(s driver.Store, e driver.Entry) {
 	}
 }
 
-// refused commits e and wants ErrFenced.
 func (k kit) refused(s driver.Store, e driver.Entry, why string) {
 	k.Helper()
 	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, driver.ErrFenced) {
@@ -214,7 +207,7 @@ func (k kit) invalidate(s driver.Store) {
 	}
 }
 
-// present wants e from Get, and its Age not below e's.
+// present wants e from Get, with an Age not below e's.
 func (k kit) present(s driver.Store, want driver.Entry) {
 	k.Helper()
 	got, err := s.Get(k.Context(), k.key)
@@ -226,7 +219,6 @@ func (k kit) present(s driver.Store, want driver.Entry) {
 	}
 }
 
-// absent wants ErrNotFound from Get.
 func (k kit) absent(s driver.Store, why string) {
 	k.Helper()
 	if e, err := s.Get(k.Context(), k.key); !errors.Is(err, driver.ErrNotFound) {
@@ -234,7 +226,7 @@ func (k kit) absent(s driver.Store, why string) {
 	}
 }
 
-// same returns how got, from a store, differs from want, as committed.
+// same returns the difference between got, from a store, and want, as committed.
 func same(got, want driver.Entry) error {
 	if got.Age < max(0, want.Age) {
 		return fmt.Errorf("an Age of %v, want at least the %v of the commit", got.Age, want.Age)
@@ -251,7 +243,7 @@ func same(got, want driver.Entry) error {
 	return nil
 }
 
-// empty wants the zero Entry, as Claim returns it where nothing is kept.
+// empty wants the zero Entry, as from Claim without an entry.
 func (k kit) empty(e driver.Entry, why string) {
 	k.Helper()
 	if e.Kind != driver.KindNone || e.Value != nil || e.Epoch != 0 || e.Life() != 0 || e.Failures != 0 {
@@ -259,9 +251,8 @@ func (k kit) empty(e driver.Entry, why string) {
 	}
 }
 
-// untilAnswer calls f until its error is none, or one that the contract names:
-// an engine that has just been restarted, or a connection that has outlived
-// it, may fail some calls first.
+// untilAnswer calls f until its error is nil or an error of the contract. After a restart, the
+// engine or an old connection may fail some calls first.
 func (k kit) untilAnswer(what string, f func(context.Context) error) error {
 	k.Helper()
 	ctx, cancel := context.WithTimeout(k.Context(), 20*time.Second)

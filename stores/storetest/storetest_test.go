@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A model is an engine and its store as short as the contract allows, with the
-// faults that the kit must find.
+// A model is an engine and its store, as short as the contract allows, with the faults that the kit
+// must find.
 type model struct {
 	fault  string // "" for none
 	locker *locallock.Locker
@@ -44,7 +44,7 @@ type toldAt struct {
 type kept struct {
 	data      []byte
 	committed time.Time
-	expires   time.Time // by the engine's own clock; zero if the entry's Life tells
+	expires   time.Time // by the engine's own clock; zero if the entry's Life decides
 }
 
 type mark struct {
@@ -96,7 +96,7 @@ func (m *model) restart() {
 	m.values, m.marks = map[string]kept{}, map[string]mark{}
 }
 
-// read returns the entry under key. The mutex is held.
+// read returns the entry under key. The caller holds mu.
 func (m *model) read(key string) (driver.Entry, error) {
 	v, ok := m.values[key]
 	if !ok || !v.expires.IsZero() && time.Now().After(v.expires) {
@@ -142,7 +142,7 @@ func (m *model) read(key string) (driver.Entry, error) {
 	return e, nil
 }
 
-// mark returns what is known of key. The mutex is held.
+// mark returns the counter and the floor of key. The caller holds mu.
 func (m *model) mark(key string) (mark, bool) {
 	k, known := m.marks[key]
 	old := time.Since(k.written) > time.Second
@@ -160,7 +160,6 @@ func (m *model) mark(key string) (mark, bool) {
 	return k, known
 }
 
-// seed is what a counter begins at.
 func (m *model) seed() uint64 {
 	if m.fault == "a lost counter begins at 1" {
 		return 0
@@ -210,7 +209,7 @@ func (m *model) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 	return m.claim(key)
 }
 
-// claim is Claim. The mutex is held.
+// claim is Claim. The caller holds mu.
 func (m *model) claim(key string) (driver.Entry, uint64, error) {
 	e, err := m.read(key)
 	if err != nil && m.fault == "a claim fails over foreign bytes" && err != driver.ErrNotFound {
@@ -242,7 +241,7 @@ func (m *model) Commit(ctx context.Context, key string, e driver.Entry) error {
 	return m.commit(key, e)
 }
 
-// commit is Commit. The mutex is held.
+// commit is Commit. The caller holds mu.
 func (m *model) commit(key string, e driver.Entry) error {
 	if len(e.Value) > modelLimit {
 		return driver.ErrTooLarge
@@ -296,7 +295,7 @@ func (m *model) commit(key string, e driver.Entry) error {
 	return nil
 }
 
-// tell queues a notice. The mutex is held.
+// tell queues a notice. The caller holds mu.
 func (m *model) tell(n driver.Notice) {
 	n.Made = time.Now()
 	for queue := range m.listeners {
@@ -414,8 +413,7 @@ func (m *model) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	return nil
 }
 
-// deaf has no listener hear of what is told until the function that it returns is called. The
-// mutex is held.
+// deaf keeps notices from all listeners until hear is called. The caller holds mu.
 func (m *model) deaf() (hear func()) {
 	listeners := m.listeners
 	m.listeners = nil
@@ -500,7 +498,7 @@ func (m *model) elect(ctx context.Context, key string, past uint64, ttl time.Dur
 	return won, err
 }
 
-// leaseKey is the name of the lease that an election on key takes.
+// leaseKey is the name of the lease in an election on key.
 func (m *model) leaseKey(key string) string {
 	if m.fault == "the leases of long keys are one" && len(key) > 250 {
 		return key[:250]
@@ -508,7 +506,7 @@ func (m *model) leaseKey(key string) string {
 	return key
 }
 
-// leaseTTL is how long the lease that an election takes for ttl lasts.
+// leaseTTL is the length of the lease in an election for ttl.
 func (m *model) leaseTTL(ttl time.Duration) time.Duration {
 	switch m.fault {
 	case "the elected one's lease never ends":
@@ -546,7 +544,7 @@ func (m *model) CommitAndRelease(ctx context.Context, key string, e driver.Entry
 	return err
 }
 
-// sealed is the key that an entry's bytes are made for.
+// sealed is the key in an entry's checksum.
 func (m *model) sealed(key string) string {
 	if m.fault == "entries do not know their keys" {
 		return ""
@@ -661,8 +659,8 @@ var mutants = map[string]string{
 
 const mutantVar = "STORETEST_MUTANT"
 
-// TestRun_FindsMutants runs this test binary once per mutant, because only a
-// test that has failed shows that Run makes one fail.
+// TestRun_FindsMutants runs this test binary once per mutant: only a failed test shows that Run
+// fails it.
 func TestRun_FindsMutants(t *testing.T) {
 	if os.Getenv(mutantVar) != "" {
 		t.Skip("this is the process of a mutant")
@@ -698,7 +696,7 @@ func TestMutant(t *testing.T) {
 	storetest.Run(t, func(testing.TB) storetest.Instance { return newModel(fault) })
 }
 
-// A silent store waits for each call's context, but for those of one method.
+// A silent store waits for each call's context, except in one method.
 type silent struct {
 	*model
 	answers string
@@ -749,7 +747,6 @@ func (s silent) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	}
 }
 
-// A verdict is a TB that keeps what it is told to itself.
 type verdict struct {
 	testing.TB
 	errors []string

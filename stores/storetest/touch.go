@@ -9,12 +9,10 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file is the two writes that are no commits of a rebuild's own value: Touch keeps the
-// value, Set fences rebuilds off.
+// This file tests the other two writes: Touch keeps the value, Set fences rebuilds off.
 
 func touches(i Instance) bool { return i.Touches }
 
-// toucher opens a store and wants it to be a Toucher.
 func (k kit) toucher() (driver.Store, driver.Toucher) {
 	k.Helper()
 	s := k.Open(k)
@@ -42,7 +40,7 @@ func (k kit) touchFails(s driver.Toucher, what string, of, epoch uint64, want er
 	}
 }
 
-// testTouch renews an entry: the value stays, and all else is as committed.
+// testTouch renews an entry: the value stays, and the rest is as committed.
 func testTouch(k kit) {
 	a, touch := k.toucher()
 	first := value(k.newEpoch(a), "v")
@@ -52,7 +50,7 @@ func testTouch(k kit) {
 		Kind: driver.KindValue, Epoch: k.newEpoch(a), Age: time.Second, TTL: 2 * time.Hour, StaleIfError: time.Minute,
 		BuildTime: 3 * time.Millisecond, Sweep: 5, Validator: `"new"`, Tags: []string{"c"},
 	}
-	for range 2 { // as if the reply of the first were lost
+	for range 2 { // as after a lost reply
 		k.touch(touch, first.Epoch, renewed)
 		want := renewed
 		want.Value = first.Value
@@ -65,7 +63,7 @@ func testTouch(k kit) {
 	k.present(k.Open(k), failed)
 }
 
-// testTouchFenced wants what Commit refuses refused, and ErrNotFound where the value is gone.
+// testTouchFenced wants Touch to refuse as Commit does, and ErrNotFound if the value is gone.
 func testTouchFenced(k kit) {
 	a, touch := k.toucher()
 	first := value(k.newEpoch(a), "v")
@@ -96,8 +94,8 @@ func testTouchFenced(k kit) {
 	k.touchFails(touch, "of a claim that the engine has forgotten", last.Epoch, forgotten, driver.ErrFenced)
 }
 
-// testTouchRaisesFloor wants the claims before a Touch refused, as after a Commit, and those
-// after it taken.
+// testTouchRaisesFloor wants earlier claims refused after a Touch, as after a Commit, and later
+// ones accepted.
 func testTouchRaisesFloor(k kit) {
 	a, touch := k.toucher()
 	first := value(k.newEpoch(a), "v")
@@ -115,7 +113,7 @@ func testTouchRaisesFloor(k kit) {
 	k.present(k.Open(k), next)
 }
 
-// testTouchEpochNeverClaimed wants epochs refused that the store has given to nobody.
+// testTouchEpochNeverClaimed wants epochs refused that the store never issued.
 func testTouchEpochNeverClaimed(k kit) {
 	a, touch := k.toucher()
 	k.touchFails(touch, "of a key never claimed", 1, 1, driver.ErrFenced)
@@ -126,14 +124,14 @@ func testTouchEpochNeverClaimed(k kit) {
 		k.touchFails(touch, "of an epoch that was never given out", e.Epoch, epoch, driver.ErrFenced)
 	}
 	k.present(k.Open(k), e)
-	// An epoch from nowhere, once taken, would put every later claim below the floor.
+	// An epoch never issued, if accepted, would put every later claim below the floor.
 	renewed := e
 	renewed.Epoch = k.newEpoch(a)
 	k.touch(touch, e.Epoch, renewed)
 	k.present(k.Open(k), renewed)
 }
 
-// testTouchNoValue wants ErrNotFound for entries that have no value to keep.
+// testTouchNoValue wants ErrNotFound for entries without a value to keep.
 func testTouchNoValue(k kit) {
 	a, touch := k.toucher()
 	for what, e := range map[string]driver.Entry{
@@ -169,7 +167,7 @@ func testTouchProlongs(k kit) {
 		if err != nil {
 			k.Fatalf("Touch: %v", err)
 		}
-		time.Sleep(2*life - time.Since(start)) // the engine's clock is a real one
+		time.Sleep(2*life - time.Since(start)) // the engine's clock is real
 		k.present(k.Open(k), renewed)
 		if got, _ := k.claim(a); same(got, renewed) != nil {
 			k.Fatalf("Claim after the first life: %v", same(got, renewed))
@@ -179,12 +177,12 @@ func testTouchProlongs(k kit) {
 	k.Fatalf("no three calls of ten rounds took less than %v", life)
 }
 
-// testSet writes beside rebuilds: those that have claimed before are refused.
+// testSet writes beside rebuilds: earlier claims are refused.
 func testSet(k kit) {
 	a, b := k.Open(k), k.Open(k)
 	set := func(s driver.Store, text string) driver.Entry {
 		k.Helper()
-		e := value(1, text) // the epoch is Set's affair
+		e := value(1, text) // Set chooses the epoch
 		epoch, err := driver.Set(k.Context(), s, k.key, e)
 		if err != nil {
 			k.Fatalf("Set: %v", err)

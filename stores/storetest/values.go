@@ -13,7 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// The cases of this file: what is kept, how long, and how it comes back.
+// This file tests the content and the life of entries.
 
 func testNotFound(k kit) {
 	s := k.Open(k)
@@ -52,12 +52,10 @@ func testRoundTrip(k kit) {
 }
 
 func testAge(k kit) {
-	// A store may take the age for older than it is by a round trip, not for
-	// younger: so the upper bound begins before anything was asked, and has room
-	// for the longest call that a store made since, or for one that it shares
-	// with the stores of before.
+	// A store may overestimate the age by a round trip, but never underestimate it. The upper bound
+	// therefore begins before the first request, and has room for the store's longest call since.
 	start := time.Now()
-	const slack = time.Millisecond // what engines round to
+	const slack = time.Millisecond // rounding of engines
 	longest := 50 * time.Millisecond
 	timed := func(call func()) {
 		began := time.Now()
@@ -82,7 +80,7 @@ func testAge(k kit) {
 	}
 	for _, s := range []driver.Store{writer, k.Open(k)} {
 		for range 2 {
-			time.Sleep(30 * time.Millisecond) // the engine's clock is a real one
+			time.Sleep(30 * time.Millisecond) // the engine's clock is real
 			check("Get", func() driver.Entry {
 				got, err := s.Get(k.Context(), k.key)
 				if err != nil {
@@ -145,8 +143,7 @@ func testTooLarge(k kit) {
 			k.Fatalf("Get after ErrTooLarge: %v", err)
 		}
 	}
-	// A reply that was left unread on a connection shows up as the answer to
-	// somebody else's question.
+	// A reply left unread on a connection shows up as the answer to another request.
 	for range 20 {
 		e := value(k.newEpoch(s), "small")
 		k.commit(s, e)
@@ -198,11 +195,11 @@ func testLifeEnds(k kit) {
 				found = err == nil
 			}
 			if found {
-				time.Sleep(life / 20) // the engine's clock is a real one
+				time.Sleep(life / 20) // the engine's clock is real
 			}
 		}
-		// A store that takes ages for a little older than they are may know
-		// better by the time of the claim, so that only the true end counts.
+		// A store that overestimates ages may know better by the time of the claim, so only the
+		// true end counts.
 		for {
 			asked := time.Since(committed)
 			got, epoch := k.claim(reader)
@@ -252,8 +249,8 @@ func testHostileKeys(k kit) {
 		strings.Repeat("\u00e9", 125),
 	}
 	s, reader := k.Open(k), k.Open(k)
-	// The keys are what is under test, so the case's own name is not in them;
-	// newStore gives every engine a name space of its own.
+	// The keys are under test, so they do not begin with the case's name; newStore gives every
+	// engine its own name space.
 	epochs := map[string]uint64{}
 	for _, key := range keys {
 		k.key = key
@@ -301,8 +298,8 @@ func testContext(k kit) {
 	k.commit(s, value(k.newEpoch(s), "the store goes on"))
 }
 
-// calls returns each method of s on key that asks the engine, those of a Fencer, a Toucher, a
-// BatchGetter and an Elector included. lease is one that s has given out if s is an Elector.
+// calls returns each method of s on key that sends a request, including those of a Fencer, a
+// Toucher, a BatchGetter and an Elector. lease comes from s if s is an Elector.
 func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[string]func(context.Context) error {
 	of := map[string]func(context.Context) error{
 		"Get": func(ctx context.Context) error {
@@ -361,17 +358,15 @@ func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[str
 	return of
 }
 
-// Hang holds a store to its contexts while its engine does not answer: every
-// method must return its context's error soon after ctx ends. It is for tests
-// that can make the engine a black hole, which they have done when they call
-// it. A [driver.Elector] needs one lease, which it has given out before, for a
-// minute at least; other stores need none.
+// Hang tests a store against its contexts while its engine does not answer: every method must
+// return its context's error soon after ctx ends. The caller turns the engine into a black hole
+// before the call. A [driver.Elector] needs one lease from before, for a minute at least; other
+// stores need none.
 func Hang(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
 	of := givenLease(t, s, lease)
 	const patience = 50 * time.Millisecond
-	// An engine of several threads may still answer on some when the signal
-	// that stops it has been sent.
+	// An engine of several threads may still answer on some of them after the signal that stops it.
 	for hung, tries := 0, 0; hung < 5 && tries < 200; tries++ {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		if _, err := s.Get(ctx, "hang"); errors.Is(err, context.DeadlineExceeded) {
@@ -395,9 +390,8 @@ func Hang(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	}
 }
 
-// Down holds a store to its errors while its engine is gone: every method must
-// fail with an error that is none of those that the contract names. A
-// [driver.Elector] needs one lease, as for [Hang].
+// Down tests a store's errors while its engine is gone: every method must fail, with none of the
+// errors of the contract. A [driver.Elector] needs one lease, as for [Hang].
 func Down(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
 	of := givenLease(t, s, lease)
@@ -414,7 +408,7 @@ func Down(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	}
 }
 
-// givenLease returns the lease for calls, which the caller gives for an Elector.
+// givenLease returns the lease for calls. An Elector's caller must give a lease.
 func givenLease(t testing.TB, s driver.Store, leases []driver.Lease) driver.Lease {
 	t.Helper()
 	_, elects := s.(driver.Elector)
