@@ -5,6 +5,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/page"
@@ -99,7 +100,7 @@ func (b below) Landing(ctx context.Context, key string, it *page.Item) error {
 }
 
 func (b below) Within(request, load context.Context, own any) context.Context {
-	return context.WithValue(watchedFrom(request, load, own), loadKey{}, loadOf(load))
+	return chain.With(watchedFrom(request, load, own), load)
 }
 
 func (b below) Apart(key string, budget *gate.Budget) page.Apart {

@@ -14,6 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/records"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
+	"github.com/bellwether-go/bellwether/internal/tellings"
 	"github.com/bellwether-go/bellwether/observe"
 )
 
@@ -45,7 +46,7 @@ type engine[V any] struct {
 	notified  bool           // Store is a Notifier
 	observers observers
 	entered   func(key string, p phase) // of a test, see enter; set before the first use
-	tellings  tellings
+	tellings  tellings.Queue
 	sweeps    *sweeplog.Replica                                   // nil: no log of sweeps
 	traits    func(*items.Item[V]) (tags []string, signpost bool) // for sweeps
 	unlooked  atomic.Int64                                        // flights and batches before their first look
@@ -98,7 +99,7 @@ func (e *engine[V]) tellBreaker(engine observe.Engine) func(from, to gate.State)
 		if len(e.observers.breaker) == 0 {
 			return
 		}
-		e.tellings.add(func() {
+		e.tellings.Add(func() {
 			for _, f := range e.observers.breaker {
 				e.tell("", func() { f(engine, breakerStates[from], breakerStates[to]) })
 			}
@@ -113,7 +114,7 @@ func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	}
 	return func(key string, it *items.Item[V]) {
 		bytes := int(it.Weight())
-		e.tellings.add(func() {
+		e.tellings.Add(func() {
 			for _, f := range e.observers.evict {
 				e.tell(key, func() { f(key, bytes) })
 			}
@@ -180,7 +181,7 @@ func (e *engine[V]) close() {
 	if first {
 		e.near.Close()
 	}
-	e.tellings.close()
+	e.tellings.Close()
 	if first {
 		e.detach()
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -80,7 +81,7 @@ type flight[V any] struct {
 	// began after them. Only the flight's goroutine uses enough.
 	enough instant
 	demand slots.Demand // see demanded
-	askers askers       // guarded by callsOfLoads
+	askers chain.Flight // the loads that wait for the flight
 }
 
 // A currentLoad is a flight's load under way. shard.mu guards all fields.

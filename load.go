@@ -5,56 +5,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
-	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // This file runs the user's load, with a goroutine and a context of its own. A panic, a Goexit and
 // an endless load end in a failure here.
-
-type loadKey struct{}
-
-type loadContext struct {
-	context.Context
-	makes []*askers // of the flights that the load answers
-	depth int       // number of loads that wait for each other, with this one
-	slot  slots.Load
-}
-
-// newLoadContext returns the context of a load for these flights. If a running load has begun the
-// flights, the new load counts as its part.
-func newLoadContext(ctx context.Context, of *slots.Slots, makes []*askers) *loadContext {
-	c := &loadContext{Context: ctx, makes: makes, depth: 1}
-	c.slot.Begin(of)
-	if within := runningLoad(ctx); within != nil {
-		c.depth = within.depth + 1
-	}
-	return c
-}
-
-func (c *loadContext) Value(key any) any {
-	if key == (loadKey{}) {
-		return c
-	}
-	return c.Context.Value(key)
-}
-
-// loadOf returns the innermost load of ctx, or nil.
-func loadOf(ctx context.Context) *loadContext {
-	c, _ := ctx.Value(loadKey{}).(*loadContext)
-	return c
-}
-
-// runningLoad is loadOf without ended loads: a goroutine left behind by a load must not make others
-// wait.
-func runningLoad(ctx context.Context) *loadContext {
-	if c := loadOf(ctx); c != nil && !c.slot.Ended() {
-		return c
-	}
-	return nil
-}
 
 // A product is the result of one run of a load.
 type product[V any] struct {
@@ -84,7 +42,7 @@ func (l *loaded[V]) lifetime() items.Windows {
 
 // A loadRun is a run of the user's load for a flight.
 type loadRun[V any] struct {
-	*loadContext
+	*chain.Load
 	attempt attempt[V]
 	began   time.Time
 	once    sync.Once
@@ -97,10 +55,10 @@ type loadRun[V any] struct {
 // its result.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	l := &loadRun[V]{
-		loadContext: newLoadContext(ctx, a.engine.slots, []*askers{&a.flight.askers}),
-		began:       time.Now(),
-		free:        free,
-		result:      make(chan loaded[V], 1),
+		Load:   chain.NewLoad(ctx, a.engine.slots, &a.flight.askers),
+		began:  time.Now(),
+		free:   free,
+		result: make(chan loaded[V], 1),
 	}
 	l.attempt, l.attempt.running = a, l
 	go l.run()
@@ -122,7 +80,7 @@ func (l *loadRun[V]) end(p product[V], err error) {
 		default:
 			result.windows = &o.windows
 		}
-		l.slot.End()
+		l.Slot.End()
 		l.free()
 		l.result <- result
 	})
@@ -132,7 +90,7 @@ func (l *loadRun[V]) run() {
 	stack.Grow()
 	var p product[V]
 	fault.Run(func() (err error) {
-		p, err = l.attempt.load(l.loadContext, l.attempt)
+		p, err = l.attempt.load(l.Load, l.attempt)
 		fault.Inquire(err)
 		return err
 	}, func(err error) { l.end(p, err) })

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/gather"
@@ -60,9 +61,9 @@ func (c *manyCall[V]) batch() *batch[V] {
 type member[V any] struct {
 	*batch[V]
 	key    string
-	order  int     // among the keys of the batch
-	fly    func()  // runs the flight; nil if the key had a flight already
-	askers *askers // the flight's
+	order  int           // among the keys of the batch
+	fly    func()        // runs the flight; nil if the key had a flight already
+	askers *chain.Flight // the flight's
 	ahead  *storeReply
 	budget *gate.Budget // the flight's
 
@@ -229,13 +230,13 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 }
 
 func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], loadResult[V]]) {
-	requests, makes, starts := make([]Request[V], len(seats)), make([]*askers, len(seats)), make([]*items.Item[V], len(seats))
+	requests, makes, starts := make([]Request[V], len(seats)), make([]*chain.Flight, len(seats)), make([]*items.Item[V], len(seats))
 	for i, s := range seats {
 		// Read once: after this load is given up on, the member may begin another load.
 		starts[i], makes[i] = s.Key.start.Load(), s.Key.askers
 		requests[i] = requestOf(s.Key.key, starts[i])
 	}
-	load := newLoadContext(ctx, b.engine.slots, makes)
+	load := chain.NewLoad(ctx, b.engine.slots, makes...)
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	var results map[string]Result[V]
@@ -252,6 +253,6 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 		for i, s := range seats {
 			s.Result.product, s.Result.err = resultOf(results, batch, err, s.Key.key, starts[i])
 		}
-		load.slot.End()
+		load.Slot.End()
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -33,7 +34,7 @@ type waiter[V any] struct {
 	began     instant
 	stale     *items.Item[V] // may be served when the call's patience ends
 	refreshes bool           // no call waits: the waiter begins the rebuild that replaces an item
-	load      *loadContext   // the running load that makes the call, nil if none
+	load      *chain.Load    // the running load that makes the call, nil if none
 	asks      bool           // flight.askers has load
 	flight    *flight[V]     // the flight to wait for, nil before joining
 	met       bool           // the waiter has looked at flight
@@ -190,8 +191,8 @@ func (c *waiter[V]) wait(b binder[V]) {
 // pause waits also for expiry and Want.Aside. It reports whether the call goes on.
 func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	if c.load != nil {
-		c.load.slot.Wait()
-		defer c.load.slot.Resume()
+		c.load.Slot.Wait()
+		defer c.load.Slot.Resume()
 	}
 	select {
 	case <-news:
@@ -290,7 +291,7 @@ func (c *waiter[V]) leave() {
 func (c *waiter[V]) stopAsking() {
 	if c.asks {
 		c.asks = false
-		c.flight.stopAwaiting(c.load)
+		c.flight.askers.Leave(c.load)
 	}
 }
 
@@ -453,10 +454,11 @@ func (c *waiter[V]) join(b binder[V]) bool {
 		return false
 	}
 	e := c.engine
-	c.load = runningLoad(c.ctx) // before the lock: a context may be user code
-	if c.load != nil && c.load.depth >= maxChain && c.stale == nil {
-		c.err = errChain
-		return false
+	c.load = chain.Running(c.ctx) // before the lock: a context may be user code
+	if c.load != nil && c.stale == nil {
+		if c.err = c.load.Full(); c.err != nil {
+			return false
+		}
 	}
 	s := e.shards.of(c.key)
 	s.mu.Lock()
@@ -499,7 +501,7 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
 		return nil
 	}
-	err := f.await(c.load)
+	err := f.askers.Await(c.load)
 	c.asks = err == nil
 	return err
 }

@@ -1,15 +1,14 @@
-package bellwether
+// Package tellings queues calls to observers of events that happen under locks.
+package tellings
 
 import "sync"
 
-// This file queues the calls to observers of breakers and evictions, since both happen under locks.
+// Most is the most calls that wait. One large value usually displaces fewer values.
+const Most = 1 << 16
 
-// maxTellings is the most calls that wait. One large value usually displaces fewer values.
-const maxTellings = 1 << 16
-
-// tellings is the queue. One goroutine makes the calls, in their order. The zero value is ready for
-// use, and safe for concurrent use.
-type tellings struct {
+// A Queue makes calls one after another, in their order, on a goroutine of its own. The zero Queue is
+// ready for use, and safe for concurrent use.
+type Queue struct {
 	running sync.WaitGroup // the goroutine of drain
 
 	mu      sync.Mutex // guards the fields below
@@ -17,12 +16,12 @@ type tellings struct {
 	closed  bool
 }
 
-// add queues f, unless the queue is full or closed. It waits for nothing, and may be called under any
+// Add queues f, unless the queue is full or closed. It waits for nothing, and may be called under any
 // lock.
-func (t *tellings) add(f func()) {
+func (t *Queue) Add(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed || len(t.waiting) >= maxTellings {
+	if t.closed || len(t.waiting) >= Most {
 		return
 	}
 	t.waiting = append(t.waiting, f)
@@ -31,7 +30,7 @@ func (t *tellings) add(f func()) {
 	}
 }
 
-func (t *tellings) drain() {
+func (t *Queue) drain() {
 	exits := true
 	defer func() {
 		if exits && t.advance() { // after an observer's Goexit another goroutine drains the queue
@@ -44,14 +43,14 @@ func (t *tellings) drain() {
 	exits = false
 }
 
-func (t *tellings) first() func() {
+func (t *Queue) first() func() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.waiting[0]
 }
 
 // advance drops the first call, which has returned, and reports whether another call waits.
-func (t *tellings) advance() bool {
+func (t *Queue) advance() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.waiting[0] = nil
@@ -59,8 +58,8 @@ func (t *tellings) advance() bool {
 	return len(t.waiting) > 0
 }
 
-// close ends add, and returns when the queued calls have returned.
-func (t *tellings) close() {
+// Close ends add, and returns when the queued calls have returned.
+func (t *Queue) Close() {
 	t.mu.Lock()
 	t.closed = true
 	t.mu.Unlock()
