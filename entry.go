@@ -67,6 +67,7 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil
 	}
+	same := known != nil && known.Epoch == e.Epoch
 	now, nothing := r.engine.clock.Now(), e.Failures == 0 && (e.Kind == driver.KindNone || e.Kind == driver.KindUnshared)
 	switch {
 	case e.Kind == driver.KindUnshared:
@@ -74,26 +75,31 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 			return own
 		}
 		e.Kind = driver.KindNone
-	case !nothing && known != nil && known.Beside && known.Epoch == e.Epoch:
+	case !nothing && same && known.Beside:
 		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
 	if nothing {
 		return nil
 	}
 	it := r.itemOf(e, now, asked)
-	if known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures && known.Kind == e.Kind {
+	if same && known.Failures == e.Failures && known.Kind == e.Kind {
 		it.Adopt(known)
-	} else if e.Kind == driver.KindValue {
-		err := fault.Guard(func() (err error) {
-			it.Value, err = r.engine.unmarshal(e.Value)
-			return err
-		})
-		if err != nil {
-			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)})
-			return nil
-		}
+	} else if e.Kind == driver.KindValue && !r.unmarshalTo(it, e.Value) {
+		return nil
 	}
 	return r.engine.spare(r.key, it)
+}
+
+// unmarshalTo gives the item its value. It returns false if the Codec refuses the bytes.
+func (r *run[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
+	err := fault.Guard(func() (err error) {
+		it.Value, err = r.engine.unmarshal(value)
+		return err
+	})
+	if err != nil {
+		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)})
+	}
+	return err == nil
 }
 
 func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {

@@ -139,7 +139,9 @@ func ExampleHTTPOptions_freshness() {
 		},
 	})
 	defer mw.Close()
+	calls := 0
 	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
 		if r.URL.Path == "/account" {
 			w.Header().Set("Cache-Control", "private, max-age=60")
 		}
@@ -148,19 +150,17 @@ func ExampleHTTPOptions_freshness() {
 		}
 	}))
 	for _, path := range []string{"/static/logo.svg", "/gone", "/account", "/other"} {
-		var w *httptest.ResponseRecorder
+		calls = 0
 		for range 2 {
-			w = httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test"+path, nil))
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://shop.test"+path, nil))
 		}
-		how, _, _ := strings.Cut(w.Header().Get("Cache-Status"), ";ttl")
-		fmt.Println(path, how)
+		fmt.Println(path, calls)
 	}
 	// Output:
-	// /static/logo.svg Bellwether;hit
-	// /gone Bellwether;hit
-	// /account Bellwether;fwd=bypass;detail=private
-	// /other Bellwether;fwd=bypass;detail=no-lifetime
+	// /static/logo.svg 1
+	// /gone 1
+	// /account 2
+	// /other 2
 }
 
 // A purge of everything takes one place in the log.

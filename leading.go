@@ -189,9 +189,7 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
 
-	if e.Store != nil && r.state.Load().offered != nil {
-		e.running.Go(func() { r.confirm(loading) })
-	}
+	r.confirmBeside(loading)
 
 	r.leading.made = e.clock.Now() + 1
 	if r.leading.lease != nil {
@@ -306,59 +304,26 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 // finishFailed is finish for a failed load. The failure is committed beside the present item, and
 // answers in every process until the next try is due.
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
-	e := r.engine
 	if ctx.Err() != nil {
 		r.end(context.Cause(ctx)) // Close ended the load: not a failure of the load
 		return true
 	}
-	l := r.current // before lookAnew, which sets current to nil
 	// The end of a context says nothing about the origin: remembered, one caller's impatience would
 	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
 	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
-	told := remembered || errors.Is(err, context.DeadlineExceeded)
-	switch {
-	case told:
-		// A Set that claimed before this flight, or a holder that lost its lease, may have committed
-		// during the load. The failure stands beside their value, or is not told at all.
-		if r.look(ctx) {
-			return true
-		}
-		r.loaded, r.failure = true, err
-	case r.present != nil && r.lookAnew(ctx):
-		// The stale item that answers instead of an untold failure may have been invalidated during
-		// the load, and no commit checks that.
+	if !remembered && !errors.Is(err, context.DeadlineExceeded) {
+		return r.finishUntold(ctx, now, err, epoch)
+	}
+	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
+	if it == nil {
 		return true
-	}
-	it := r.failureOf(now, err, remembered)
-	if !told {
-		switch {
-		case r.storeDown:
-			r.keepBeside(it)
-		case l != nil: // a load has failed, and not the wait for a slot
-			it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
-			return r.settleFor(it, max(it.Trusted, r.leading.made)) // callers that asked before the load get the failure
-		}
-		return r.settle(it)
-	}
-	it.Epoch, it.Beside = epoch, false
-	written, is := r.touch(ctx, it, r.present)
-	if is == displaced { // by a commit after the look
-		if r.look(ctx) {
-			return true
-		}
-		r.loaded, r.failure = true, err
-		it = r.failureOf(now, err, remembered)
-		it.Epoch, it.Beside = epoch, false
-	}
-	if is != touched {
-		written = r.commit(ctx, it)
 	}
 	if written == notTaken {
 		r.keepBeside(it)
 	}
 	r.leading.fenced = written == fenced
-	r.committed = e.clock.Now()
+	r.committed = r.engine.clock.Now()
 	if !r.leading.fenced && r.settle(it) {
 		return true
 	}
@@ -371,6 +336,48 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	r.giveFailure(err, r.leading.made-1) // as in finishFound
 	return true
+}
+
+// commitFailure commits the failure beside the item that the store has now: a Set that claimed before
+// this flight, or a holder that lost its lease, may have committed during the load. The item is nil if
+// their value has ended the flight.
+func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
+	for again := false; ; again = true {
+		if r.look(ctx) {
+			return nil, committed
+		}
+		r.loaded, r.failure = true, err
+		it := r.failureOf(now, err, remembered)
+		it.Epoch, it.Beside = epoch, false
+		if again { // a store that has only forgotten the value gets the value
+			return it, r.commit(ctx, it)
+		}
+		switch written, is := r.touch(ctx, it, r.present); is {
+		case touched:
+			return it, written
+		case untouched:
+			return it, r.commit(ctx, it)
+		}
+	}
+}
+
+// finishUntold is finishFailed for a failure that no other process is told of.
+func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch uint64) bool {
+	l := r.current // before lookAnew, which sets current to nil
+	// The stale item that answers instead of the failure may have been invalidated during the load,
+	// and no commit checks that.
+	if r.present != nil && r.lookAnew(ctx) {
+		return true
+	}
+	it := r.failureOf(now, err, false)
+	switch {
+	case r.storeDown:
+		r.keepBeside(it)
+	case l != nil: // a load has failed, and not the wait for a slot
+		it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
+		return r.settleFor(it, max(it.Trusted, r.leading.made)) // callers that asked before the load get the failure
+	}
+	return r.settle(it)
 }
 
 // trustedUntold is items.Item.Trusted of a failure that is not committed. No commit checks whether

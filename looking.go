@@ -85,10 +85,9 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	r.looking.unshared = 0
 	known, now := e.near.Get(r.key)
 	if e.Store == nil {
-		if r.present = known; known == nil || judge(&known.Lifetime, now) != serve {
-			return false
-		}
-		return r.consider(known, false) // Set or another way without a flight has brought the item
+		r.present = known
+		// Set, or another way without a flight, may have brought a fresh item.
+		return known != nil && judge(&known.Lifetime, now) == serve && r.consider(known, false)
 	}
 	var held *items.Item[V]
 	if known != nil && judge(&known.Lifetime, now) != rebuild {
@@ -121,15 +120,20 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		}
 		r.present = known
 	default:
-		if !errors.Is(there.err, ErrNotFound) {
-			e.OnError(r.key, &keyError{"reading", r.key, there.err})
-		}
-		r.present = nil
-		if r.state.Load().offered != nil {
-			r.offerStale(nil) // the item was invalidated
-		}
+		r.noEntry(there.err)
 	}
 	return false
+}
+
+// noEntry takes the store's word that there is no entry, or no valid entry.
+func (r *run[V]) noEntry(err error) {
+	if !errors.Is(err, ErrNotFound) {
+		r.engine.OnError(r.key, &keyError{"reading", r.key, err})
+	}
+	r.present = nil
+	if r.state.Load().offered != nil {
+		r.offerStale(nil) // the item was invalidated
+	}
 }
 
 // readPersistently reads the store, and repeats a read without an answer: one lost packet is not an

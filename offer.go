@@ -15,6 +15,13 @@ import (
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
 
+// confirmBeside begins to confirm the flight's offer, if there is one, until ctx ends.
+func (f *flight[V]) confirmBeside(ctx context.Context) {
+	if e := f.engine; e.Store != nil && f.state.Load().offered != nil {
+		e.running.Go(func() { f.confirm(ctx) })
+	}
+}
+
 // confirm confirms the offer until ctx ends. Otherwise a key that another process invalidates would
 // be served stale for as long as its rebuild takes.
 func (f *flight[V]) confirm(ctx context.Context) {

@@ -29,16 +29,8 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	demand := r.demanded()
 	if !source.Queue() && !r.leading.again && !demand.ByLoad() {
 		// More waiting flights would only time out. A flight that had a slot before, and a flight for
-		// which a load waits, wait all the same. The failure has the log's present position, so no
-		// earlier sweep counts against the failure.
-		r.shard.mu.Lock()
-		r.witness.position = e.sweeps.Log().Position()
-		r.shard.mu.Unlock()
-		// made is now, so that the failure answers every call. A call that refused the failure would
-		// begin flight after flight.
-		now := e.clock.Now()
-		r.leading.made = now + 1
-		return r.finishFailed(ctx, now, ErrOverloaded, 0)
+		// which a load waits, wait all the same.
+		return r.finishOverloaded(ctx)
 	}
 	// The wait lasts across all looks. A new wait after each look would lose the place in the queue.
 	waiting, leave := context.WithCancel(ctx)
@@ -53,9 +45,7 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 		leave()
 		<-taken
 	}()
-	if r.engine.Store != nil && r.state.Load().offered != nil {
-		r.engine.running.Go(func() { r.confirm(waiting) })
-	}
+	r.confirmBeside(waiting)
 	pause := e.lookEvery(maxPoll)
 	defer r.dropLook()
 	for {
@@ -92,4 +82,17 @@ func (r *run[V]) freeSlot() {
 		r.slot = nil
 		free()
 	}
+}
+
+// finishOverloaded ends the flight with ErrOverloaded. The failure has the log's present position, so no
+// earlier sweep counts against the failure. leading.made is now, so that the failure answers every call:
+// a call that refused the failure would begin flight after flight.
+func (r *run[V]) finishOverloaded(ctx context.Context) bool {
+	e := r.engine
+	r.shard.mu.Lock()
+	r.witness.position = e.sweeps.Log().Position()
+	r.shard.mu.Unlock()
+	now := e.clock.Now()
+	r.leading.made = now + 1
+	return r.finishFailed(ctx, now, ErrOverloaded, 0)
 }

@@ -86,36 +86,30 @@ func (r *run[V]) await(ctx context.Context) bool {
 	late := w.hedge.late(began)
 	defer r.dropLook()
 	for {
-		look := r.planLook(r.untilNextLook(wake != nil))
+		look, ended := r.planLook(r.untilNextLook(wake != nil)), false
 		select {
 		case n := <-r.notices:
-			if ended := r.told(ctx, n); ended || r.blind() {
-				return ended
-			}
+			ended = r.told(ctx, n)
 		case <-wake:
-			if early := r.freed(earliest); early > 0 {
-				wake, earliest = nil, 0
-				deadline.Reset(early)
-				continue
+			early := r.freed(earliest)
+			if early <= 0 {
+				return false
 			}
-			return false
+			wake, earliest = nil, 0
+			deadline.Reset(early)
 		case <-late:
-			late = nil
-			if ended := r.hedge(ctx); ended || w.hedge.lease != nil || r.blind() {
-				return ended
-			}
+			late, ended = nil, r.hedge(ctx)
+		case <-look.due:
+			ended = r.lookTogether(ctx, look)
+		case there := <-look.reply:
+			ended = r.lookAt(ctx, there)
 		case <-deadline.C:
 			return false
 		case <-ctx.Done():
 			return false
-		case <-look.due:
-			if ended := r.lookTogether(ctx, look); ended || r.blind() {
-				return ended
-			}
-		case there := <-look.reply:
-			if ended := r.lookAt(ctx, there); ended || r.blind() {
-				return ended
-			}
+		}
+		if ended || w.hedge.lease != nil || r.blind() {
+			return ended
 		}
 	}
 }
