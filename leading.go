@@ -343,8 +343,13 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 // their value has ended the flight.
 func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
 	for again := false; ; again = true {
-		if r.look(ctx) {
-			return nil, committed
+		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
+		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
+		if r.looking.unshared == 0 {
+			if r.look(ctx) {
+				return nil, committed
+			}
+			r.looking.unshared = 0
 		}
 		r.loaded, r.failure = true, err
 		it := r.failureOf(now, err, remembered)

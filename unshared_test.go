@@ -369,3 +369,46 @@ func firstLives(n int32) bellwether.Result[string] {
 	}
 	return result
 }
+
+// A load for an unshared key fails after the key was invalidated, and marked again, elsewhere. The
+// failure does not answer a call that came after the invalidation.
+func TestUnshared_FailureFromBeforeAnInvalidation(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
+		f.each(func(p *process) {
+			p.store.set(on(refuse, "notice"))
+			p.store.limit = func(e driver.Entry) error {
+				if len(e.Value) > 0 {
+					return driver.ErrTooLarge
+				}
+				return nil
+			}
+		})
+		builds := func(d time.Duration) { f.origin.set(func(o *source) { o.build = d }) }
+		builds(500 * time.Millisecond)
+		f.origin.set(func(o *source) {
+			o.fail = func(n int) error {
+				if n == 2 {
+					return errOrigin
+				}
+				return nil
+			}
+		})
+		p, q := f.processes[0], f.processes[1]
+		p.Get(t.Context(), "k")
+		builds(2 * time.Second)
+		var early sync.WaitGroup
+		early.Go(func() { q.Get(t.Context(), "k") })
+		time.Sleep(time.Second)
+		if err := p.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		builds(300 * time.Millisecond)
+		p.Get(t.Context(), "k")
+		time.Sleep(time.Millisecond)
+		if v, err := q.Get(t.Context(), "k"); err != nil {
+			t.Errorf("Get after the invalidation: %q, %v", v, err)
+		}
+		early.Wait()
+	})
+}
