@@ -143,3 +143,23 @@ func TestFleet_FailuresOfManyWords(t *testing.T) {
 		}
 	})
 }
+
+// A load fails while the store is silent. Callers get the stale value that the store gave before.
+func TestFailures_StaleValueOfASilentStore(t *testing.T) {
+	for name, down := range map[string]fault{"up": nil, "silent": blackHole, "reads refused": on(refuse, "get"), "reads silent": on(blackHole, "get")} {
+		inBubbleBeside(t, name, func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{TTL: time.Second, StaleIfError: time.Hour})
+			f.processes[0].Get(t.Context(), "k")
+			time.Sleep(2 * time.Second)
+			f.origin.set(func(o *source) { o.fail = func(int) error { return errOrigin } })
+			p := f.processes[1]
+			time.AfterFunc(time.Second/2, func() { p.store.set(down) })
+			began := time.Now()
+			v, err := p.Get(t.Context(), "k")
+			t.Logf("%q, %v after %v", v, err, time.Since(began))
+			if v != "v1" || err != nil {
+				t.Errorf("Get = %q, %v; want the stale v1", v, err)
+			}
+		})
+	}
+}

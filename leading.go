@@ -345,11 +345,13 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 	for again := false; ; again = true {
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
-		if r.looking.unshared == 0 {
+		if present := r.present; r.looking.unshared == 0 {
 			if r.look(ctx) {
 				return nil, committed
 			}
-			r.looking.unshared = 0
+			if r.looking.unshared = 0; r.storeDown && r.present == nil {
+				r.present = present // a silent store cannot take the stale value away
+			}
 		}
 		r.loaded, r.failure = true, err
 		it := r.failureOf(now, err, remembered)
