@@ -233,21 +233,17 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 		if _, err := writer.GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
-		var running, most atomic.Int32
+		var g gauge
 		plain := wiredTo(store)
 		plain.set(func(ctx context.Context, op string) error {
-			n := running.Add(1)
-			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-			}
-			time.Sleep(time.Millisecond)
-			running.Add(-1)
+			g.work(time.Millisecond)
 			return nil
 		})
 		reader := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: plain}})
 		start := time.Now()
 		getAll(t, reader, keys)
-		if most.Load() > 32 || most.Load() < 16 || time.Since(start) > 10*time.Millisecond {
-			t.Errorf("%d reads at one time, %v in all", most.Load(), time.Since(start))
+		if g.most.Load() > 32 || g.most.Load() < 16 || time.Since(start) > 10*time.Millisecond {
+			t.Errorf("%d reads at one time, %v in all", g.most.Load(), time.Since(start))
 		}
 		if got := len(origin.loads()); got != 1 {
 			t.Errorf("%d loads", got)

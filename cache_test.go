@@ -912,14 +912,8 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 	} {
 		for _, batch := range []bool{false, true} {
 			inBubble(t, fmt.Sprint(name, ", a load of many ", batch), func(t *testing.T) {
-				var running, most atomic.Int32
-				works := func() {
-					n := running.Add(1)
-					defer running.Add(-1)
-					for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
+				var g gauge
+				works := func() { g.work(10 * time.Millisecond) }
 				var c caches
 				one := func(ctx context.Context, key string) (string, error) {
 					works()
@@ -967,7 +961,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 				if took := time.Since(began); took > 5*time.Second {
 					t.Errorf("the calls took %v", took)
 				}
-				if n := most.Load(); n > slots+test.over {
+				if n := g.most.Load(); n > slots+test.over {
 					t.Errorf("%d loads worked at one time, want %d at most", n, slots+test.over)
 				}
 			})

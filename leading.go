@@ -345,15 +345,17 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 	for again := false; ; again = true {
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
-		if present := r.present; r.looking.unshared == 0 {
+		if r.looking.unshared == 0 {
+			present := r.present
 			if r.look(ctx) {
 				return nil, committed
 			}
-			if r.looking.unshared = 0; r.storeDown && r.present == nil {
+			r.looking.unshared = 0
+			if r.storeDown && r.present == nil {
 				r.present = present // a silent store cannot take the stale value away
 			}
 		}
-		r.loaded, r.failure = true, err
+		r.loaded = true // a look that has found an entry resets it
 		it := r.failureOf(now, err, remembered)
 		it.Epoch, it.Beside = epoch, false
 		if again { // a store that has only forgotten the value gets the value

@@ -689,12 +689,9 @@ func markerUnderSlowCredentials(t *testing.T, attack bool) {
 
 // The bound on passes of a slow page outlasts responses in the second half of HitForMissTTL.
 func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
-	var running, most atomic.Int32
+	var g gauge
 	h := func(w http.ResponseWriter, r *http.Request) {
-		n := running.Add(1)
-		defer running.Add(-1)
-		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-		}
+		defer g.enter()()
 		select {
 		case <-time.After(3 * time.Second):
 		case <-r.Context().Done():
@@ -704,7 +701,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 	}
 	o := bellwether.HTTPOptions{MaxPassThrough: 2, RebuildTimeout: time.Second}
 	inPairs(t, o, h, func(t *testing.T, p pair) {
-		most.Store(0)
+		g.most.Store(0)
 		p.first.get("http://a/p")
 		var wg sync.WaitGroup
 		for range 60 {
@@ -714,7 +711,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 		}
 		wg.Wait()
-		if n := most.Load(); n > 4 {
+		if n := g.most.Load(); n > 4 {
 			t.Errorf("%d runs of a slow page at one time, with MaxPassThrough 2", n)
 		}
 	})

@@ -49,7 +49,6 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 		own.Header = make(http.Header)
 	}
 	httpcache.RemoveConditions(own.Header)
-	own.Header.Del("Range")
 	w := &refreshWriter{header: make(http.Header)}
 	if err := fault.Guard(func() error { h.ServeHTTP(w, own); return nil }); err != nil {
 		return failed(err)
