@@ -60,6 +60,8 @@ type reading struct{ flight *flight[*page.Response] }
 
 func (r reading) Left() { r.flight.callers.left() }
 
+func (r reading) Landing(ctx context.Context) (*page.Item, error) { return r.flight.landing(ctx) }
+
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
 	b.engine.refresh(ctx, key, it, pageBinder{by}, client)
 }
@@ -93,10 +95,6 @@ func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.run.attempt.caller
 func (a *pageAttempt) SetWindows(w items.Windows)         { a.windows = &w }
 func (a *pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
 	return a.run.attempt.publish(ctx, res, until, to)
-}
-
-func (b below) Landing(ctx context.Context, key string, it *page.Item) error {
-	return b.engine.landing(ctx, key, it)
 }
 
 func (b below) Within(request, load context.Context, own any) context.Context {

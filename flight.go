@@ -396,6 +396,13 @@ func (f *flight[V]) unlist() {
 	}
 }
 
+// listed reports whether callers may join the flight.
+func (f *flight[V]) listed() bool {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	return f.shard.flights[f.key] == f
+}
+
 // end ends the flight with err, unless it has landed, and dismisses its witness.
 func (f *flight[V]) end(err error) {
 	f.cancel(nil)
@@ -435,26 +442,21 @@ func (f *flight[V]) lead() {
 	f.elected = true
 }
 
-// landing waits for the end of the flight that has published the item. A caller whose response broke
-// off before the caller read anything then finds the flight's result. The wait is short: the cause of
-// the break has ended the load, or its time, or has unlisted the flight.
-func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) error {
-	s := e.shards.of(key)
-	s.mu.Lock()
-	f := s.flights[key]
-	s.mu.Unlock()
-	if f == nil {
-		return nil
-	}
+// landing waits until the flight has landed, unless it is unlisted, and returns the flight's result, or
+// nil. A caller whose response broke off before the caller read anything then finds the flight's
+// result. The wait is short: the cause of the break has ended the load, or its time, or has unlisted
+// the flight.
+func (f *flight[V]) landing(ctx context.Context) (*items.Item[V], error) {
 	for {
+		listed := f.listed() // before the state: land changes the state, and then unlists
 		state := f.state.Load()
-		if state.published != it || state.landed {
-			return nil
+		if state.landed || !listed {
+			return state.result, nil
 		}
 		select {
 		case <-state.news:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
 )
 
 // counting answers each run with its number, after a second from the second run on.
@@ -134,8 +136,8 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 		is      error
 		gone    bool // the page does not stay
 	}{
-		"status":  {handler: func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, want: "the stored response stays"},
-		"panic":   {handler: func(w http.ResponseWriter, r *http.Request) { panic("no page") }, want: "the stored response stays"},
+		"status":  {handler: func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, want: "a stored response stays"},
+		"panic":   {handler: func(w http.ResponseWriter, r *http.Request) { panic("no page") }, want: "a stored response stays"},
 		"private": {handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "private") }, want: "is not stored"},
 		"too large": {o: bellwether.HTTPOptions{MaxBodyBytes: 10}, handler: func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "20")
@@ -149,7 +151,7 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 		}, want: "deadline", is: context.DeadlineExceeded, gone: true},
 		"past the cache": {o: bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
 			return bellwether.Key{}, r.Header.Get("Secret") == ""
-		}}, request: func(t *testing.T) *http.Request { return request(http.MethodGet, url, "Secret", "1") }, want: "not stored: key"},
+		}}, request: func(t *testing.T) *http.Request { return request(http.MethodGet, url, "Secret", "1") }, want: "detail=key"},
 		"another handler": {through: func(http.Handler) http.Handler { return http.NotFoundHandler() }, want: "status 404 without the cache"},
 		"a panic before the cache": {through: func(http.Handler) http.Handler {
 			return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(driver.ErrNotFound) })
@@ -187,4 +189,131 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 			time.Sleep(time.Second) // a run that nobody waits for goes on
 		})
 	}
+}
+
+// Refresh returns nil exactly if the run that it has begun is what the next client gets.
+func TestMiddleware_Refresh_Outcome(t *testing.T) {
+	const url = "http://h.example/p"
+	page := func(s *site, w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, "page ", s.calls.Load())
+	}
+	streamed := func(s *site, w http.ResponseWriter, r *http.Request) { // clients read the page for a second while it is made
+		page(s, w, r)
+		http.NewResponseController(w).Flush()
+		time.Sleep(time.Second)
+	}
+	for name, c := range map[string]struct {
+		o        bellwether.HTTPOptions
+		before   func(s *site)
+		during   func(s *site) // half a second after the call
+		handler  func(s *site, w http.ResponseWriter, r *http.Request)
+		through  func(h http.Handler) http.Handler
+		fields   []string
+		reply    time.Duration // of the store; with a store alone
+		replaced bool
+	}{
+		"streamed": {handler: streamed, replaced: true},
+		"varying": {handler: func(s *site, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Vary", "Accept-Language")
+			streamed(s, w, r)
+		}, replaced: true},
+		"the pause after a failure": {
+			before: func(s *site) { s.get(url, "Fail", "1", "Cache-Control", "no-cache") },
+			handler: func(s *site, w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Fail") != "" {
+					w.WriteHeader(http.StatusServiceUnavailable)
+					return
+				}
+				page(s, w, r)
+			},
+		},
+		"too large after the header": {
+			o: bellwether.HTTPOptions{MaxBodyBytes: 50_000},
+			handler: func(s *site, w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				io.WriteString(w, strings.Repeat("x", 100_000))
+			},
+		},
+		"soft invalidation": {handler: streamed, during: func(s *site) {
+			s.mw.InvalidateMatching(context.Background(), bellwether.Match{Prefixes: []string{"http://h.example/"}, Soft: true})
+		}},
+		"invalidation": {handler: streamed, during: func(s *site) { s.mw.Invalidate(context.Background(), url) }},
+		"no use without validation": {handler: func(s *site, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "public, max-age=0")
+			w.Header().Set("ETag", `"x"`)
+		}},
+		"chi's Timeout ends during the commit": {
+			handler: streamed, reply: 200 * time.Millisecond, replaced: true,
+			through: middleware.Timeout(1500 * time.Millisecond),
+		},
+		"a TimeoutHandler ends during the run": {
+			handler: streamed,
+			through: func(h http.Handler) http.Handler { return http.TimeoutHandler(h, time.Second/2, "too late") },
+		},
+		"another cache's member of Cache-Status": {
+			o: bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+				return bellwether.Key{}, r.Header.Get("Secret") == ""
+			}}, fields: []string{"Secret", "1"},
+			handler: func(s *site, w http.ResponseWriter, r *http.Request) {
+				w.Header().Add("Cache-Status", "Bellwether;hit;ttl=5")
+				page(s, w, r)
+			},
+		},
+		"Cache-Status hidden": {handler: page, replaced: true, through: func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(withoutStatus{w}, r) })
+		}},
+	} {
+		for _, shared := range []bool{false, true} {
+			if c.reply > 0 && !shared {
+				continue
+			}
+			inBubble(t, fmt.Sprint(name, ", shared ", shared), func(t *testing.T) {
+				o, store := c.o, wiredTo(memstore.New())
+				if shared {
+					o.Fleet = bellwether.Fleet{Store: store, Locker: locallock.New()}
+				}
+				var s *site
+				s = newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if s.calls.Load() > 1 {
+						c.handler(s, w, r)
+						return
+					}
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60, stale-if-error=60")
+					fmt.Fprint(w, "page 1")
+				})
+				s.wantBody(t, "page 1", url)
+				time.Sleep(time.Nanosecond)
+				if c.before != nil {
+					c.before(s)
+					time.Sleep(time.Nanosecond)
+				}
+				store.reply.Store(int64(c.reply))
+				if c.during != nil {
+					time.AfterFunc(time.Second/2, func() { c.during(s) })
+				}
+				h := s.handler
+				if c.through != nil {
+					h = c.through(h)
+				}
+				before := s.calls.Load()
+				err := s.mw.Refresh(h, request(http.MethodGet, url, c.fields...))
+				runs := s.calls.Load()
+				w := s.get(url)
+				replaced := runs > before && s.calls.Load() == runs && w.Body.String() == fmt.Sprint("page ", runs)
+				if replaced != c.replaced || replaced != (err == nil) {
+					t.Errorf("Refresh made %d runs and returned %v; a client gets %.10q (%s)", runs-before, err, w.Body, w.Header().Get("Cache-Status"))
+				}
+				time.Sleep(time.Minute)
+			})
+		}
+	}
+}
+
+// withoutStatus takes Cache-Status from the reply.
+type withoutStatus struct{ http.ResponseWriter }
+
+func (w withoutStatus) WriteHeader(status int) {
+	w.Header().Del("Cache-Status")
+	w.ResponseWriter.WriteHeader(status)
 }

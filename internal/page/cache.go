@@ -41,8 +41,6 @@ type Cache interface {
 	Wait(w *Waiting, b Binder)
 	// Refresh begins a flight for a key with a fresh item, unless there is one, and does not wait.
 	Refresh(ctx context.Context, key string, it *Item, client string, b Binder)
-	// Landing waits for the end of the item's flight, and returns the flight's error.
-	Landing(ctx context.Context, key string, it *Item) error
 	// Within returns the request's context with its rebuild's values, except the value of own.
 	Within(request, rebuild context.Context, own any) context.Context
 
@@ -102,7 +100,16 @@ type Answer struct {
 	Collapsed bool // the request joined another request's flight
 	// Live is the flight of an item in progress. The request is one of its callers until it has its
 	// place among the readers, and calls Left.
-	Live interface{ Left() }
+	Live Live
+}
+
+// Live is a flight whose load has published a response and still makes it.
+type Live interface {
+	// Left takes the request off the flight's callers.
+	Left()
+	// Landing waits for the flight's end, unless the flight takes no more callers. It returns the
+	// flight's result, nil if there is none, or ctx's error.
+	Landing(ctx context.Context) (*Item, error)
 }
 
 // A Binder gives the load of a flight. The flight calls Bind only for the request that begins it,

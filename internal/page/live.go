@@ -87,7 +87,11 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 // this error: only the end decides about the stale copy. False: there is no such error, or no
 // answer in the end.
 func (r *reading) landsOnError() bool {
-	return r.directives.StaleIfError.Set && httpcache.IsServerError(r.res.status) && r.m.cache.Landing(r.r.Context(), r.key, r.answer.Item) == nil
+	if !r.directives.StaleIfError.Set || !httpcache.IsServerError(r.res.status) {
+		return false
+	}
+	_, err := r.answer.Live.Landing(r.r.Context())
+	return err == nil
 }
 
 // refusal returns the reply to a client outside the response's audience, nil to a client inside.

@@ -2,18 +2,18 @@ package page
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"sync/atomic"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
 // This file refreshes a page on demand: a request of the cache's own goes through the handler as a
-// client's does, and its reply says how the refresh has ended.
+// client's does. The answer that the request gets in the cache says how the refresh has ended. The
+// reply does not say so: other handlers write to it too, and it begins before the response is stored.
 
 // refreshKey is the context key of a *refresh.
 type refreshKey struct{}
@@ -21,7 +21,10 @@ type refreshKey struct{}
 // A refresh is one call of [Middleware.Refresh] on its way to the cache.
 type refresh struct {
 	m       *Middleware
-	arrived atomic.Bool // the request has reached the cache
+	arrived atomic.Bool   // the request has reached the cache
+	done    chan struct{} // closed when the request has its reply; then the fields below do not change
+	target  target
+	answer  Answer // the last one on the request's way; zero: the request has bypassed the cache
 }
 
 // refreshOf returns the refresh whose request r is, nil for the request of a client. The handler runs with
@@ -42,7 +45,7 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	if r.Method != "" && r.Method != http.MethodGet {
 		return failed(fmt.Errorf("the method is %q, and only a GET can be refreshed", r.Method))
 	}
-	asked := &refresh{m: m}
+	asked := &refresh{m: m, done: make(chan struct{})}
 	own := r.Clone(context.WithValue(r.Context(), refreshKey{}, asked))
 	own.Method, own.Body, own.ContentLength = http.MethodGet, http.NoBody, 0
 	if own.Header == nil {
@@ -59,8 +62,34 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	if !asked.arrived.Load() {
 		return failed(fmt.Errorf("the handler has answered with status %d without the cache; it must be one that Middleware.Handler has returned, or lead to it", w.status))
 	}
-	if err := w.outcome(); err != nil {
+	select {
+	case <-asked.done: // later than the reply behind http.TimeoutHandler
+	case <-r.Context().Done():
+		return failed(r.Context().Err())
+	}
+	if err := asked.outcome(r.Context(), w); err != nil {
 		return failed(err)
+	}
+	return nil
+}
+
+// outcome returns nil if the next client gets the new response from the cache, made here or by another
+// process meanwhile, else why not.
+func (asked *refresh) outcome(ctx context.Context, w *refreshWriter) error {
+	it, err := asked.answer.Item, error(nil)
+	if live := asked.answer.Live; live != nil { // the reply was complete before the response was stored
+		it, err = live.Landing(ctx)
+	}
+	now := asked.m.cache.Now()
+	switch {
+	case err != nil:
+		return err
+	case it != nil && it.Failures > 0:
+		return fmt.Errorf("the handler has failed, and a stored response stays: %w", it.Err)
+	case it == nil || it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != varying:
+		return fmt.Errorf("the response is not stored: the handler has answered with %v", w)
+	case !it.Fresh(now) && !it.Stale(now), !asked.m.servable(ctx, asked.target):
+		return fmt.Errorf("the response may not be served again: it has no freshness, or was invalidated meanwhile; the handler has answered with %v", w)
 	}
 	return nil
 }
@@ -69,6 +98,11 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 type refreshWriter struct {
 	header http.Header
 	status int
+}
+
+// String describes the reply, with the fields that decide about the storage of a response.
+func (w *refreshWriter) String() string {
+	return fmt.Sprintf("status %d, Cache-Status %q, Cache-Control %q", w.status, w.header["Cache-Status"], w.header["Cache-Control"])
 }
 
 func (w *refreshWriter) Header() http.Header { return w.header }
@@ -87,29 +121,3 @@ func (w *refreshWriter) Write(b []byte) (int, error) {
 
 // FlushError has nothing to send.
 func (w *refreshWriter) FlushError() error { return nil }
-
-// outcome reads the reply's Cache-Status (RFC 9211 section 2). It returns nil if the response was stored, here
-// or by another process meanwhile, else why it was not.
-func (w *refreshWriter) outcome() error {
-	if httpcache.IsServerError(w.status) {
-		return fmt.Errorf("the handler has answered with status %d", w.status)
-	}
-	ours := ""
-	for _, member := range w.header["Cache-Status"] {
-		if strings.HasPrefix(member, "Bellwether;") {
-			ours = member
-		}
-	}
-	_, detail, _ := strings.Cut(ours, ";detail=")
-	said, _, _ := strings.Cut(ours, ";key=")
-	said, _, _ = strings.Cut(said, ";detail=")
-	switch {
-	case detail == staleIfError:
-		return errors.New("the handler has failed, and the stored response stays")
-	case strings.Contains(said, ";hit"), strings.Contains(said, ";stored"):
-		return nil
-	case detail != "":
-		return fmt.Errorf("the response is not stored: %s", detail)
-	}
-	return errors.New("the response is not stored")
-}

@@ -24,6 +24,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	at := hop{key: t.key}
 	for range maxHops {
 		s, is := q.answerAt(&at)
+		if q.asked != nil {
+			q.asked.answer = s
+		}
 		if is == hopDone {
 			return
 		}
@@ -111,16 +114,13 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	}
 	switch q.replyLive(c, s, at.key) {
 	case liveDone:
-		if q.asked != nil { // the response is complete, and not kept yet
-			q.m.cache.Landing(q.r.Context(), at.key, s.Item)
-		}
 		return s, hopDone
 	case liveBroken:
 		// The response broke off before this client had any of it. The client gets a stale copy, or
 		// fails with the other callers. It asks again only once: the retries of a herd must not add up.
 		if err = errBroken; !at.broken {
 			at.broken = true
-			err = q.m.cache.Landing(q.r.Context(), at.key, s.Item)
+			_, err = s.Live.Landing(q.r.Context())
 		}
 		if err != nil {
 			q.replyError(c, at.key, s, err)
@@ -246,7 +246,8 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		t, ok := m.target(r)
 		d, asked := m.directives(r), m.refreshOf(r)
 		if asked != nil {
-			d = httpcache.RequestDirectives{NoCache: true}
+			defer close(asked.done)
+			asked.target, d = t, httpcache.RequestDirectives{NoCache: true}
 		}
 		why := m.bypassReason(w.Header(), r, d)
 		switch {
