@@ -43,6 +43,7 @@ type scenario struct {
 	Store           string        // "plain", "telling", "together", "all", "one engine"
 	Watches         bool          // the locker is a Watcher
 	Users           bool          // some clients have credentials; HTTP only
+	Sweeps          bool          // Options.Sweeps; loader only
 
 	TTL, StaleWhileRevalidate, StaleIfError time.Duration
 	ErrorTTL, Patience                      time.Duration
@@ -78,7 +79,7 @@ var (
 	// replaced. In "outages", engines are cut off, refuse, and lose their data.
 	modelTroubles = []string{"healthy", "noise", "stops", "outages"}
 	modelActions  = map[string][]string{
-		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "origin", "fail"},
+		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "refresh", "peek", "origin", "fail"},
 		"healthy": {"close"},
 		"noise":   {"close", "noise", "heal"},
 		"stops":   {"stop", "go on", "kill", "close"},
@@ -106,6 +107,7 @@ func drawScenario(t *rapid.T, least int) scenario {
 		Store:                rapid.SampledFrom([]string{"plain", "telling", "together", "all", "one engine"}).Draw(t, "store"),
 		Watches:              rapid.Bool().Draw(t, "watches"),
 		Users:                rapid.Bool().Draw(t, "users"),
+		Sweeps:               rapid.Bool().Draw(t, "sweeps"),
 		TTL:                  span("TTL", s, 3*s, 8*s, 60*s),
 		StaleWhileRevalidate: span("stale-while-revalidate", 0, 2*s, 20*s),
 		StaleIfError:         span("stale-if-error", 0, 0, 20*s),
@@ -203,8 +205,10 @@ type modelNode struct {
 	get        func(ctx context.Context, key int, who string) modelAnswer
 	many       func(ctx context.Context, keys []int) []modelAnswer // nil if the face has no GetMany
 	invalidate func(keys ...int) error
-	set        func(key int, value string) error                      // nil if the face has no Set
-	sweep      func(kind, key int) (hard bool, keys []int, err error) // nil if the face has no InvalidateMatching
+	refresh    func(key int) error                                      // HTTP: the end of the refresh, else its beginning
+	set        func(key int, value string) error                        // nil if the face has no Set
+	peek       func(key int) (value string, age time.Duration, ok bool) // nil if the face has no Peek
+	sweep      func(kind, key int) (hard bool, keys []int, err error)   // nil if InvalidateMatching does not reach the fleet
 	close      func() error
 	stats      func() observe.Stats
 
@@ -303,6 +307,9 @@ func (w *world) start(t *testing.T, i int) {
 	}
 	if w.Hedge == 0 {
 		o.HedgeShare = 0
+	}
+	if w.Face == "loader" {
+		o.Sweeps = w.Sweeps
 	}
 	if w.Watches {
 		o.Fleet.Locker = struct {
@@ -405,7 +412,24 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 		}
 		return c.Invalidate(n.life, names...)
 	}
+	if o.Sweeps {
+		n.sweep = func(kind, key int) (hard bool, keys []int, err error) {
+			match := bellwether.Match{Soft: kind%2 == 1}
+			keys = n.world.keys()
+			switch kind % 3 {
+			case 0:
+				match.Keys, keys = []string{keyName(key)}, []int{key}
+			case 1:
+				match.Prefixes = []string{"k"}
+			case 2:
+				match.All = true
+			}
+			return !match.Soft, keys, c.InvalidateMatching(n.life, match)
+		}
+	}
+	n.refresh = func(key int) error { return c.Refresh(n.life, keyName(key)) }
 	n.set = func(key int, value string) error { return c.Set(n.life, keyName(key), value) }
+	n.peek = func(key int) (string, time.Duration, bool) { return c.Peek(keyName(key)) }
 	n.close, n.stats = c.Close, c.Stats
 }
 
@@ -468,7 +492,7 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 		}
 		io.WriteString(rw, "end")
 	}))
-	n.get = func(ctx context.Context, key int, who string) modelAnswer {
+	request := func(ctx context.Context, key int, who string) *http.Request {
 		r := httptest.NewRequest(http.MethodGet, "http://h/"+keyName(key), nil).WithContext(ctx)
 		if who != "" {
 			r.Header.Set("Authorization", who)
@@ -476,6 +500,11 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 		if key == 1 {
 			r.Header.Set("Accept-Language", []string{"de", "fr"}[w.dice.roll(2)])
 		}
+		return r
+	}
+	n.refresh = func(key int) error { return m.Refresh(h, request(n.life, key, "")) }
+	n.get = func(ctx context.Context, key int, who string) modelAnswer {
+		r := request(ctx, key, who)
 		rec := httptest.NewRecorder()
 		broken := true
 		func() {
@@ -548,6 +577,7 @@ type modelOrigin struct {
 	last    map[string]*modelRun // by key: the last load to end
 	good    time.Time            // end of the last successful load
 	running map[*modelRun]bool
+	runs    []*modelRun       // by version; nil for a Set
 	voiding map[string]int    // by key: running invalidations
 	doubted map[string]int    // by key: versions up to this may precede the end of an invalidation
 	sets    map[int]time.Time // by version: end of its successful Set, or zero
@@ -582,6 +612,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	o.mu.Lock()
 	o.loads++
 	run := &modelRun{ctx: ctx, node: n, key: key, who: who, version: o.loads, took: o.took}
+	o.runs = append(o.runs, run)
 	o.began = append(o.began, time.Now())
 	o.ended = append(o.ended, time.Time{})
 	o.broke = append(o.broke, time.Time{})
@@ -761,9 +792,28 @@ func (o *modelOrigin) beginSet() (version int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.loads++
-	o.began, o.ended, o.broke = append(o.began, time.Now()), append(o.ended, time.Time{}), append(o.broke, time.Time{})
+	o.began, o.ended, o.broke, o.runs = append(o.began, time.Now()), append(o.ended, time.Time{}), append(o.broke, time.Time{}), append(o.runs, nil)
 	o.sets[o.loads] = time.Time{}
 	return o.loads
+}
+
+// busy returns how long after then the process's own loads of the key go on that are under way then.
+func (o *modelOrigin) busy(n *modelNode, key string, then time.Time) (busy time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i, run := range o.runs {
+		if run == nil || run.node != n || run.key != key || o.began[i].After(then) {
+			continue
+		}
+		end := time.Now()
+		for _, at := range []time.Time{o.ended[i], o.broke[i]} {
+			if !at.IsZero() {
+				end = at
+			}
+		}
+		busy = max(busy, end.Sub(then))
+	}
+	return busy
 }
 
 // setBeside reports whether a Set made the version, and whether it may have been running at the time then.
@@ -856,6 +906,8 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	isSet, _ := w.origin.setBeside(version, time.Time{})
 	if isSet {
 		most += time.Second // a flight that waits for another process's load looks once a second
+		// A load does not hear of a Set elsewhere, and its callers wait for its end.
+		most += w.origin.busy(n, name, c.start)
 	}
 	if !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
@@ -965,6 +1017,55 @@ func (w *world) set(n *modelNode, key int) {
 	time.Sleep(2*w.Delay + 1) // as in invalidate
 }
 
+func (w *world) sweep(n *modelNode, kind, key int) {
+	defer w.alone(w.keys()...)()
+	n.runs()
+	before := 0
+	for _, key := range w.keys() {
+		before = w.origin.void(keyName(key))
+		defer w.origin.over(keyName(key))
+	}
+	if hard, keys, err := n.sweep(kind, key); hard && err == nil && !n.isDead() {
+		w.invalidated(n, keys, before)
+	}
+	time.Sleep(2*w.Delay + 1) // as in invalidate
+}
+
+// refresh begins a load that is not needless. A refresh that has an end, without an error, has replaced
+// what the process serves.
+func (w *world) refresh(n *modelNode, key int) {
+	n.runs()
+	before := w.origin.void(keyName(key))
+	defer w.origin.over(keyName(key))
+	err := n.refresh(key)
+	w.note("refreshed", n.process, fmt.Sprint(keyName(key), " ", err))
+	if w.Face == "HTTP" && err == nil && key == 0 && !w.Users && w.Trouble == "healthy" {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.now[n.process] == n {
+			w.latest[n.process][key] = max(w.latest[n.process][key], before+1)
+		}
+	}
+}
+
+// peek checks that a value that the process has is the key's, and its age.
+func (w *world) peek(n *modelNode, key int) {
+	n.runs()
+	value, age, ok := n.peek(key)
+	w.note("peeks", n.process, fmt.Sprint(value, age, ok))
+	if !ok {
+		return
+	}
+	version := versionIn(value)
+	began, ended, made := w.origin.times(version)
+	switch {
+	case !made || !strings.HasPrefix(value, keyName(key)+" v"):
+		w.violated("process %d: Peek of %s has %q", n.process, keyName(key), value)
+	case w.Trouble == "healthy" && (age > time.Since(began)+time.Millisecond || age < time.Since(ended)-4*w.Delay-time.Millisecond):
+		w.violated("process %d: Peek of %s has %q of %v; its load ran from %v to %v before", n.process, keyName(key), value, age, time.Since(began), time.Since(ended))
+	}
+}
+
 // invalidated records that no process may serve versions up to before.
 func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	for _, key := range keys {
@@ -1039,13 +1140,13 @@ func (w *world) do(t *testing.T, s modelStep) {
 			w.callers.Go(func() { w.invalidate(n, w.keys()...) })
 			break
 		}
-		w.callers.Go(func() {
-			n.runs()
-			before := w.origin.count()
-			if hard, keys, err := n.sweep(s.N, s.Key); hard && err == nil && !n.isDead() {
-				w.invalidated(n, keys, before)
-			}
-		})
+		w.callers.Go(func() { w.sweep(n, s.N, s.Key) })
+	case "refresh":
+		w.callers.Go(func() { w.refresh(n, s.Key) })
+	case "peek":
+		if n.peek != nil {
+			w.callers.Go(func() { w.peek(n, s.Key) })
+		}
 	case "origin":
 		w.origin.set(func(o *modelOrigin) { o.took = s.For })
 	case "fail":
