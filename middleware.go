@@ -142,7 +142,7 @@ type Middleware struct {
 	pages  *page.Middleware
 }
 
-// NewMiddleware returns a Middleware. It panics on invalid options, as [New].
+// NewMiddleware returns a Middleware. Like [New], it panics on invalid options.
 func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
