@@ -18,7 +18,7 @@ import (
 // and failures; other callers join it, and it waits for no other key. The flights' common work is in
 // member.go.
 
-// A BatchError has the errors of a batch's failed keys. GetMany returns one, and a batch load may.
+// A BatchError has the errors of a batch's failed keys, also from a batch load.
 type BatchError struct {
 	// Errors has the error of each failed key.
 	Errors map[string]error
@@ -46,18 +46,12 @@ func (e *BatchError) Unwrap() []error {
 }
 
 // NewBatch returns a Cache whose load takes many keys in one call. [Cache.GetMany] usually loads all
-// its missing keys in one call, and [Cache.Get] loads one key in a call. All callers share the same
-// load.
+// its missing keys in one call, and [Cache.Get] one key.
 //
-// The map has the values. If the error is nil or a [*BatchError], a key without a value does not
-// exist, and is remembered as after [ErrNotFound]. A key in the BatchError has failed. With any other
-// error, all keys without a value have failed. The cache ignores values of other keys.
-//
-// The load's context is as with [New]. It ends when no key of the call is needed any more.
-// RebuildTimeout is for the whole call. Invalidate of a key does not end the load for the other keys.
-// The call counts as one load of MaxRebuilds.
-//
-// NewBatch panics as New does.
+// If the error is nil or a [*BatchError], a key without a value does not exist, as after [ErrNotFound],
+// and a key in the BatchError has failed. With any other error, all keys without a value have failed.
+// The load's context is as with [New], and also ends when no key of the call is needed any more.
+// RebuildTimeout is for the whole call. NewBatch panics as New does.
 func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewBatch needs a load, a func(ctx context.Context, keys []string) (map[string]V, error)"))
@@ -101,20 +95,13 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 }
 
 // GetMany returns the values of keys, as concurrent calls of Get would. The error is nil or a
-// [*BatchError] with the failed keys and the errors that Get would return. A key in neither the map
-// nor the error was not found. So GetMany can be the load of another cache, see [NewBatch].
+// [*BatchError] with the failed keys and the errors that Get would return. A key in neither the map nor
+// the error was not found. So GetMany can be the load of another cache.
 //
-// The cache asks the store for all keys at once if the store is a [driver.BatchGetter]. It loads the
-// missing keys in one call of [NewBatch]'s load, or each key in a call of [New]'s load. A key that
-// another call is loading, in any process, is not loaded again. A Get for a key of this call joins
-// its load.
-//
-// Slow keys, and keys that another process holds, are loaded later, apart from the other keys.
-// GetMany returns when each key has its answer, or when ctx ends: then with the values so far, and
-// the error of ctx for the other keys.
-//
-// Keys may be empty, and may repeat. At most 4,000 keys are under way at a time, and a load gets at
-// most 1,000 keys.
+// The missing keys are loaded in one call of [NewBatch]'s load, or each key in a call of [New]'s load.
+// Keys that another call is loading, in any process, are not loaded again. When ctx ends, GetMany
+// returns the values so far, and the error of ctx for the other keys. Keys may be empty, and may
+// repeat. docs/loaders.md has the limits.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	return c.engine.getMany(ctx, keys, c.bind, c.together, c.window)
 }

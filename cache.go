@@ -105,7 +105,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
 }
 
-// GetFunc is [Cache.Get] with a load for this call. Callers that meet share the first caller's load.
+// GetFunc is [Cache.Get] with a load for this call. Callers that meet share the first load.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
@@ -113,51 +113,45 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.engine.get(ctx, key, userLoad[V](load), nil)
 }
 
-// Peek returns the value of key in this process, fresh or stale, and the age: the time since the load
-// or Set, plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes neither
-// Stats nor the order of evictions. ok is false without a value in its windows, also for a remembered
-// ErrNotFound or failure, or if the cache is closed. Another process may have replaced the value.
+// Peek returns the value of key in this process, fresh or stale, and its age since the load or Set,
+// plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes neither Stats
+// nor the order of evictions. ok is false without a value in its windows, or after Close.
 func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
 	return c.engine.peek(key)
 }
 
 // Set puts value under key, after your write to the origin. The value is fresh for TTL from now on, and
 // must not be modified. After Set has returned nil, this process serves value or a later value, and
-// other processes follow within NearTTL. A rebuild under way in any process does not answer later
-// callers, and its waiting callers in this process get value. The store orders Sets by epoch. A load
-// begun after Set may replace value. EarlyRefresh has no effect on value.
+// other processes follow within NearTTL. A rebuild under way does not answer later callers. A load
+// begun after Set may replace value.
 //
-// The error wraps [ErrUnavailable] if the store does not answer within EngineTimeout or before ctx
-// ends. Then the store may have value or an older value, and this process has dropped the key: call Set
-// or Invalidate again. Set asks the store also during an outage. If Codec, Size or the store refuses
-// value, or after five later commits, Set invalidates the key and joins Invalidate's error. On a closed
-// cache Set does nothing and returns [ErrClosed].
+// If the store does not answer within EngineTimeout or before ctx ends, the error wraps
+// [ErrUnavailable], and this process has dropped the key: call Set or Invalidate again. If value is
+// refused, Set invalidates the key. After Close, Set returns [ErrClosed]. docs/loaders.md has the
+// details.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
 
 // Refresh begins a rebuild of key, although its value may be fresh, and does not wait for its end. The
 // load gets ctx's values, but not its end. Callers get the present value meanwhile. A load under way
-// anywhere in the fleet counts, so call Set or Invalidate after a write. A failure leaves the value in
-// its windows and goes to OnError. In the pause after a failure no rebuild begins. The error is
-// [ErrClosed], [ErrOverloaded] if too many keys wait for Store, or Get's error in a chain of 64 loads.
+// anywhere in the fleet counts, so call Set or Invalidate after a write. A failure goes to OnError. The
+// error is [ErrClosed], or [ErrOverloaded] if too many keys wait for Store.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 	return c.engine.refreshNow(ctx, key, c.bind)
 }
 
 // Invalidate drops the values of keys. After it has returned nil, no value computed before the call is
 // served from the store, from this process's near tier or by a rebuild under way in any process. Other
-// near tiers follow within NearTTL. The error wraps [ErrUnavailable] and names the keys if the store
-// does not answer within EngineTimeout or before ctx ends; this process has dropped the keys.
-// Invalidate asks the store also during an outage.
+// near tiers follow within NearTTL. If the store does not answer within EngineTimeout or before ctx
+// ends, the error wraps [ErrUnavailable] and names the keys; this process has dropped them.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
 
 // InvalidateMatching drops the matching values. After it has returned nil, no matching value computed
-// before the call is served in this process, nor in others after NearTTL. The cost is one write and a
-// look at each value of the near tier. In a fleet it needs Options.Sweeps. All but keys without Soft go
-// into a log, see [Middleware.InvalidateMatching].
+// before the call is served in this process, nor in others after NearTTL. In a fleet it needs
+// Options.Sweeps. All but keys without Soft go into a log, see [Middleware.InvalidateMatching].
 func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	e := c.engine
 	if e.sweeps == nil {
@@ -187,9 +181,9 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
 }
 
-// Ping checks the engines at start-up, with a read, a write and an election under a key without a
-// value. Ping ends after EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and names
-// each silent engine, with the engine's own error. A cache works without engines, and recovers.
+// Ping checks the engines at start-up, with a read, a write and an election. It ends after
+// EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and names each silent engine, with
+// the engine's own error. A cache works without engines, and recovers.
 func (c *Cache[V]) Ping(ctx context.Context) error { return c.engine.ping(ctx) }
 
 // Stats returns the counters of the cache since its creation.

@@ -1,17 +1,14 @@
 // Package bellwether protects origins from cache stampedes.
 //
 // When a value expires, one caller in the whole fleet rebuilds the value. All other callers get the
-// stale value or share the new value. There are three forms of use. [New] returns a loading cache:
+// stale value or share the new value. [New] returns a loading cache, [NewBatch] a cache whose load
+// takes many keys, and [NewMiddleware] a shared cache by RFC 9111 for http.Handlers:
 //
 //	users := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
-//	u, err := users.Get(ctx, "42")
-//
-// [NewBatch] returns a loading cache whose load takes many keys:
+//	user, err := users.Get(ctx, "42")
 //
 //	users := bellwether.NewBatch(loadUsers, bellwether.Options{TTL: time.Minute})
 //	found, err := users.GetMany(ctx, []string{"41", "42"})
-//
-// [NewMiddleware] caches the responses of http.Handlers, as a shared cache by RFC 9111:
 //
 //	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 //	r.Use(mw.Handler)
@@ -26,9 +23,8 @@
 // # Words
 //
 // A load is the user's function, or the handler behind the middleware. A rebuild is an election, a
-// load and a commit. A flight is a rebuild, or the wait for another process's rebuild, with its
-// callers in this process. The locker elects the holder of a key's lease. The store keeps entries
-// for the fleet. The near tier keeps values in this process.
+// load and a commit. The locker elects the holder of a key's lease. The store keeps entries for the
+// fleet. The near tier keeps values in this process.
 //
 // A value is fresh for its TTL. Then it is stale, in one window that serves it at once while a
 // rebuild runs, and in another if the rebuild fails. After both windows it is expired. An
@@ -39,9 +35,9 @@
 // No caller owns a rebuild. The rebuild goes on when its callers leave, and its value is kept. A
 // caller's context bounds only that caller's wait.
 //
-// All waiting callers share a failure, in all processes; [Options].ErrorTTL has the exceptions.
-// After a growing pause one caller tries again. A load that panics, calls runtime.Goexit or does not
-// return in time is a failure.
+// All waiting callers share a failure, in all processes. After a growing pause one caller tries
+// again, see [Options].ErrorTTL. A load that panics, calls runtime.Goexit or does not return in time
+// is a failure.
 //
 // The store refuses a commit after a later commit or an invalidation of the key. So a holder that
 // paused cannot bring an old value back, even if the locker elects two holders.
@@ -49,6 +45,6 @@
 // If an engine does not answer, each process rebuilds for itself, at most MaxRebuilds keys at one
 // time. During the outage a few calls ask the engine again, and other calls do not wait.
 //
-// The packages below stores and lockers combine freely. In the repository, docs/fleets.md helps to
-// choose engines, and docs/operations.md helps to choose times and metrics.
+// The packages below stores and lockers combine freely. The documents named here are in the
+// repository: docs/fleets.md helps to choose engines, and docs/operations.md times and metrics.
 package bellwether

@@ -27,8 +27,7 @@ var (
 	// ErrGoexit is the failure after a runtime.Goexit in a load, an observer, a codec or an adapter.
 	ErrGoexit = fault.ErrGoexit
 
-	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and the cause of the
-	// end of its context.
+	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and its context's cause.
 	ErrRebuildTimeout = fault.ErrRebuildTimeout
 )
 
@@ -37,5 +36,5 @@ type PanicError = fault.PanicError
 
 // A RemoteError is a failure from the store: of another process, or of this process after the value
 // left the near tier. Message has the first 4 KiB of the error's text. Unwrap returns
-// [ErrRebuildTimeout] or [ErrGoexit] for the text of that error.
+// [ErrRebuildTimeout] or [ErrGoexit] by the text.
 type RemoteError = fault.RemoteError

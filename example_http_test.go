@@ -517,3 +517,42 @@ func ExampleKey() {
 	// shop.test call 1
 	// shop.test call 1
 }
+
+// A framework takes the path from a field of the request. Each value of the field makes a variant, so
+// no client decides the page of another client.
+func ExampleHTTPOptions_retargetingFields() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, RetargetingFields: []string{"X-Real-Path"}})
+	defer mw.Close()
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, "page", r.Header.Get("X-Real-Path"))
+	}))
+	for _, path := range []string{"/a", "/b"} {
+		r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
+		r.Header.Set("X-Real-Path", path)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		fmt.Print(w.Body)
+	}
+	// Output:
+	// page /a
+	// page /b
+}
+
+// A browser's reload sends no-cache. By default it reaches the handler.
+func ExampleHTTPOptions_ignoreRequestDirectives() {
+	for _, ignore := range []bool{false, true} {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, IgnoreRequestDirectives: ignore})
+		calls := 0
+		h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { calls++ }))
+		for range 3 {
+			r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
+			r.Header.Set("Cache-Control", "no-cache")
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		mw.Close()
+		fmt.Println(ignore, calls)
+	}
+	// Output:
+	// false 3
+	// true 1
+}

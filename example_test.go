@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -652,4 +653,183 @@ func ExampleMatch_soft() {
 	after, _ := c.Get(context.Background(), "k")
 	fmt.Println(before, err, after)
 	// Output: 1 <nil> 1
+}
+
+// The holder of a key hangs. Another process begins a second load after three usual build times, and its
+// value also answers the holder's callers.
+func ExampleOptions_hedge() {
+	o := bellwether.Options{
+		TTL: time.Hour, Hedge: 3,
+		HedgeShare: 1, // of this process's rebuilds: the example has only a few
+		Fleet:      bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "users"},
+	}
+	var hang atomic.Bool
+	hangs := make(chan struct{})
+	load := func(ctx context.Context, key string) (User, error) {
+		if hang.CompareAndSwap(true, false) {
+			close(hangs)
+			<-ctx.Done() // the other process's commit cancels this load
+			return User{}, ctx.Err()
+		}
+		return loadUser(ctx, key)
+	}
+	here, there := bellwether.New(load, o), bellwether.New(load, o)
+	defer here.Close()
+	defer there.Close()
+	here.Get(context.Background(), "40") // each process learns the usual build time
+	there.Get(context.Background(), "41")
+
+	hang.Store(true)
+	var callers sync.WaitGroup
+	callers.Go(func() { fmt.Println(here.Get(context.Background(), "42")) })
+	<-hangs
+	there.Get(context.Background(), "42")
+	callers.Wait()
+	// Output: {user 42} <nil>
+}
+
+// Sweeps carries an invalidation by prefix or tag to the other processes. With the near tier off they
+// follow at once.
+func ExampleOptions_sweeps() {
+	o := bellwether.Options{
+		TTL: time.Hour, Sweeps: true,
+		Fleet: bellwether.Fleet{Engine: memstore.New(), Namespace: "pages", NearTTL: -1},
+	}
+	next := versions()
+	here, there := bellwether.New(next, o), bellwether.New(next, o)
+	defer here.Close()
+	defer there.Close()
+
+	before, _ := there.Get(context.Background(), "user:42")
+	err := here.InvalidateMatching(context.Background(), bellwether.Match{Prefixes: []string{"user:"}})
+	after, _ := there.Get(context.Background(), "user:42")
+	fmt.Println(before, err, after)
+	// Output: 1 <nil> 2
+}
+
+// The cache cannot see the memory of a picture outside Go's heap. By its Size, the picture is too large
+// for NearBytes, and is evicted.
+func ExampleOptions_size() {
+	evicted := make(chan string, 1)
+	pictures := bellwether.New(loadUser, bellwether.Options{
+		TTL:       time.Hour,
+		Size:      func(key string, value any) int { return 1 << 20 },
+		Limits:    bellwether.Limits{NearBytes: 1 << 16},
+		Observers: []observe.Observer{{Evict: func(key string, bytes int) { evicted <- key }}},
+	})
+	defer pictures.Close()
+
+	picture, err := pictures.Get(context.Background(), "42")
+	fmt.Println(picture.Name, err)
+	fmt.Println("evicted", <-evicted)
+	// Output:
+	// user 42 <nil>
+	// evicted 42
+}
+
+// With a negative NearTTL, an invalidation holds in all processes when Invalidate returns.
+func ExampleFleet_nearTTL() {
+	o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Engine: memstore.New(), Namespace: "rows", NearTTL: -1}}
+	next := versions()
+	here, there := bellwether.New(next, o), bellwether.New(next, o)
+	defer here.Close()
+	defer there.Close()
+
+	a, _ := here.Get(context.Background(), "k")
+	b, _ := there.Get(context.Background(), "k")
+	err := here.Invalidate(context.Background(), "k")
+	c, _ := there.Get(context.Background(), "k")
+	fmt.Println(a, b, err, c)
+	// Output: 1 1 <nil> 2
+}
+
+// A process dies with the lease of a key. Callers in another process wait for the end of the lease.
+func ExampleFleet_leaseTTL() {
+	const leaseTTL = 50 * time.Millisecond
+	start, locker := time.Now(), locallock.New()
+	locker.TryAcquire(context.Background(), "users:42", leaseTTL) // and no Renew or Release
+	users := bellwether.New(loadUser, bellwether.Options{
+		TTL:   time.Minute,
+		Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker, Namespace: "users", LeaseTTL: leaseTTL},
+	})
+	defer users.Close()
+
+	user, err := users.Get(context.Background(), "42")
+	fmt.Println(user.Name, err, time.Since(start) >= leaseTTL)
+	// Output: user 42 <nil> true
+}
+
+// Also a value in the near tier is not served after Close.
+func ExampleErrClosed() {
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
+	c.Get(context.Background(), "42")
+	c.Close()
+
+	_, err := c.Get(context.Background(), "42")
+	fmt.Println(errors.Is(err, bellwether.ErrClosed))
+	// Output: true
+}
+
+// Close ends the context of a load under way, and answers the waiting callers.
+func ExampleCache_Close() {
+	loading, canceled := make(chan struct{}), make(chan error, 1)
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		close(loading)
+		<-ctx.Done()
+		canceled <- context.Cause(ctx)
+		return "", ctx.Err()
+	}, bellwether.Options{TTL: time.Minute})
+
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := c.Get(context.Background(), "k")
+		waiting <- err
+	}()
+	<-loading
+	fmt.Println(c.Close())
+	fmt.Println(<-waiting)
+	fmt.Println(<-canceled)
+	// Output:
+	// <nil>
+	// bellwether: cache is closed
+	// bellwether: cache is closed
+}
+
+// A replica is a store that refuses invalidations.
+type replica struct{ driver.Store }
+
+func (replica) Invalidate(ctx context.Context, key string) error {
+	return errors.New("this server is a replica")
+}
+
+// A caller of Invalidate hears of a store that does not answer. Get goes on without the store.
+func ExampleErrUnavailable() {
+	users := bellwether.New(loadUser, bellwether.Options{
+		TTL:   time.Minute,
+		Fleet: bellwether.Fleet{Store: replica{memstore.New()}, Namespace: "users", EngineTimeout: time.Minute},
+	})
+	defer users.Close()
+
+	err := users.Invalidate(context.Background(), "42")
+	fmt.Println(errors.Is(err, bellwether.ErrUnavailable))
+	fmt.Println(err)
+	user, err := users.Get(context.Background(), "42")
+	fmt.Println(user.Name, err)
+	// Output:
+	// true
+	// invalidating "42": bellwether: engine unavailable: this server is a replica
+	// user 42 <nil>
+}
+
+// A load that ends its goroutine, such as by the FailNow method of a test, has failed.
+func ExampleErrGoexit() {
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		runtime.Goexit()
+		return "", nil
+	}, bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+
+	_, err := c.Get(context.Background(), "k")
+	fmt.Println(errors.Is(err, bellwether.ErrGoexit))
+	// Output: true
 }

@@ -10,8 +10,7 @@ import (
 // into keys.
 
 // Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL is
-// "http://host/path?query"; http and https both mean both. If an outer [http.StripPrefix] rewrites the
-// path, no URL names the responses: put the middleware outside, or set [HTTPOptions].Key.
+// "http://host/path?query", for http and https.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{Keys: urls})
 }
@@ -26,20 +25,18 @@ type Match struct {
 	Prefixes []string
 	// Tags match values by [Result].Tags, and responses by [HTTPOptions].TagFields. Case counts.
 	Tags []string
-	// All matches everything in the fleet. It takes one place in the log, and frees earlier ones unless
-	// Soft.
+	// All matches everything in the fleet, for one place in the log of [Middleware.InvalidateMatching].
 	All bool
 	// Soft makes matches stale from now on instead of dropping them. The next load can start from them.
 	Soft bool
 }
 
 // InvalidateMatching drops the matching responses. After it has returned nil, no matching response made
-// before the call is served in this process, nor in others after NearTTL.
+// before the call is served in this process, nor in others after NearTTL. An error names each failed
+// part; the other parts are done.
 //
-// Soft matches, Prefixes, Tags and All go into a log that all processes read. The log keeps the last
-// 500 places, or fewer beyond 100 KiB; a response older than the log counts as invalidated. With a
-// Store whose Locker is missing or silent, two simultaneous writes of the log may lose one of them. An
-// error names each part that failed, or the log; the other parts are done.
+// Soft matches, Prefixes, Tags and All go into a log of 500 places. A response older than the log
+// counts as invalidated.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	return m.pages.Invalidate(ctx, page.Match(match))
 }

@@ -12,7 +12,7 @@ import (
 
 // This file makes keys of HTTP requests by rules about query parameters and cookies.
 
-// A KeyRule changes the keys that [Keys] makes. The zero KeyRule changes nothing.
+// A KeyRule changes the keys that [Keys] makes. The zero KeyRule has no effect.
 type KeyRule struct{ rule keyrules.Rule }
 
 // WithoutQuery drops the query parameters with these names. A final * stands for any ending, as in
@@ -39,15 +39,13 @@ func checkParameters(rule string, names []string) {
 }
 
 // SortedQuery sorts the query parameters by decoded name. Parameters of the same name keep their order.
-// A query with a parameter refused by [net/url.ParseQuery] stays as sent. Use SortedQuery only if
-// handlers ignore the order of names.
+// A query with a parameter refused by [net/url.ParseQuery] stays as sent. Handlers must ignore the
+// order of names.
 func SortedQuery() KeyRule { return KeyRule{keyrules.Rule{Sorts: true}} }
 
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such a
-// cookie share a variant. A cookie that is sent twice counts with both values, in their order. Where
-// parsers disagree about a quoted value, the whole Cookie field makes the variant. A handler that
-// answers by another cookie must say private or Vary: Cookie. A client can invent values, up to 1,024
-// variants of a URL. WithCookies panics on a name that no cookie can have.
+// cookie share a variant. A handler that answers by another cookie must say private or Vary: Cookie. A
+// client can invent values, up to 1,024 variants of a URL. It panics on a name that no cookie can have.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {
@@ -58,9 +56,8 @@ func WithCookies(names ...string) KeyRule {
 }
 
 // Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays if
-// all rules keep it. Scheme, host and path are those of the default key. A rewritten path, as by
-// [http.StripPrefix], makes a variant of the client's path. The function returns false for a request
-// without a default key. Wrap the function to refuse requests or to extend the variant.
+// all rules keep it. The function returns false for a request without a default key. Wrap it to refuse
+// requests or to extend the variant.
 func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	var k keyrules.Rules
 	for _, r := range rules {

@@ -33,12 +33,10 @@ type Result[V any] struct {
 	// NotModified gives Previous a new lifetime in place of Value. A store that can prolong an entry is
 	// not sent the value again. It is an error if Request.Found is false.
 	NotModified bool
-	// Freshness replaces all times of the options for this value; a window of zero is closed. With the
-	// zero Freshness, the value answers the waiting callers and is not kept. With ErrNotFound it
-	// replaces NotFoundTTL; with other errors it has no effect. Nil: the options' times.
+	// Freshness replaces the times of the options. A window of zero is closed. Zero: only waiting callers
+	// get the value. With ErrNotFound it replaces NotFoundTTL. Nil: the options' times.
 	Freshness *Freshness
-	// Tags are names for [Cache.InvalidateMatching], such as "org:7". Nil: none; with NotModified as
-	// before.
+	// Tags are for [Cache.InvalidateMatching], such as "org:7". Nil: none; with NotModified as before.
 	Tags []string
 	// Validator identifies this version of the value, such as an ETag or a row's version. The value
 	// stays for an hour after its windows, for the next load. Empty: none; with NotModified as before.
@@ -48,7 +46,7 @@ type Result[V any] struct {
 // validatorKeep is how long the next load can start from an expired value with a validator.
 const validatorKeep = time.Hour
 
-// NewLoader is [New] with a load that gets the previous value and returns a [Result].
+// NewLoader is [New] for a load that takes a [Request] and returns a [Result].
 func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))

@@ -18,28 +18,22 @@ import (
 // answers requests, and below.go connects internal/page to the engine.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this process, each response that
-// says that it may be cached. A negative value is refused where a field's comment does not mention it.
-// In the repository, docs/http.md explains the rules for responses, keys and invalidation.
+// says that it may be cached. A negative value is refused unless its field's comment mentions it.
+// docs/options.md and docs/http.md have the details.
 type HTTPOptions struct {
-	// TTL is how long a response without a freshness of its own is fresh, if its status is cacheable,
-	// such as 200 or 404 (RFC 9110 section 15.1), or it says public. Zero or negative: off. With a TTL,
-	// handlers that answer by a Cookie must say private or Vary: Cookie. Ages follow RFC 9111.
+	// TTL is the freshness of responses without their own, with a cacheable status (RFC 9110 section 15.1)
+	// or public. Handlers that answer by a Cookie must say private or Vary: Cookie. Zero or negative: off.
 	TTL time.Duration
 	// StaleWhileRevalidate is the window of responses that allow it. Zero or negative: off.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is the window of responses that allow it. Zero or negative: off.
 	StaleIfError time.Duration
-	// Freshness replaces said, the freshness of a shareable response by its header and these options. A
-	// TTL counts from Age zero, and a returned Age has no effect. A zero Freshness shares the response
-	// between the waiting clients only. ErrorTTL holds for 500, 502, 503 and 504, and a 403 or the like
-	// gets no lifetime here. no-cache, must-revalidate, proxy-revalidate and s-maxage keep their
-	// effects. Freshness runs while the handler writes its header, and must not change r or header. Its
-	// panic is the handler's. Nil: said.
+	// Freshness replaces said, the freshness of a shareable response by its header and these options. It
+	// runs while the handler writes its header, and must not change r or header. Its panic is the
+	// handler's. Zero Freshness: only waiting clients share the response. Nil: said.
 	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
-	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504 without
-	// its own. Zero means 1 s. Negative: off, an error answers only waiting requests. All clients
-	// share an error if TTL is set, it says public, or the key has had a response for all; otherwise
-	// only waiting requests with the same Cookie and credentials do.
+	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504 without its
+	// own. Zero means 1 s. Negative: off, an error answers only waiting requests.
 	ErrorTTL time.Duration
 	// MaxErrorTTL is the longest pause after failures. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
@@ -65,41 +59,31 @@ type HTTPOptions struct {
 	// Observers are called for the middleware's events, see [Options]. None: no calls.
 	Observers []observe.Observer
 
-	// MaxBodyBytes is the largest stored body, in bytes. Zero means 8 MiB. A larger body streams to
-	// the waiting clients at the pace of the slowest. Bodies larger than NearBytes are in Store only.
+	// MaxBodyBytes is the largest stored body, in bytes. Larger bodies stream. Zero means 8 MiB.
 	MaxBodyBytes int64
-	// MaxHeldBytes bounds the bodies that clients hold beside the near tier, in bytes. Zero means
-	// 256 MiB, or MaxBodyBytes if larger. Beyond it new bodies stream like larger ones, and the
-	// slowest clients of stored bodies are broken off, if the ResponseWriter has write deadlines.
+	// MaxHeldBytes bounds the bodies that clients hold beside the near tier, in bytes. Beyond it new
+	// bodies stream, and slow clients are broken off. Zero means 256 MiB, or MaxBodyBytes if larger.
 	MaxHeldBytes int64
 	// HitForMissTTL is how long an unshareable response sends its key's requests straight to the
 	// handler. Further such responses prolong it, and a cacheable response ends it. Zero means 10 s.
 	HitForMissTTL time.Duration
-	// MaxPassThrough is how many requests of this process at a time ask the handler after MaxWait, or
-	// after a RebuildTimeout of a key without any response for all. Others get 503. Zero or negative:
-	// off.
+	// MaxPassThrough is how many requests at a time ask the handler after MaxWait. Zero or negative: off.
 	MaxPassThrough int
 
 	// IgnoreRequestDirectives ignores Cache-Control in requests, by which clients choose the moments of
-	// rebuilds. Default: RFC 9111 section 5.2.1 holds, and at most eight requests at a time go past a
-	// page that may be served, by no-store, an upgrade, an event stream or a body.
+	// rebuilds. Default: RFC 9111 section 5.2.1 holds.
 	IgnoreRequestDirectives bool
-	// MaxStreams is how many upgrades and event streams run at a time. Zero means 65,536. Others get
-	// 503.
+	// MaxStreams is how many upgrades and event streams run at a time. Others get 503. Zero means 65,536.
 	MaxStreams int
 
 	// Key returns the key of a request's response, or false to send the request past the cache. [Keys]
-	// makes a Key of rules. Key runs for each request, on the request's goroutine. The handler sees the
-	// key's host and query, and the request's own path, fields and cookies. A handler that answers by a
-	// part that Key leaves out must say private or name the field in Vary. For an unsafe method, Key
-	// returns the URL that the request changes, or false for none. An invalid URL counts as false and
-	// goes to OnError. Nil: the request's URL, in one form for all spellings of host and path, with the
-	// query as sent.
+	// makes a Key of rules. It runs for each request, on the request's goroutine. A handler that answers
+	// by a part that Key leaves out must say private or name the field in Vary. For an unsafe method, Key
+	// returns the URL that the request changes. Nil: the request's URL.
 	Key func(r *http.Request) (key Key, ok bool)
 
-	// CredentialFields are request fields with credentials, beside Authorization and client
-	// certificates. A request with credentials gets only responses with public, s-maxage or
-	// must-revalidate. Name Cookie if handlers answer by it without private. Nil: none.
+	// CredentialFields are request fields with credentials, beside Authorization and client certificates.
+	// Name Cookie if handlers answer by it without private. Nil: none.
 	CredentialFields []string
 
 	// TargetedFields are response fields that replace Cache-Control for this cache (RFC 9213). The
@@ -108,21 +92,17 @@ type HTTPOptions struct {
 	// RetargetingFields are request fields that choose another scheme, host, port or path, beside some
 	// 140 known ones such as X-Forwarded-Host. Each set of these fields makes a variant. Nil: none.
 	RetargetingFields []string
-	// HiddenFields are response fields for the cache only, such as Surrogate-Control. Stored responses
-	// keep them. With HiddenFields each ResponseWriter is wrapped, also for upgrades. Nil: none.
+	// HiddenFields are response fields for the cache only, such as Surrogate-Control. Nil: none.
 	HiddenFields []string
 	// TagFields are the response fields with the tags of [Match], the same in a fleet. Spaces and
 	// commas separate tags. Nil: Surrogate-Key (spaces only) and Cache-Tag (commas only). Empty: none.
 	TagFields []string
-	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: a reply that has
-	// reached the handler through the cache shows the key.
+	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: new replies show it.
 	HideStatusKey bool
-	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL.
-	// Default: HardInvalidation (RFC 9111 section 4.4). If any client may send such requests for any
-	// URL, clients choose the moments of rebuilds: set NoInvalidation.
+	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL (RFC 9111
+	// section 4.4). Set NoInvalidation if any client may send one for any URL. Default: HardInvalidation.
 	UnsafeInvalidation Invalidation
-	// InvalidateLocations extends UnsafeInvalidation to the URLs in Location and Content-Location, on
-	// the same host. Default: off, because in many handlers clients choose these URLs.
+	// InvalidateLocations adds the same-host URLs in Location and Content-Location to it. Default: off.
 	InvalidateLocations bool
 
 	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a response
@@ -130,8 +110,7 @@ type HTTPOptions struct {
 	HeuristicFraction float64
 	// StoreSetCookie shares responses with Set-Cookie and their own lifetime. Default: not shared.
 	StoreSetCookie bool
-	// AnyLanguageOrder makes one variant of the same languages in any order of Accept-Language, and
-	// sorts them for the handler. Default: the order makes variants.
+	// AnyLanguageOrder sorts Accept-Language, also for the handler. Default: each order makes a variant.
 	AnyLanguageOrder bool
 }
 
@@ -141,9 +120,7 @@ type Invalidation uint8
 const (
 	// HardInvalidation drops the responses.
 	HardInvalidation Invalidation = iota
-	// SoftInvalidation makes the responses stale from now on, by the log of
-	// [Middleware.InvalidateMatching]. After 50 places of the log within a minute, or with a Store
-	// whose Locker is missing or silent, SoftInvalidation drops the responses.
+	// SoftInvalidation makes the responses stale from now on. A full log drops them, see docs/http.md.
 	SoftInvalidation
 	// NoInvalidation keeps the responses.
 	NoInvalidation
@@ -158,15 +135,14 @@ type Key struct {
 	Variant string
 }
 
-// A Middleware is a shared cache by RFC 9111 for the responses of the handlers that it wraps. A
-// response is made once for all waiting clients. Create one with [NewMiddleware]. It is safe for
-// concurrent use, and may wrap several handlers if they serve different URLs.
+// A Middleware is a shared cache by RFC 9111 for the responses of the handlers that it wraps. It is
+// safe for concurrent use, and may wrap several handlers if they serve different URLs.
 type Middleware struct {
 	engine *engine[*page.Response]
 	pages  *page.Middleware
 }
 
-// NewMiddleware returns a Middleware. It panics on invalid options; the message names the field.
+// NewMiddleware returns a Middleware. Like [New], it panics on invalid options.
 func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
@@ -288,29 +264,22 @@ func (m *Middleware) Stats() observe.Stats { return m.engine.snapshot() }
 
 // Close ends the middleware and cancels its rebuilds. Later GET and HEAD requests get 503 (504 with
 // only-if-cached), unless they go past the cache. Store and Locker stay open. A second Close is
-// harmless. The error is always nil.
+// harmless. The error is nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
 }
 
 // Handler wraps next, as a middleware of chi or net/http. Only GET and HEAD are answered from the
-// cache. "Handlers behind the cache" in docs/http.md has rules for outer routers and middlewares.
+// cache. A second use of it within next has no effect.
 //
 // The handler runs detached, with a goroutine and a context of its own. It sees the first client's
 // header, cookies and address, as a GET without ranges and with the cache's own conditions. A handler
-// that uses a session or a CSRF token from the request's context must say private or Vary. A client
-// whose context ends gets no more of a response under way. Requests for an upgrade or
-// text/event-stream, or without a key, get the real ResponseWriter; others past the cache get one that
-// flushes and hijacks like it.
+// that uses a session or a CSRF token from the request's context must say private or Vary.
 //
 // If the handler panics, clients get a stale response. Without one, the panic reaches the server of the
-// first client, and the others get 502. With a Cookie, with credentials, or at a key without responses
-// for all, only clients with the same Cookie and credentials share the panic. An Observer's Rebuild
-// gets the stack, or its Error for an unshareable response.
-//
-// A second use of the middleware within next has no effect, if each ResponseWriter in between has
-// Unwrap, see [http.ResponseController].
+// first client, and the others get 502. "Handlers behind the cache" in docs/http.md has the rules for
+// routers, other middlewares, panics and upgrades.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
 		panic(errors.New("bellwether: Handler needs a handler to wrap"))
@@ -320,15 +289,11 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 
 // Refresh has the response to r made again by h, and returns when the new response is stored. h is the
 // handler that Handler has returned, or a router or middleware around it. r is a GET, as a client would
-// send it, such as [http.NewRequestWithContext] makes; its header selects the variant.
+// send it; its header selects the variant. Other clients get the stored response meanwhile.
 //
-// Refresh asks as a client does that sends Cache-Control: no-cache, also where the cache ignores such
-// directives: a response whose run began before the call does not answer, and the runs of several calls
-// are one. Other clients get the stored response meanwhile. Refresh is safe for concurrent use.
-//
-// The end of r's context ends the wait, not the run. An error says why the stored response was not
-// replaced: the handler has failed or panicked, the response may not be stored, or h has answered
-// without the cache.
+// Refresh asks as a client with Cache-Control: no-cache does. The runs of several calls are one, and
+// begin after the call. The end of r's context ends the wait, not the run. An error says why the stored
+// response stays. Refresh is safe for concurrent use.
 func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	return m.pages.Refresh(h, r)
 }

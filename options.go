@@ -19,65 +19,50 @@ import (
 // This file has the options of both faces and of a fleet. It fills in the defaults and refuses options
 // that cannot be meant.
 
-// Options configure a [Cache]. Only TTL is required. A negative value is refused where a field's
-// comment does not mention it. In the repository, docs/operations.md helps to choose values.
+// Options configure a [Cache]. Only TTL is required. A negative value is refused unless its field's
+// comment mentions it. docs/options.md has the details.
 type Options struct {
-	// TTL is how long a value is fresh after its load has returned. It must be positive. A load may
-	// choose other times, see [NewLoader]. Store keeps a value's times for all processes.
+	// TTL is how long a value is fresh after its load. It must be positive. A [Result] may have its own.
 	TTL time.Duration
-	// StaleWhileRevalidate is how long after TTL a stale value is served at once, while one rebuild
-	// runs behind it (RFC 5861 section 3). Zero or negative: off. If Store has not confirmed the value
-	// within NearTTL, a call asks Store first, for at most EngineTimeout, unless Store counts as down.
+	// StaleWhileRevalidate is how long after TTL a stale value is served at once, while one rebuild runs
+	// behind it (RFC 5861 section 3). Zero or negative: off.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL a stale value is served if its rebuild fails (RFC 5861 section
 	// 4). Zero or negative: off.
 	StaleIfError time.Duration
-	// NotFoundTTL is how long an [ErrNotFound] is remembered. Zero means TTL. Negative: off, only the
-	// waiting callers get ErrNotFound.
+	// NotFoundTTL is how long an [ErrNotFound] is remembered. Zero means TTL. Negative: off.
 	NotFoundTTL time.Duration
-	// ErrorTTL is the pause between a key's first failure and the next try. Zero means 1 s. Negative:
-	// off, failures are not remembered. The pause doubles with each failure, up to MaxErrorTTL, less a
-	// random part of up to a half. When loads succeed after an ErrorTTL of failures only, each failed
-	// key of this process has an early try. An error with a method RetryAfter() time.Duration, also a
-	// wrapped one, chooses its pause; zero or less: not remembered. Context errors, ErrClosed and
-	// ErrOverloaded are not remembered. Other processes get only context.DeadlineExceeded of these.
+	// ErrorTTL is the pause between a key's first failure and the next try. It doubles with each failure,
+	// less a random part. An error with a method RetryAfter() time.Duration chooses its pause. Errors of
+	// contexts have no pause. Zero means 1 s. Negative: off.
 	ErrorTTL time.Duration
-	// MaxErrorTTL is the longest pause after failures, and so after an origin's recovery. Zero means
-	// 5 s, or ErrorTTL if longer. A MaxErrorTTL below ErrorTTL is refused.
+	// MaxErrorTTL is the longest such pause, at least ErrorTTL. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
 
-	// EarlyRefresh rebuilds popular values in the background before they expire, once in the fleet. It
-	// is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015): 1 is usual, and more is
-	// earlier. Zero or negative: off.
+	// EarlyRefresh rebuilds popular values in the background before they expire, once in the fleet. It is
+	// the beta of XFetch: 1 is usual, and more is earlier. Zero or negative: off.
 	EarlyRefresh float64
-	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1, so that values
-	// loaded together expire apart. All processes subtract the same. Zero or negative: off.
+	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1. Zero or negative: off.
 	TTLJitter float64
 
 	// Patience is how long a caller with a stale value waits for a fresh one. Zero or negative: off.
 	Patience time.Duration
 	// MaxWait is how long callers without a stale value wait. Zero means RebuildTimeout plus LeaseTTL.
 	MaxWait time.Duration
-	// RebuildTimeout is the time limit of a load. At the limit the load's context ends, and its callers
-	// get [ErrRebuildTimeout]. Zero means 30 s.
+	// RebuildTimeout limits a load, which then fails with [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// Hedge begins a second rebuild, in another process, when a rebuild takes this many times the key's
-	// usual build time, and 50 ms. The first commit answers all callers and cancels the other load:
-	// set Hedge only if a load may run twice at one time. Hedge must be above 1, and 3 is usual. Hedge
-	// needs a Locker or an Engine. Zero or negative: off.
+	// Hedge begins a second rebuild in another process after this many usual build times. It must be above
+	// 1, and 3 is usual. Set Hedge only if a load may run twice at one time. It needs a Locker or Engine.
+	// Zero or negative: off.
 	Hedge float64
-	// HedgeShare is the largest fraction of this process's rebuilds to hedge, from 0 to 1. Zero means
-	// 0.02. No hedge begins while half of the latest rebuilds are slow.
+	// HedgeShare is the largest fraction of this process's rebuilds to hedge, up to 1. Zero means 0.02.
 	HedgeShare float64
-	// BatchWindow is how long a load of a [NewBatch] cache waits for other calls of this process, to
-	// load together. Near hits do not wait. Zero: off. New and NewLoader refuse a window.
+	// BatchWindow is how long a [NewBatch] load waits for other calls, to load together. Zero: off.
 	BatchWindow time.Duration
-	// Size returns the bytes that a value takes in the near tier, for several values at a time. Nil:
-	// the memory that the value reaches, by reflection, not behind structs with sync or atomic fields.
+	// Size returns a value's bytes in the near tier, for several values at a time. Nil: by reflection.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. Zero: JSON, and values of type []byte
-	// and string as they are. New reports parts that JSON loses to OnError once, and panics if JSON
-	// cannot bring values back. A changed type needs a new Namespace.
+	// and string as they are. A changed type needs a new Namespace.
 	Codec Codec
 
 	// Fleet joins the caches of several processes. Zero: this process is alone.
@@ -85,22 +70,19 @@ type Options struct {
 	// Limits bound the cache in this process.
 	Limits Limits
 
-	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet: a process with misses reads Store
-	// once more in half a NearTTL. Set Sweeps alike in a fleet. Without a Store: no effect. Default:
-	// off.
+	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet, and must be alike in the fleet. A
+	// process with misses reads Store once more in half a NearTTL. Default: off.
 	Sweeps bool
 
-	// OnError is called for each error that no caller gets, such as a silent engine, a late commit, or
-	// a failure behind a stale value. OnError runs where the error occurs, also before New or
-	// NewMiddleware has returned, and must be quick and safe for concurrent use. Nil: no calls.
+	// OnError is called for each error that no caller gets, such as a silent engine. It runs where the
+	// error occurs, also within New, and must be quick and safe for concurrent use. Nil: no calls.
 	OnError func(key string, err error)
-	// Observers are called for the cache's events, such as the functions of packages bellwetherslog,
-	// bellwetherprom and bellwetherotel. None: no calls, at no cost.
+	// Observers are called for the cache's events, such as bellwetherprom's. None: no calls, at no cost.
 	Observers []observe.Observer
 }
 
-// A Fleet connects the caches of several processes. Caches with the same Namespace on the same Store
-// are of one fleet. Closing a cache does not close its engines. docs/fleets.md helps to choose engines.
+// A Fleet connects the caches of several processes, by the same Namespace on the same Store. Closing a
+// cache does not close its engines.
 type Fleet struct {
 	// Engine is a store and a locker at once, such as redisfleet's, in place of both. Nil: none.
 	Engine driver.Elector
@@ -108,35 +90,26 @@ type Fleet struct {
 	Store driver.Store
 	// Locker elects the process that rebuilds, and needs a Store. Nil: each process rebuilds alone.
 	Locker driver.Locker
-	// Namespace precedes each key in Store and Locker, such as "users". A colon is refused. A Cache
-	// with a Store requires a Namespace, and caches of different values need different ones: a cache
-	// takes each entry under its keys for its own. Empty: none, for a Middleware.
+	// Namespace precedes each key in Store and Locker, such as "users", without a colon. A Cache with a
+	// Store needs a Namespace that no cache of other values has. Empty: none, for a Middleware.
 	Namespace string
 	// EngineTimeout is how long a rebuild waits for silent engines in all. Zero means 500 ms.
 	EngineTimeout time.Duration
-	// LeaseTTL is the longest lease of a holder, and so the longest time until a dead holder is
-	// replaced. Zero means 5 s. A living holder renews its lease at a third of its length. If callers
-	// would wait for a takeover, a lease lasts 1.75 usual builds, but at least 500 ms and
-	// EngineTimeout.
+	// LeaseTTL is the longest lease, and the longest time until a dead holder is replaced. Zero means 5 s.
 	LeaseTTL time.Duration
-	// NearTTL is how long the near tier serves a value before asking Store again, and so how long
-	// another process may miss an Invalidate. Zero means 1 s. No effect without a Store. Negative:
-	// off. Each call asks Store, once for calls at the same time, and an Invalidate that has returned
-	// holds in all processes. The near tier then spares decoding, and serves while Store is silent, or
-	// for 1 s a value not taken by Store.
+	// NearTTL is how long the near tier serves a value before asking Store again, and so how long another
+	// process may miss an Invalidate. Zero means 1 s. Negative: off, each call asks Store, and an
+	// Invalidate that has returned holds in all processes. No effect without a Store.
 	NearTTL time.Duration
 }
 
 // Limits bound what a cache takes from its process and from the origin. Negative values are refused.
 type Limits struct {
-	// MaxRebuilds is how many loads run at one time in this process. Zero means 128; 4,096 for a
-	// [Middleware]. A batch load counts as one load, and a load past its timeout until the load
-	// returns. A load that waits for another key of any cache, with its own context, lends its slot to
-	// that key. A load that waits in a different way, such as over HTTP, does not.
+	// MaxRebuilds is how many loads run at one time in this process. A load that waits for another key
+	// with its own context lends its slot to that key. Zero means 128; 4,096 for a [Middleware].
 	MaxRebuilds int
-	// MaxQueued is how many keys wait for a slot among MaxRebuilds; 16 times as many may wait for
-	// Store. A GetMany counts as one key per thousand. Callers of further keys get a stale value or
-	// [ErrOverloaded]. Zero means 4096.
+	// MaxQueued is how many keys wait for a slot among MaxRebuilds. Callers of further keys get a stale
+	// value or [ErrOverloaded]. Zero means 4096.
 	MaxQueued int
 	// NearBytes is the size of the near tier, the values in this process. Zero means 64 MiB.
 	NearBytes int64

@@ -14,15 +14,13 @@ import (
 // This file has the rules of time: the verdict on a value now, by the time of its build and its
 // windows. The clock is an argument, always the process's own monotonic clock. Some rules roll dice.
 
-// Freshness is the time for which a value may be served. A window of zero or less is closed.
+// Freshness is how long a value may be served. A window up to zero is closed.
 type Freshness struct {
 	// Age is the value's age when its load returns. Zero: just made.
 	Age time.Duration
-	// TTL is the age at which the value becomes stale. A value past its windows when its load returns
-	// answers the waiting callers and is not kept.
+	// TTL is the age at which the value becomes stale.
 	TTL time.Duration
-	// StaleWhileRevalidate is how long after TTL the value is served at once, while one rebuild runs
-	// behind it (RFC 5861 section 3).
+	// StaleWhileRevalidate is how long after TTL the value is served at once (RFC 5861 section 3).
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL the value is served if rebuilds fail (RFC 5861 section 4).
 	StaleIfError time.Duration
