@@ -797,6 +797,15 @@ func (o *modelOrigin) beginSet() (version int) {
 	return o.loads
 }
 
+// since returns the first version whose load has begun since then, or 0. A load and a call of one
+// instant have no order.
+func (o *modelOrigin) since(then time.Time) (version int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	i := slices.IndexFunc(o.began, func(began time.Time) bool { return !began.Before(then) })
+	return i + 1
+}
+
 // busy returns how long after then the process's own loads of the key go on that are under way then.
 func (o *modelOrigin) busy(n *modelNode, key string, then time.Time) (busy time.Duration) {
 	o.mu.Lock()
@@ -1028,23 +1037,31 @@ func (w *world) sweep(n *modelNode, kind, key int) {
 	if hard, keys, err := n.sweep(kind, key); hard && err == nil && !n.isDead() {
 		w.invalidated(n, keys, before)
 	}
-	time.Sleep(2*w.Delay + 1) // as in invalidate
+	// As in invalidate. Also, a process that has not read the log since takes its next load for an
+	// earlier one.
+	time.Sleep(max(0, w.NearTTL) + 2*w.Delay + 1)
 }
 
 // refresh begins a load that is not needless. A refresh that has an end, without an error, has replaced
 // what the process serves.
 func (w *world) refresh(n *modelNode, key int) {
 	n.runs()
-	before := w.origin.void(keyName(key))
+	w.origin.void(keyName(key))
 	defer w.origin.over(keyName(key))
+	start := time.Now()
 	err := n.refresh(key)
 	w.note("refreshed", n.process, fmt.Sprint(keyName(key), " ", err))
-	if w.Face == "HTTP" && err == nil && key == 0 && !w.Users && w.Trouble == "healthy" {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.now[n.process] == n {
-			w.latest[n.process][key] = max(w.latest[n.process][key], before+1)
-		}
+	if w.Face != "HTTP" || err != nil || key != 0 || w.Users || w.Trouble != "healthy" {
+		return
+	}
+	version := w.origin.since(start)
+	if version == 0 {
+		w.violated("process %d: %s is refreshed without a load", n.process, keyName(key))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.now[n.process] == n {
+		w.latest[n.process][key] = max(w.latest[n.process][key], version)
 	}
 }
 
