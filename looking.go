@@ -269,6 +269,9 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 		r.looking.ahead = nil
 		return *there
 	}
+	if r.looksTogether() {
+		return r.readTogether(ctx)
+	}
 	return r.read(ctx, r.budget)
 }
 
@@ -281,24 +284,22 @@ func (r *run[V]) logAge() time.Duration {
 	return r.engine.NearTTL / 2
 }
 
-// readMany reads all keys in one request. It calls take for each answer as soon as the answer comes,
-// one call at a time. answered marks the keys with an answer, and err is the reason for the others.
-// Each answer begins the time limit anew: a store that goes on answering has all the time.
-func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
-	names := make([]string, len(keys))
-	for i, key := range keys {
-		names[i] = e.engineKey(key)
-	}
+// readMany reads many keys in one request, which the gate judges as a request for key. readMany calls
+// keys when the request's turn has come, and take for each answer as soon as the answer comes, one
+// call at a time. The error is the reason for keys without an answer. Each answer begins the time
+// limit anew: a store that goes on answering has all the time.
+func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, keys func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) error {
 	var (
-		mu      sync.Mutex // guards the fields below and answered, until over
-		silence = errors.New("no answer for the key")
-		some    bool
-		over    bool
-		began   = e.clock.Now()
-		last    = began // the last answer
-		heard   func()
+		mu       sync.Mutex // guards the fields below, until over
+		silence  = errors.New("no answer for the key")
+		names    []string
+		answered []bool
+		some     bool
+		over     bool
+		began    instant
+		last     instant // the last answer
+		heard    func()
 	)
-	answered = make([]bool, len(keys))
 	each := func(i int, entry driver.Entry, err error) {
 		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
 			err = failure // each may run on a goroutine of the adapter
@@ -315,14 +316,19 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys
 			take(i, &storeReply{entry, began, err})
 		}
 	}
-	err = gate.AskInPieces(ctx, e.store, keys[0], budget, func(ctx context.Context, piece func()) error {
+	err := gate.AskInPieces(ctx, e.store, key, budget, func(ctx context.Context, piece func()) error {
 		defer func() { // also after a panic: later answers of the adapter are ignored
 			mu.Lock()
 			defer mu.Unlock()
 			over = true
 		}()
 		mu.Lock()
-		heard = piece
+		for _, key := range keys() {
+			names = append(names, e.engineKey(key))
+		}
+		answered, heard = make([]bool, len(names)), piece
+		began = e.clock.Now()
+		last = began
 		mu.Unlock()
 		store.GetMany(ctx, names, each)
 		mu.Lock()
@@ -336,5 +342,5 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys
 		budget.Spend(e.clock.Now() - last)
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
-	return answered, err
+	return err
 }

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"container/list"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,15 +11,16 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the looks that waiting flights share. Keys that expire together have flights that look
-// at nearly the same time. The flight whose look is due first makes the other looks too, in one
-// request to a driver.BatchGetter.
+// This file is the looks that flights share. Keys that expire together have flights that look at
+// nearly the same time. The waiting flight whose look is due first makes the other looks too, in one
+// request to a driver.BatchGetter. Looks that wait for a turn at the store become one request too.
 
 type lookout struct {
 	store driver.BatchGetter // nil: each flight looks by itself
 
-	mu    sync.Mutex
-	plans list.List // of *plannedLook, without the looks under way
+	mu     sync.Mutex     // guards the fields below
+	plans  list.List      // of *plannedLook, without the looks under way
+	queued []*plannedLook // looks that wait for a turn at the store
 }
 
 type plannedLook struct {
@@ -113,7 +115,8 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 		return r.lookAnew(ctx)
 	}
 	e.enter(r.key, phaseLooking)
-	e.lookForAll(ctx, append(others, p))
+	others = append(others, p)
+	e.lookForAll(ctx, r.key, func() []*plannedLook { return others })
 	return r.lookAt(ctx, <-p.reply)
 }
 
@@ -127,11 +130,58 @@ func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	return r.look(ctx)
 }
 
-// lookForAll reads the store for all planned looks, and sends each its reply. ctx's end does not
-// count: the other flights need their replies.
-func (e *engine[V]) lookForAll(ctx context.Context, plans []*plannedLook) {
-	defer func() { // also after a panic or Goexit of the adapter
-		for _, p := range plans {
+// looksTogether reports whether the look joins the looks that wait for a turn. With a free turn the
+// look is made at once. Without an Elector, the look is a flight's only call of the store in turn.
+// Under overload the turns then have to pass over the oldest looks, because their callers leave next.
+func (r *run[V]) looksTogether() bool {
+	e := r.engine
+	return e.Engine != nil && e.lookout.store != nil && r.budget.Left() > e.sharedPatience() && e.store.Crowded()
+}
+
+// readTogether is read in one request with the other looks that wait for a turn. The first of them
+// waits for the turn, and reads for all that have come meanwhile.
+func (r *run[V]) readTogether(ctx context.Context) storeReply {
+	e := r.engine
+	p := &plannedLook{key: r.key, budget: r.budget, reply: make(chan *storeReply, 1)}
+	if e.lookout.queue(p) {
+		e.lookForAll(ctx, r.key, e.lookout.takeQueued)
+	}
+	select {
+	case there := <-p.reply:
+		if there != nil {
+			return *there
+		}
+	case <-ctx.Done(): // read returns the error
+	}
+	return r.read(ctx, r.budget)
+}
+
+// queue adds a look to the queued looks. It reports whether the caller has to make a request for
+// them: each request has room for maxTogether.
+func (l *lookout) queue(p *plannedLook) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queued = append(l.queued, p)
+	return len(l.queued)%maxTogether == 1
+}
+
+// takeQueued removes and returns the queued looks of one request.
+func (l *lookout) takeQueued() []*plannedLook {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := min(len(l.queued), maxTogether)
+	taken := l.queued[:n:n]
+	l.queued = slices.Clone(l.queued[n:])
+	return taken
+}
+
+// lookForAll reads the store for all looks that take returns when the request's turn has come, and
+// sends each its reply. The gate judges the request as one for key. ctx's end does not count: the
+// other flights need their replies.
+func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*plannedLook) {
+	take = sync.OnceValue(take)
+	defer func() { // also after a panic or Goexit of the adapter, and without a turn
+		for _, p := range take() {
 			select {
 			case p.reply <- nil:
 			default: // the look has its reply
@@ -143,14 +193,21 @@ func (e *engine[V]) lookForAll(ctx context.Context, plans []*plannedLook) {
 	defer context.AfterFunc(e.open, cancel)()
 	asking, end := e.store.WhileUp(ctx)
 	defer end()
-	keys := make([]string, len(plans))
-	for i, p := range plans {
-		keys[i] = p.key
+	keys := func() (keys []string) {
+		for _, p := range take() {
+			keys = append(keys, p.key)
+		}
+		return keys
 	}
 	budget := gate.NewBudget(e.sharedPatience())
-	answered, _ := e.readMany(asking, e.lookout.store, keys, budget, func(i int, reply *storeReply) { plans[i].reply <- reply })
-	for i, p := range plans {
-		if !answered[i] { // the flight's own look reports the reason
+	answered := make(map[*plannedLook]bool)
+	e.readMany(asking, e.lookout.store, key, keys, budget, func(i int, reply *storeReply) {
+		p := take()[i]
+		answered[p] = true
+		p.reply <- reply
+	})
+	for _, p := range take() {
+		if !answered[p] { // the flight's own look reports the reason
 			p.budget.Spend(e.sharedPatience() - budget.Left())
 		}
 	}

@@ -182,7 +182,9 @@ func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, membe
 		keys[i] = m.key
 	}
 	lost := b.engine.EngineTimeout - budget.Left()
-	answered, err := b.engine.readMany(ctx, store, keys, budget, func(i int, reply *storeReply) {
+	answered := make([]bool, len(keys))
+	err = b.engine.readMany(ctx, store, keys[0], func() []string { return keys }, budget, func(i int, reply *storeReply) {
+		answered[i] = true
 		members[i].takeOff(reply, lost)
 	})
 	for i, m := range members {

@@ -21,11 +21,17 @@ import (
 
 // busyStore returns a store that runs one operation at a time, even without its caller. GetMany is one.
 func busyStore(each time.Duration) driver.Store {
-	var mu sync.Mutex
-	var free time.Time // end of the operations so far; guarded by mu
 	s := wiredTo(memstore.New())
 	s.busy = true
-	s.set(on(func(ctx context.Context, op string) error {
+	s.set(oneByOne(each, "get", "getmany", "claim", "commit"))
+	return s.batching()
+}
+
+// oneByOne makes operations wait for each other, also for an operation whose caller has left.
+func oneByOne(each time.Duration, ops ...string) fault {
+	var mu sync.Mutex
+	var free time.Time // end of the operations so far; guarded by mu
+	return on(func(ctx context.Context, op string) error {
 		mu.Lock()
 		if now := time.Now(); free.Before(now) {
 			free = now
@@ -34,8 +40,7 @@ func busyStore(each time.Duration) driver.Store {
 		done := time.Until(free)
 		mu.Unlock()
 		return takes(done)(ctx, op)
-	}, "get", "getmany", "claim", "commit"))
-	return s.batching()
+	}, ops...)
 }
 
 func slowBatches() driver.Store {
@@ -107,6 +112,30 @@ func TestOverload_OfTheStore(t *testing.T) {
 		a.ask(250, time.Second)
 		if asked, answered := a.ask(250, well); answered != asked {
 			t.Errorf("two seconds after, at 250 a second, %d of %d were answered", answered, asked)
+		}
+	})
+}
+
+// An engine that elects serves as many callers under overload: the looks of flights without a slot do
+// not take the turns of the elections.
+func TestOverload_OfAnEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.busy = true
+		store.set(oneByOne(time.Millisecond, "get", "getmany", "elect", "commit"))
+		engine := &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Engine: engine}})
+		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
+			_, err := c.Get(ctx, fmt.Sprint(i))
+			return err
+		}}
+		defer a.callers.Wait()
+		const capacity, seconds = 1000 / 3, 10 // an election counts as a get too
+		asked, answered := a.ask(900, seconds*time.Second)
+		t.Logf("at 900 a second %d of %d were answered", answered, asked)
+		if answered < seconds*capacity*8/10 {
+			t.Errorf("at 900 a second %d of %d were answered, want four fifths of %d", answered, asked, seconds*capacity)
 		}
 	})
 }

@@ -34,24 +34,19 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	}
 	// The wait lasts across all looks. A new wait after each look would lose the place in the queue.
 	waiting, leave := context.WithCancel(ctx)
-	taken := make(chan struct{})
-	e.running.Go(func() {
-		defer close(taken)
-		r.slot = source.Wait(waiting, demand)
-	})
-	// The slot may come at the moment of any return, also of a panic in a look. After this wait the
-	// slot belongs to the flight.
-	defer func() {
-		leave()
-		<-taken
-	}()
+	defer leave()
+	request := source.Request(demand)
+	// The slot may come at the moment of any return, also of a panic in a look.
+	defer func() { r.slot = request.End() }()
 	r.confirmBeside(waiting)
 	pause := e.lookEvery(maxPoll)
 	defer r.dropLook()
 	for {
 		look := r.planLook(e.slots.LookPause(pause))
 		select {
-		case <-taken:
+		case <-request.Taken():
+			return false
+		case <-ctx.Done():
 			return false
 		case n := <-r.notices:
 			if r.told(ctx, n) {

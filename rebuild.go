@@ -114,8 +114,7 @@ type run[V any] struct {
 	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
 	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot
-	// over when the load begins. During waitForSlot the goroutine that waits for the slot owns this
-	// field.
+	// over when the load begins.
 	slot    func()
 	began   instant
 	planned *plannedLook

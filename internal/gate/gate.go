@@ -129,6 +129,9 @@ func (g *Gate) Retries() bool {
 // Closed reports whether the gate lets all calls through.
 func (g *Gate) Closed() bool { return !g.tripped.Load() }
 
+// Crowded reports whether a call would have to wait for its turn now.
+func (g *Gate) Crowded() bool { return g.turns.taken() }
+
 // Open reports whether the gate lets no call through. One Pause after it opened, it lets one through.
 func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
 

@@ -157,11 +157,7 @@ func (t *turns) resume() {
 
 // next gives turns to the calls that may run now. t.mu is held.
 func (t *turns) next() {
-	most := int(t.bound)
-	if !t.probing.IsZero() && time.Now().Before(t.probing) {
-		most = fewTurns
-	}
-	for t.running < most {
+	for most := t.most(); t.running < most; {
 		queue := &t.holders
 		if queue.Len() == 0 {
 			queue = &t.others
@@ -172,4 +168,19 @@ func (t *turns) next() {
 		t.running++
 		close(queue.Remove(queue.Front()).(chan struct{}))
 	}
+}
+
+// most is how many calls may run now. t.mu is held.
+func (t *turns) most() int {
+	if !t.probing.IsZero() && time.Now().Before(t.probing) {
+		return fewTurns
+	}
+	return int(t.bound)
+}
+
+// taken reports whether all turns are taken.
+func (t *turns) taken() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.running >= t.most()
 }

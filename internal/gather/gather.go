@@ -104,17 +104,32 @@ func (m *Member[K, R]) Try() (free func()) {
 	}
 }
 
-// Wait implements [slots.Source].
-func (m *Member[K, R]) Wait(ctx context.Context, d *slots.Demand) (free func()) {
+// Request implements [slots.Source].
+func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
 	switch g := m.group; {
 	case g.Load == nil:
-		return g.Slots.Wait(ctx, d)
+		return g.Slots.Request(d)
 	case m.shares():
-		return m.take(g.shared.Wait(ctx, d))
+		h := g.shared.Request(d)
+		return &request[K, R]{m, h.Taken(), h.End}
 	default:
-		return m.take(slots.Own(g.Slots.Wait(ctx, d)))
+		r := g.Slots.Request(d)
+		return &request[K, R]{m, r.Taken(), func() *slots.Hand { return slots.Own(r.End()) }}
 	}
 }
+
+// A request is a member's wait for a slot.
+type request[K, R any] struct {
+	member *Member[K, R]
+	taken  <-chan struct{}
+	end    func() *slots.Hand
+}
+
+// Taken implements [slots.Request].
+func (r *request[K, R]) Taken() <-chan struct{} { return r.taken }
+
+// End implements [slots.Request].
+func (r *request[K, R]) End() (free func()) { return r.member.take(r.end()) }
 
 // shares reports whether the member's next slot is the first load's.
 func (m *Member[K, R]) shares() bool {
@@ -184,7 +199,7 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
 		// The slot's load has begun without the member.
-		if s.hand = slots.Own(m.group.Slots.Wait(ctx, &m.group.Demand)); s.hand != nil {
+		if s.hand = slots.Own(slots.Await(ctx, m.group.Slots.Request(&m.group.Demand))); s.hand != nil {
 			defer s.hand.Release()
 			r = m.arrive(ctx, s)
 		}

@@ -58,7 +58,7 @@ func newFixture(size int) *fixture {
 
 // load takes a slot for the member, loads, and gives the slot back, like a rebuild.
 func load(t *testing.T, ctx context.Context, m *Member[string, string]) error {
-	free := m.Wait(ctx, &m.group.Demand)
+	free := slots.Await(ctx, m.Request(&m.group.Demand))
 	if free == nil {
 		return context.Cause(ctx)
 	}
@@ -248,7 +248,7 @@ func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 		t.Error("a third member has one of two slots")
 	}
 	free()
-	if c.Wait(t.Context(), &g.Demand) == nil {
+	if slots.Await(t.Context(), c.Request(&g.Demand)) == nil {
 		t.Error("the slot that was given back is not to be had")
 	}
 }

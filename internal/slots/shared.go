@@ -58,22 +58,31 @@ func (s *Shared) Try() *Hand {
 	return s.hand
 }
 
-// Wait is Try that waits until ctx ends. All holders share one request: several would compete.
-func (s *Shared) Wait(ctx context.Context, d *Demand) *Hand {
+// Request adds a holder that waits for the slot. All holders share one request: several would
+// compete.
+func (s *Shared) Request(d *Demand) *Hand {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	h := s.hand
 	if h == nil {
 		waiting, abandon := context.WithCancel(context.Background())
 		h = &Hand{of: s, taken: make(chan struct{}), abandon: abandon}
 		s.hand = h
-		s.running.Go(func() { h.take(s.from.Wait(waiting, d)) })
+		s.running.Go(func() { h.take(Await(waiting, s.from.Request(d))) })
 	}
 	h.holders++
-	s.mu.Unlock()
+	return h
+}
+
+// Taken returns a channel that is closed when the slot is there.
+func (h *Hand) Taken() <-chan struct{} { return h.taken }
+
+// End ends a holder's wait. It returns nil, and removes the holder, without a slot.
+func (h *Hand) End() *Hand {
 	select {
 	case <-h.taken:
 		return h
-	case <-ctx.Done():
+	default:
 		h.Release()
 		return nil
 	}

@@ -15,11 +15,29 @@ import (
 type Source interface {
 	// Try returns the function that gives the slot back, to be called once; nil: there is no slot now.
 	Try() (free func())
-	// Wait is Try that waits for a slot until ctx ends.
-	Wait(ctx context.Context, d *Demand) (free func())
+	// Request is Try that waits for a slot.
+	Request(d *Demand) Request
 	// Queue counts the rebuild as waiting until Unqueue, and reports whether they are not too many.
 	Queue() bool
 	Unqueue()
+}
+
+// A Request is a wait for a slot. End it once.
+type Request interface {
+	// Taken returns a channel that is closed when the slot is there.
+	Taken() <-chan struct{}
+	// End ends the wait. It returns the function that gives the slot back, or nil without a slot. The
+	// slot may have come in the meantime.
+	End() (free func())
+}
+
+// Await waits for the slot until ctx ends, and ends the request.
+func Await(ctx context.Context, r Request) (free func()) {
+	select {
+	case <-r.Taken():
+	case <-ctx.Done():
+	}
+	return r.End()
 }
 
 // Slots are the slots of a cache. A load that waits for another key, of any cache of this process,
@@ -61,8 +79,9 @@ type Demand struct{ load atomic.Bool }
 // ByLoad reports whether a load waits.
 func (d *Demand) ByLoad() bool { return d.load.Load() }
 
-// A request is a wait for a slot. Slots.mu guards all fields except taken.
+// A request is a Request of slots. slots.mu guards all fields except slots and taken.
 type request struct {
+	slots  *Slots
 	demand *Demand
 	in     *list.List // the list with the request, nil with a slot
 	at     *list.Element
@@ -92,28 +111,31 @@ func (s *Slots) take() (free func()) {
 	}
 }
 
-// Wait is Try that waits for a slot until ctx ends.
-func (s *Slots) Wait(ctx context.Context, d *Demand) (free func()) {
-	r := &request{demand: d, taken: make(chan struct{})}
+// Request is Try that waits for a slot.
+func (s *Slots) Request(d *Demand) Request {
+	r := &request{slots: s, demand: d, taken: make(chan struct{})}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if d.ByLoad() {
 		r.enter(&s.asked)
 	} else {
 		r.enter(&s.others)
 	}
 	s.dispatch()
-	s.mu.Unlock()
-	select {
-	case <-r.taken:
-		return r.free
-	case <-ctx.Done():
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	return r
+}
+
+// Taken implements [Request].
+func (r *request) Taken() <-chan struct{} { return r.taken }
+
+// End implements [Request].
+func (r *request) End() (free func()) {
+	r.slots.mu.Lock()
+	defer r.slots.mu.Unlock()
 	if r.in != nil {
 		r.leave()
 	}
-	return r.free // the slot may have come together with the end of ctx
+	return r.free
 }
 
 func (r *request) enter(list *list.List) { r.in, r.at = list, list.PushBack(r) }
