@@ -49,7 +49,7 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 	e := r.engine
 	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
 	d.position = d.witness.position
-	r.present, r.leading.made = e.near.Get(r.key)
+	r.present, r.leading.loadBegan = e.near.Get(r.key)
 	there, d.epoch = r.takeEpoch(ctx)
 	return d, there
 }
@@ -59,7 +59,7 @@ func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	r, e := d.run, d.run.engine
 	now := e.clock.Now()
-	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, Trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
 	switch {
 	case r.storeDown || it.End() > now:
@@ -87,7 +87,7 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if it = e.spare(key, it); it != nil && !s.closed && still() {
+	if it = e.afterSweeps(key, it); it != nil && !s.closed && still() {
 		e.advanceNear(key, it)
 	}
 }
@@ -97,7 +97,7 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 // than another request's change.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
-	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = items.NewLifetime(now, f)
 	// A flight that began after the invalidation has a newer value.
 	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
@@ -107,7 +107,7 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 	e := r.engine
 	it, now := e.near.Get(r.key)
-	if it != nil && now < it.Trusted || e.Store == nil || e.open.Err() != nil {
+	if it != nil && now < it.TrustedUntil || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
 	e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // perhaps no flight has followed the log of late

@@ -269,7 +269,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 		now := c.clock.Now()
 		switch {
 		case a.early:
-		case a.stale != nil && now < a.stale.Trusted && a.stale.Stale(now):
+		case a.stale != nil && now < a.stale.TrustedUntil && a.stale.Stale(now):
 			c.count.stale.Add(1)
 			a.answer.item = a.stale
 			c.end(a)
@@ -303,11 +303,11 @@ func (c *manyCall[V]) beginApart(together []pending[V]) {
 	b := c.batch()
 	defer close(b.complete)
 	// Before the flights begin: close waits for this goroutine, and so for the flights.
-	c.behind(b.depart)
+	c.behind(b.readAndStart)
 	for i, a := range together {
 		m := &member[V]{batch: b, key: a.key, order: i}
 		a.join(m)
-		if m.fly == nil {
+		if m.runFlight == nil {
 			c.places.Release(1) // the place of a flight that the key did not need
 		}
 	}

@@ -29,7 +29,7 @@ func (b below) Fits(it *page.Item) bool { return b.engine.near.Fits(it.Weight())
 func (b below) HoldsNear(key string, it *page.Item) bool { return b.engine.holdsNear(key, it) }
 
 func (b below) Remember(key string, res *page.Response, w items.Windows) {
-	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, Trusted: forever}
+	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, TrustedUntil: forever}
 	b.engine.weigh(key, it)
 	b.engine.putNear(key, it, 1)
 }
@@ -113,7 +113,9 @@ func (a pageApart) Draft(ctx context.Context) page.Draft {
 	return pageDraft{d}
 }
 
-func (b below) Spare(key string, it *page.Item) *page.Item { return b.engine.spare(key, it) }
+func (b below) AfterSweeps(key string, it *page.Item) *page.Item {
+	return b.engine.afterSweeps(key, it)
+}
 
 func (b below) Put(ctx context.Context, key string, res *page.Response, w items.Windows, position uint64, over *page.Item) {
 	b.engine.put(ctx, key, res, w, position, over)

@@ -91,9 +91,9 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
-		since = r.leading.made - 1
+		since = r.leading.loadBegan - 1
 	}
-	it.Beside, it.Trusted = true, durations.Add(since, r.engine.alone())
+	it.Beside, it.TrustedUntil = true, durations.Add(since, r.engine.alone())
 	switch {
 	case r.looking.unshared != 0: // the item has this entry's epoch already
 	case r.present != nil:

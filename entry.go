@@ -76,7 +76,7 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 		}
 		e.Kind = driver.KindNone
 	case !nothing && same && known.Beside:
-		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
+		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
 	if nothing {
 		return nil
@@ -87,7 +87,7 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 	} else if e.Kind == driver.KindValue && !r.unmarshalTo(it, e.Value) {
 		return nil
 	}
-	return r.engine.spare(r.key, it)
+	return r.engine.afterSweeps(r.key, it)
 }
 
 // unmarshalTo gives the item its value. It returns false if the Codec refuses the bytes.
@@ -109,7 +109,7 @@ func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 
 // itemOf returns the item of an entry without its value.
 func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: r.engine.trustedUntil(asked)}
 	it.Lifetime = items.NewLifetime(now, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
@@ -135,7 +135,7 @@ func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant)
 			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
 				r.looking.unshared = e.Epoch // a new epoch would make all others load again
 			}
-			return r.engine.spare(r.key, own), true
+			return r.engine.afterSweeps(r.key, own), true
 		}
 	}
 	if e.Failures == 0 && e.Age < e.TTL {

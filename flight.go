@@ -28,10 +28,10 @@ type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 // load that still runs, and then goes on and changes.
 type attempt[V any] struct {
 	*flight[V]
-	present  *items.Item[V] // flight.present
-	made     instant        // items.Item.Made
-	position uint64         // items.Item.Position
-	running  *loadRun[V]
+	present   *items.Item[V] // flight.present
+	loadBegan instant        // items.Item.LoadBegan
+	position  uint64         // items.Item.Position
+	running   *loadRun[V]
 }
 
 // A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
@@ -56,11 +56,11 @@ type flight[V any] struct {
 	due     instant     // when the first caller has waited for MaxWait
 	alarm   *time.Timer // runs fallDue at due
 
-	witness witness[V]   // its epoch is the epoch of the load since the last look, 0 if none
-	looked  uint64       // guarded by shard.mu: witness.generation at the last look, see outdated
-	current *currentLoad // guarded by shard.mu: the load under way, nil if none
-	since   instant      // guarded by shard.mu: when the flight began, or the key was last invalidated
-	notices chan heard   // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
+	witness witness[V]       // its epoch is the epoch of the load since the last look, 0 if none
+	looked  uint64           // guarded by shard.mu: witness.generation at the last look, see outdated
+	current *currentLoad     // guarded by shard.mu: the load under way, nil if none
+	since   instant          // guarded by shard.mu: when the flight began, or the key was last invalidated
+	notices chan timedNotice // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
 
 	doubts chan struct{} // a request for confirmOffer, see doubt; has room for one; nil with the near tier on
 
@@ -97,13 +97,13 @@ type currentLoad struct {
 type flightState[V any] struct {
 	news chan struct{} // closed when the next state is there
 
-	offered   *items.Item[V]    // a stale item for callers whose patience ends
-	published *items.Item[V]    // the value that the load is still writing
-	audience  audience.Audience // the audience of published
-	until     instant           // callers that began at until or later never get published
-	joinable  instant           // callers that began before joinable may have published now
-	recalled  bool              // the key was invalidated: callers' own stale items are void
-	overdue   bool              // due has passed
+	offered     *items.Item[V]    // a stale item for callers whose patience ends
+	published   *items.Item[V]    // the value that the load is still writing
+	audience    audience.Audience // the audience of published
+	until       instant           // callers that began at until or later never get published
+	joinable    instant           // callers that began before joinable may have published now
+	invalidated bool              // the key was invalidated: callers' own stale items are void
+	overdue     bool              // due has passed
 
 	landed bool
 	result *items.Item[V]
@@ -181,7 +181,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	if l == nil || ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Made: a.made, Position: a.position}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, LoadBegan: a.loadBegan, Position: a.position}
 	// A sweep may name a tag that only the published value has, see sweepFlight.
 	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
 		f.witness.generation++
@@ -191,7 +191,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 		l.abort(fault.ErrInvalidated)
 		return false
 	case f.outdated():
-		until = a.made - 1 // only callers that asked before the load began
+		until = a.loadBegan - 1 // only callers that asked before the load began
 		f.unlist()
 	}
 	joinable := forever
@@ -321,9 +321,9 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 }
 
 // settle ends the flight with the item, and puts the item into the near tier. Callers that began
-// before it.Trusted get the item. settle returns false if the key was invalidated since the last
+// before it.TrustedUntil get the item. settle returns false if the key was invalidated since the last
 // look: the item was read or made before, and the flight has to look again.
-func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.Trusted) }
+func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.TrustedUntil) }
 
 // settleFor is settle for the callers that began before then.
 func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
@@ -331,7 +331,7 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	e.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	spared := e.spare(f.key, it)
+	spared := e.afterSweeps(f.key, it)
 	// A soft sweep during the load has left no open window. No caller that asked since may have the
 	// item.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
@@ -408,7 +408,7 @@ func (f *flight[V]) end(err error) {
 	f.cancel(nil)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if f.shard.dismiss(f.key, &f.witness) {
+	if f.shard.removeWitness(f.key, &f.witness) {
 		f.engine.count.flights.Add(-1)
 	}
 	if !f.state.Load().landed {
@@ -431,7 +431,7 @@ func (f *flight[V]) leave() {
 	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.elected && !state.landed && state.offered == nil {
 		f.unlist()
 		f.cancel(errDeserted)
-		f.member.desert()
+		f.member.callersLeft()
 	}
 }
 

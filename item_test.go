@@ -15,7 +15,7 @@ import (
 
 // itemOf returns a value of an epoch, fresh for ttl from now.
 func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
-	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, Trusted: forever}
+	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, TrustedUntil: forever}
 	e.weigh("k", it)
 	return it
 }

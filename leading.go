@@ -15,13 +15,13 @@ import (
 // claims an epoch, loads, and ends with the load's result.
 
 type leadingState struct {
-	lease   driver.Lease // the flight's lease, nil without one
-	made    instant      // items.Item.Made for the latest load
-	load    currentLoad  // the load that flight.current points to
-	again   bool         // an earlier election came to nothing
-	fenced  bool         // the store refused the last commit
-	losses  int          // leases lost
-	refused int          // loads that came to nothing, see maxRefused
+	lease     driver.Lease // the flight's lease, nil without one
+	loadBegan instant      // items.Item.LoadBegan for the latest load
+	load      currentLoad  // the load that flight.current points to
+	again     bool         // an earlier election came to nothing
+	fenced    bool         // the store refused the last commit
+	losses    int          // leases lost
+	refused   int          // loads that came to nothing, see maxRefused
 }
 
 // lead is the state leading, with r.leading.lease or without an election. The load takes over the
@@ -80,7 +80,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 		return b.epoch, false
 	}
 	asked := r.engine.clock.Now()
-	r.looking.before, r.looking.asked = r.looking.asked, asked
+	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked
 	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
 	outdated := r.lookAgain()
 	entry, epoch := r.takeEpoch(ctx)
@@ -191,11 +191,11 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 
 	r.confirmBeside(loading)
 
-	r.leading.made = e.clock.Now() + 1
+	r.leading.loadBegan = e.clock.Now() + 1
 	if r.leading.lease != nil {
-		e.trips.Note(r.leading.made - r.standing.asked)
+		e.trips.Note(r.leading.loadBegan - r.standing.asked)
 	}
-	a := attempt[V]{flight: r.flight, present: r.present, made: r.leading.made, position: r.witness.position}
+	a := attempt[V]{flight: r.flight, present: r.present, loadBegan: r.leading.loadBegan, position: r.witness.position}
 	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)
@@ -264,8 +264,8 @@ func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	it := &items.Item[V]{
-		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, Made: r.leading.made, Position: r.witness.position,
-		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, epoch), Trusted: e.trustedUntil(now), Marks: l.marks,
+		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, LoadBegan: r.leading.loadBegan, Position: r.witness.position,
+		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
 	}
 	succeeded := true
 	if l.err == nil {
@@ -334,7 +334,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if r.leading.refused++; r.leading.refused < maxRefused {
 		return false
 	}
-	r.giveFailure(err, r.leading.made-1) // as in finishFound
+	r.giveFailure(err, r.leading.loadBegan-1) // as in finishFound
 	return true
 }
 
@@ -383,13 +383,13 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 	case r.storeDown:
 		r.keepBeside(it)
 	case l != nil: // a load has failed, and not the wait for a slot
-		it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
-		return r.settleFor(it, max(it.Trusted, r.leading.made)) // callers that asked before the load get the failure
+		it.TrustedUntil = r.trustedUntold(ctx, l.asked, epoch)
+		return r.settleFor(it, max(it.TrustedUntil, r.leading.loadBegan)) // callers that asked before the load get the failure
 	}
 	return r.settle(it)
 }
 
-// trustedUntold is items.Item.Trusted of a failure that is not committed. No commit checks whether
+// trustedUntold is items.Item.TrustedUntil of a failure that is not committed. No commit checks whether
 // the key was invalidated elsewhere after the claim, so the trust counts from the claim. It counts
 // from now after a Fencer was asked, unless the Fencer reports something later.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
@@ -426,7 +426,7 @@ func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[
 		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
 	}
 	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
-	it.Err, it.Trusted, it.Made = err, e.trustedUntil(now), r.leading.made
+	it.Err, it.TrustedUntil, it.LoadBegan = err, e.trustedUntil(now), r.leading.loadBegan
 	if !it.Stale(now) && now >= it.KeepUntil {
 		var zero V
 		it.Held, it.Kind, it.Value = false, driver.KindNone, zero

@@ -19,13 +19,13 @@ import (
 // offered to callers as a stale item, or is no answer.
 
 type lookingState struct {
-	over     bool        // the first look brought no answer
-	ahead    *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
-	asked    instant     // when the store was asked in the last look or claim; for a notice, a time before its change
-	before   instant     // the value of asked for the look before
-	past     uint64      // the epoch of the latest fresh entry that did not answer the flight
-	unshared uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
-	refused  int         // leadingState.refused at the last look
+	missed      bool        // the first look brought no answer
+	prefetched  *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
+	asked       instant     // when the store was asked in the last look or claim; for a notice, a time before its change
+	askedBefore instant     // the value of asked for the look before
+	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
+	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
+	refused     int         // leadingState.refused at the last look
 }
 
 func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
@@ -42,7 +42,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	}
 	r.looking.refused = r.leading.refused
 	r.declineElection(ctx)
-	if r.looking.ahead == nil { // otherwise a batch has read the key after the flight began
+	if r.looking.prefetched == nil { // otherwise a batch has read the key after the flight began
 		r.lookAgain()
 	}
 	if r.lookAndStand(ctx) {
@@ -54,8 +54,8 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 
 // looked takes the flight off the count of flights that have not looked yet.
 func (r *run[V]) looked() {
-	if r.queues && !r.looking.over {
-		r.looking.over = true
+	if r.queues && !r.looking.missed {
+		r.looking.missed = true
 		r.engine.unlooked.Add(-1)
 	}
 }
@@ -63,7 +63,7 @@ func (r *run[V]) looked() {
 // lookAndStand is look, with the election in the same request if the engine can. The flight takes a
 // slot first, since the elected flight has to load.
 func (r *run[V]) lookAndStand(ctx context.Context) bool {
-	if r.looking.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
+	if r.looking.prefetched == nil && r.electsAtOnce() && r.takeFreeSlot() {
 		if r.present == nil {
 			r.present, _ = r.engine.near.Get(r.key) // the lease's length depends on the item
 		}
@@ -102,9 +102,9 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		}
 	}
 	there := r.readPersistently(ctx, read)
-	r.looking.before, r.looking.asked = r.looking.asked, there.asked
+	r.looking.askedBefore, r.looking.asked = r.looking.asked, there.asked
 	if there.entry.Fresh() {
-		r.looking.past = there.entry.Epoch
+		r.looking.unfitEpoch = there.entry.Epoch
 	}
 	r.storeDown = errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil
 	switch {
@@ -116,7 +116,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		r.noAnswer(ctx, "reading", there.err)
 		if held != nil {
 			// The item answers also the callers that came while the store was silent.
-			return r.consider(held.Found(max(held.Trusted, e.clock.Now()+1)), false)
+			return r.consider(held.Found(max(held.TrustedUntil, e.clock.Now()+1)), false)
 		}
 		r.present = known
 	default:
@@ -234,14 +234,14 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 		return false
 	}
 	if r.waiting.first == 0 {
-		r.waiting.first, r.waiting.missing = it.Epoch, r.looking.before
+		r.waiting.first, r.waiting.missing = it.Epoch, r.looking.askedBefore
 	}
 	underWay := r.engine.clock.Now() - r.looking.asked // the longest that the reply can have taken
 	began := it.Born - it.Build - underWay
 	if it.Epoch == r.waiting.first || it.Build == 0 || began < r.waiting.since {
 		return false
 	}
-	r.enough = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.Made
+	r.enough = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.LoadBegan
 	return true
 }
 
@@ -265,8 +265,8 @@ func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 // can.
 func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	r.followLogAhead(ctx, r.logAge())
-	if there := r.looking.ahead; there != nil {
-		r.looking.ahead = nil
+	if there := r.looking.prefetched; there != nil {
+		r.looking.prefetched = nil
 		return *there
 	}
 	if r.looksTogether() {

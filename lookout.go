@@ -126,7 +126,7 @@ func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there == nil || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
 	}
-	r.looking.ahead = there
+	r.looking.prefetched = there
 	return r.look(ctx)
 }
 

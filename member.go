@@ -60,17 +60,17 @@ func (c *manyCall[V]) batch() *batch[V] {
 // A member is a flight's place in its batch. Methods that flights call do nothing on a nil member.
 type member[V any] struct {
 	*batch[V]
-	key    string
-	order  int           // among the keys of the batch
-	fly    func()        // runs the flight; nil if the key had a flight already
-	askers *chain.Flight // the flight's
-	ahead  *storeReply
-	budget *gate.Budget // the flight's
+	key        string
+	order      int           // among the keys of the batch
+	runFlight  func()        // runs the flight; nil if the key had a flight already
+	askers     *chain.Flight // the flight's
+	prefetched *storeReply
+	budget     *gate.Budget // the flight's
 
 	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
 	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
 
-	off bool // guarded by batch.mu: the flight has started
+	started bool // guarded by batch.mu: the flight has started
 }
 
 func (m *member[V]) bind() loader[V] {
@@ -83,16 +83,16 @@ func (m *member[V]) bind() loader[V] {
 	}
 }
 
-// board makes the new flight a member. shard.mu is held, and complete is not closed.
-func (m *member[V]) board(ctx context.Context, f *flight[V]) {
-	flying := ctx
-	m.fly, m.askers, m.budget = func() { f.fly(flying) }, &f.askers, f.budget
+// join makes the new flight a member. shard.mu is held, and complete is not closed.
+func (m *member[V]) join(ctx context.Context, f *flight[V]) {
+	flight := ctx
+	m.runFlight, m.askers, m.budget = func() { f.runToEnd(flight) }, &f.askers, f.budget
 	m.gathered = m.loads.Join(m, m.order)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.unread++
 	if m.members = append(m.members, m); len(m.members) == 1 {
-		m.unread++ // all members may be deserted before the next member comes
+		m.unread++ // all callers of all members may leave before the next member comes
 		// Without its end: the first flight may end while the batch reads for the other flights.
 		ctx, m.stopReading = context.WithCancel(context.WithoutCancel(ctx))
 		m.read = func(store driver.BatchGetter) { m.readAll(ctx, store) }
@@ -104,16 +104,16 @@ func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 // otherwise turn all other callers away.
 func (m *member[V]) first() bool { return m == nil || len(m.members) == 0 }
 
-// desert says that the flight's callers have left before its election. The batch's read ends when no
-// unread member has callers: under overload such reads would be most of the store's work, and the
+// callersLeft says that the flight's callers have left before its election. The batch's read ends when
+// no unread member has callers: under overload such reads would be most of the store's work, and the
 // batches behind them would come too late.
-func (m *member[V]) desert() {
+func (m *member[V]) callersLeft() {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.off {
+	if !m.started {
 		m.forgo()
 	}
 }
@@ -125,8 +125,8 @@ func (b *batch[V]) forgo() {
 	}
 }
 
-// depart reads the store and starts the flights.
-func (b *batch[V]) depart() {
+// readAndStart reads the store and starts the flights.
+func (b *batch[V]) readAndStart() {
 	<-b.complete
 	if len(b.members) == 0 {
 		return
@@ -137,7 +137,7 @@ func (b *batch[V]) depart() {
 	b.mu.Unlock()
 	defer func() { // also after a panic or Goexit of the adapter
 		for _, m := range b.members {
-			m.takeOff(nil, 0)
+			m.startFlight(nil, 0)
 		}
 	}()
 	if store, ok := b.engine.Store.(driver.BatchGetter); ok {
@@ -145,16 +145,16 @@ func (b *batch[V]) depart() {
 	}
 }
 
-// takeOff starts the flight with the store's reply, unless it has started. The flight's budget loses
-// lost, the batch's time for the store. takeOff is called while depart runs.
-func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
+// startFlight starts the flight with the store's reply, unless it has started. The flight's budget
+// loses lost, the batch's time for the store. startFlight is called while readAndStart runs.
+func (m *member[V]) startFlight(prefetched *storeReply, lost time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.off {
-		m.off, m.ahead = true, ahead
+	if !m.started {
+		m.started, m.prefetched = true, prefetched
 		m.budget.Spend(lost)
 		m.unread--
-		m.engine.running.Go(m.fly)
+		m.engine.running.Go(m.runFlight)
 	}
 }
 
@@ -171,7 +171,7 @@ func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 		rest, err = b.readOnce(ctx, store, rest, budget)
 	}
 	for _, m := range rest {
-		m.takeOff(&storeReply{err: err}, e.EngineTimeout) // the flight has no time left for engines
+		m.startFlight(&storeReply{err: err}, e.EngineTimeout) // the flight has no time left for engines
 	}
 }
 
@@ -185,7 +185,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, membe
 	answered := make([]bool, len(keys))
 	err = b.engine.readMany(ctx, store, keys[0], func() []string { return keys }, budget, func(i int, reply *storeReply) {
 		answered[i] = true
-		members[i].takeOff(reply, lost)
+		members[i].startFlight(reply, lost)
 	})
 	for i, m := range members {
 		if !answered[i] {
@@ -198,7 +198,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, membe
 // begin hands the store's reply to the flight's run.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
-		r.looking.ahead = m.ahead
+		r.looking.prefetched = m.prefetched
 	}
 }
 

@@ -42,37 +42,39 @@ func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 	ended := make(chan struct{})
 	go func() { // a Goexit of the adapter ends only this goroutine
 		defer close(ended)
-		if err := fault.Guard(func() error { notifier.Notify(e.open, e.hear); return nil }); err != nil {
+		if err := fault.Guard(func() error { notifier.Notify(e.open, e.receive); return nil }); err != nil {
 			e.OnError("", fmt.Errorf("listening to the store: %w", err))
 		}
 	}()
 	<-ended
 }
 
-// A heard is a notice with a time before its change, by the engine's clock.
-type heard struct {
+// A timedNotice is a notice with a time before its change, by the engine's clock.
+type timedNotice struct {
 	driver.Notice
 	made instant
 }
 
 // whole reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
-func (n *heard) whole(now instant, nearTTL time.Duration) bool {
+func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
 	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < durations.Add(n.made, nearTTL)
 }
 
-// hear handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
-func (e *engine[V]) hear(n driver.Notice) {
+// receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a
+// panic.
+func (e *engine[V]) receive(n driver.Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {
 		return
 	}
-	if err := fault.Guard(func() error { e.take(key, n); return nil }); err != nil {
+	if err := fault.Guard(func() error { e.applyNotice(key, n); return nil }); err != nil {
 		e.OnError(key, &keyError{"hearing of", key, err})
 	}
 }
 
-func (e *engine[V]) take(key string, told driver.Notice) {
-	n := heard{told, e.clock.Instant(told.Made)}
+// applyNotice gives the notice to the log of sweeps, to the key's flight, or to the near tier.
+func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
+	n := timedNotice{notice, e.clock.Instant(notice.Made)}
 	if key == sweeplog.Key && e.sweeps != nil {
 		if n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch {
 			e.sweeps.Learn(n.Entry)
@@ -81,7 +83,7 @@ func (e *engine[V]) take(key string, told driver.Notice) {
 		}
 		return
 	}
-	known, w := e.pass(key, n)
+	known, w := e.deliverNotice(key, n)
 	if known == nil {
 		return
 	}
@@ -95,21 +97,21 @@ func (e *engine[V]) take(key string, told driver.Notice) {
 	}
 	if it == nil {
 		doubted := *known
-		it, doubted.Trusted = &doubted, now
+		it, doubted.TrustedUntil = &doubted, now
 	}
 	e.keep(key, it, func() bool { return w.generation == 0 })
 }
 
-// pass hands a notice to the key's flight. Without a flight it returns the near item, and a witness,
-// if the notice is later. A process without the key stays without it.
-func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[V]) {
+// deliverNotice hands a notice to the key's flight. Without a flight it returns the near item, and a
+// witness, if the notice is later. A process without the key stays without it.
+func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[V], w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.flights[key]
 	switch {
 	case n.Invalidated:
-		e.recall(s, key, n.Epoch)
+		e.voidKey(s, key, n.Epoch)
 	case f != nil:
 		// A waiting flight decodes the notice. Of several it needs only the latest.
 		select {
@@ -125,19 +127,19 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 			return nil, nil
 		}
 		w = &witness[V]{}
-		s.attend(key, w)
+		s.addWitness(key, w)
 	}
 	return known, w
 }
 
-// told ends a waiting flight with the notice's entry, or else looks. It reports whether the flight
-// has ended.
-func (r *run[V]) told(ctx context.Context, n heard) bool {
+// answerByNotice ends a waiting flight with the notice's entry, or else looks. It reports whether the
+// flight has ended.
+func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	known, now := r.engine.near.Get(r.key)
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		return r.lookAnew(ctx)
 	}
-	r.looking.unshared, r.looking.before, r.looking.asked = 0, n.made, n.made
+	r.looking.unshared, r.looking.askedBefore, r.looking.asked = 0, n.made, n.made
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {
 		return false
 	}

@@ -73,13 +73,13 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	there := e.apart(f.key, budget).read(ctx, budget)
 	confirmed := *offered
-	switch confirmed.Trusted = e.trustedUntil(there.asked); {
+	switch confirmed.TrustedUntil = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(there.err, ErrUnavailable):
 		// A silent store cannot say that the item is void, also not to the callers that came
 		// meanwhile.
-		confirmed.Trusted = max(confirmed.Trusted, e.clock.Now()+1)
+		confirmed.TrustedUntil = max(confirmed.TrustedUntil, e.clock.Now()+1)
 	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)
 		return true

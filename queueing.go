@@ -49,7 +49,7 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		case n := <-r.notices:
-			if r.told(ctx, n) {
+			if r.answerByNotice(ctx, n) {
 				return true
 			}
 		case <-look.due:
@@ -88,6 +88,6 @@ func (r *run[V]) finishOverloaded(ctx context.Context) bool {
 	r.witness.position = e.sweeps.Log().Position()
 	r.shard.mu.Unlock()
 	now := e.clock.Now()
-	r.leading.made = now + 1
+	r.leading.loadBegan = now + 1
 	return r.finishFailed(ctx, now, ErrOverloaded, 0)
 }

@@ -138,8 +138,8 @@ type run[V any] struct {
 // all callers without an answer.
 const maxRefused = 5
 
-// fly runs the flight to its end, also after a panic or Goexit of an adapter.
-func (f *flight[V]) fly(ctx context.Context) {
+// runToEnd runs the flight to its end, also after a panic or Goexit of an adapter.
+func (f *flight[V]) runToEnd(ctx context.Context) {
 	stack.Grow()
 	r := &run[V]{flight: f}
 	if f.doubts != nil {

@@ -23,11 +23,11 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	void := true // also if user code or the store's adapter does not return
 	defer func() {
 		if void {
-			e.recallAll(key)
+			e.voidAll(key)
 		}
 	}()
 	now := e.clock.Now()
-	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), Trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
 	// weigh runs user code, so it comes before the lock, and before others can see the value.
 	err := fault.Guard(func() error { e.weigh(key, it); return nil })
@@ -64,18 +64,23 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V
 
 // replace puts a set item in place of the key's item in this process, unless that has a later
 // epoch. The callers of an earlier flight get the item at once: the flight may wait for a load that
-// ignores its context.
+// ignores its context. A later flight may have claimed its epoch between the claim and the commit of
+// the Set. Its offer is then the value from before.
 func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.recall(s, key, it.Epoch)
-	spared := e.spare(key, it)
+	e.voidKey(s, key, it.Epoch)
+	spared := e.afterSweeps(key, it)
 	if spared == nil || s.closed {
 		return
 	}
 	e.advanceNear(key, spared)
-	if f := s.flights[key]; f != nil && f.witness.epoch <= it.Epoch {
+	f := s.flights[key]
+	if f == nil {
+		return
+	}
+	if offered := f.state.Load().offered; f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
 		f.change(func(state *flightState[V]) { state.offered = spared })
 	}
 }

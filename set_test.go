@@ -362,3 +362,38 @@ func TestSet_LoadThatFailsMeanwhile(t *testing.T) {
 		}
 	}
 }
+
+// A flight claims a later epoch than a Set, looks before the Set's commit, and offers the value from
+// before. The Set's own value may be untrusted at once, because the log of sweeps was read long ago.
+func TestSet_OfferOfALaterFlight(t *testing.T) {
+	for _, sweeps := range []bool{false, true} {
+		inBubble(t, fmt.Sprint("sweeps ", sweeps), func(t *testing.T) {
+			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: 100 * time.Millisecond, Sweeps: sweeps}
+			f := newFleet(t, 1, push, o)
+			p := f.processes[0]
+			f.get(1, "k")
+			time.Sleep(10 * time.Second)
+			f.origin.set(func(s *source) { s.build = 3 * time.Second })
+			p.store.set(on(takes(300*time.Millisecond), "commit"))
+			var set sync.WaitGroup
+			set.Go(func() {
+				if err := p.Set(t.Context(), "k", "set"); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(100 * time.Millisecond)
+			go p.Get(t.Context(), "k")
+			set.Wait()
+			time.Sleep(100 * time.Millisecond)
+			f.origin.set(func(s *source) {
+				if s.loads != 2 {
+					t.Errorf("%d loads have begun, want 2", s.loads)
+				}
+			})
+			if got, err := p.Get(t.Context(), "k"); got != "set" || err != nil {
+				t.Errorf("Get = %q, %v after the Set", got, err)
+			}
+			time.Sleep(10 * time.Second)
+		})
+	}
+}

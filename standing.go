@@ -48,7 +48,7 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 		r.freeSlot()
 		select {
 		case n := <-r.notices:
-			return ending(r.told(ctx, n))
+			return ending(r.answerByNotice(ctx, n))
 		default: // the goroutine of rival, left by an earlier load, has taken the notice
 		}
 		return outcomeOutdated
@@ -136,7 +136,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	asked := e.clock.Now()
 	r.standing.asked, r.standing.length = asked, r.leaseLength()
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (driver.Election, error) {
-		return e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.past, r.standing.length)
+		return e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.unfitEpoch, r.standing.length)
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -146,7 +146,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 		r.standing.ballot = &ballot{}
 		return r.read(ctx, r.budget)
 	}
-	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
+	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.unfitEpoch; !answers || won.Lease != nil {
 		// An answer without lease and holder makes a ballot too, which counts as silence. With a nil
 		// ballot the flight would look again without end.
 		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}

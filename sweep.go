@@ -47,7 +47,7 @@ func (e *engine[V]) meetLog() {
 
 // followLogAhead follows the log for a flight before it reads its key. A store that answers for
 // many keys gets both keys in one call, and the answer for the flight's key stays in
-// r.looking.ahead.
+// r.looking.prefetched.
 func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
 	store, ok := e.Store.(driver.BatchGetter)
@@ -80,7 +80,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 		}
 		turn.Took(ctx, r.budget, log.entry, log.err)
 	}
-	r.looking.ahead = key
+	r.looking.prefetched = key
 }
 
 // takeLog makes next the log of this process, and applies it to the flights and the near tier.
@@ -95,7 +95,7 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 	}
 	// The near tier comes last. An item put after publish has met the new log under the lock; items
 	// from before meet it here.
-	e.near.Revise(e.spare)
+	e.near.Revise(e.afterSweeps)
 }
 
 // against returns the effect of a log on an item, see [sweeplog.Log.Against].
@@ -108,14 +108,14 @@ func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gon
 	})
 }
 
-// spare returns an item after the sweeps since its load, nil if a sweep has dropped it.
-func (e *engine[V]) spare(key string, it *items.Item[V]) *items.Item[V] {
-	return e.spareFrom(e.sweeps.Log(), key, it)
+// afterSweeps returns an item after the sweeps since its load, nil if a sweep has dropped it.
+func (e *engine[V]) afterSweeps(key string, it *items.Item[V]) *items.Item[V] {
+	return e.afterSweepsIn(e.sweeps.Log(), key, it)
 }
 
-// spareFrom is spare with another log. The result has the log's position, so no sweep applies
+// afterSweepsIn is afterSweeps with another log. The result has the log's position, so no sweep applies
 // twice.
-func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
+func (e *engine[V]) afterSweepsIn(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
 	if it == nil || it.Position >= l.Position() {
 		return it
 	}
@@ -175,7 +175,7 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	// Under the locks: a new look must not find an item that is about to go.
 	revise := func() {
 		e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
-			spared := e.spareFrom(only, key, it)
+			spared := e.afterSweepsIn(only, key, it)
 			if spared != nil && spared != it {
 				spared.Position = it.Position // only's position is above all logs to come
 			}
@@ -185,7 +185,7 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	e.shards.whole(revise, func(s *shard[V]) {
 		for key, f := range s.flights {
 			e.sweepFlight(only, key, f)
-			if offered := f.state.Load().offered; offered != nil && e.spareFrom(only, key, offered) == nil {
+			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, key, offered) == nil {
 				f.withdraw()
 			}
 		}

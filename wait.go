@@ -35,10 +35,10 @@ type waiter[V any] struct {
 	stale     *items.Item[V] // may be served when the call's patience ends
 	refreshes bool           // no call waits: the waiter begins the rebuild that replaces an item
 	load      *chain.Load    // the running load that makes the call, nil if none
-	asks      bool           // flight.askers has load
+	inChain   bool           // flight.askers has load
 	flight    *flight[V]     // the flight to wait for, nil before joining
-	met       bool           // the waiter has looked at flight
-	aboard    bool           // flight.callers counts the waiter
+	looked    bool           // the waiter has looked at flight
+	joined    bool           // flight.callers counts the waiter
 	counted   bool           // flight.herd, which only observers need, counts the waiter
 	collapsed bool           // another call began flight
 	tallied   bool           // a counter of hits, misses or collapsed calls has the call
@@ -99,7 +99,7 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 // item is for the end of the caller's patience, or nil.
 func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
-	if it == nil || now >= it.Trusted {
+	if it == nil || now >= it.TrustedUntil {
 		return nil, false, false
 	}
 	switch judge(&it.Lifetime, now) {
@@ -209,8 +209,8 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 // advance goes as far as possible without a wait. A waiting call waits for news, and for expiry
 // unless nil.
 func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
-	if !c.met {
-		c.met = true
+	if !c.looked {
+		c.looked = true
 		c.tally()
 		if c.counted && c.collapsed {
 			c.flight.introduce(c.ctx)
@@ -257,7 +257,7 @@ func (c *waiter[V]) tally() {
 // that waited for the value would load the key again.
 func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
-	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.Made != 0 {
+	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.LoadBegan != 0 {
 		return false
 	}
 	now := e.clock.Now()
@@ -278,8 +278,8 @@ func (c *waiter[V]) work(do func()) {
 
 func (c *waiter[V]) leave() {
 	c.stopAsking()
-	if c.aboard {
-		c.aboard = false
+	if c.joined {
+		c.joined = false
 		c.flight.leave()
 	}
 	if c.counted {
@@ -289,8 +289,8 @@ func (c *waiter[V]) leave() {
 }
 
 func (c *waiter[V]) stopAsking() {
-	if c.asks {
-		c.asks = false
+	if c.inChain {
+		c.inChain = false
 		c.flight.askers.Leave(c.load)
 	}
 }
@@ -324,10 +324,10 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.joinable {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
-		if !c.aboard {
+		if !c.joined {
 			f.callers.joined() // the call had given up on this value before
 		}
-		c.aboard = false // served.live counts the call from now on
+		c.joined = false // served.live counts the call from now on
 		c.stopAsking()
 		return true
 	}
@@ -404,7 +404,7 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 	if it == nil {
 		it = state.offered
 	}
-	if it != nil && (state.recalled || !c.trusts(it, now) || !it.Stale(now)) {
+	if it != nil && (state.invalidated || !c.trusts(it, now) || !it.Stale(now)) {
 		// The item is invalidated here, perhaps elsewhere, or past its window. The offer may have
 		// been confirmed since.
 		it = state.offered
@@ -415,7 +415,7 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 	}
 	// Sweeps are checked here and not when they come. The caller's item is older than the flight, and
 	// a flight cannot tell the tags of its offer from the tags of its load.
-	it = c.engine.spare(c.flight.key, it)
+	it = c.engine.afterSweeps(c.flight.key, it)
 	if it == nil || !it.Stale(now) || !c.want.Takes(it, now, c.began) {
 		return nil
 	}
@@ -477,14 +477,14 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ask(f); c.err != nil {
 		return false
 	}
-	c.board(f)
+	c.joinCallers(f)
 	return true
 }
 
-// board counts the call among the flight's callers. shard.mu is held.
-func (c *waiter[V]) board(f *flight[V]) {
+// joinCallers counts the call among the flight's callers. shard.mu is held.
+func (c *waiter[V]) joinCallers(f *flight[V]) {
 	f.callers.joined()
-	c.flight, c.met, c.aboard = f, false, true
+	c.flight, c.looked, c.joined = f, false, true
 	if c.load != nil {
 		c.engine.slots.AskedByLoad(f.demanded())
 	}
@@ -502,7 +502,7 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 		return nil
 	}
 	err := f.askers.Await(c.load)
-	c.asks = err == nil
+	c.inChain = err == nil
 	return err
 }
 
@@ -532,7 +532,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// and leaves the map under this lock, so the caller sees the flight or the item.
 	e := c.engine
 	it, now := e.near.Get(c.key)
-	if it != nil && now < it.Trusted && c.hits(it, now) {
+	if it != nil && now < it.TrustedUntil && c.hits(it, now) {
 		return false
 	}
 	m, _ := b.(*member[V])
@@ -551,20 +551,20 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	f := c.newFlight(s, m, now)
 	f.load, f.cancel, f.queues = b.bind(), cancel, queues
 	c.ask(f)
-	c.board(f)
+	c.joinCallers(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	s.flights[c.key] = f
 	f.witness.flight = f
-	s.attend(c.key, &f.witness)
+	s.addWitness(c.key, &f.witness)
 	e.count.flights.Add(1)
 	if queues {
 		e.unlooked.Add(1)
 	}
 	if m != nil {
-		m.board(ctx, f) // the flight starts with its batch
+		m.join(ctx, f) // the flight starts with its batch
 		return true
 	}
-	e.running.Go(func() { f.fly(ctx) })
+	e.running.Go(func() { f.runToEnd(ctx) })
 	return true
 }
 
@@ -576,7 +576,7 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 		due: durations.Add(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
-		f.notices = make(chan heard, 1)
+		f.notices = make(chan timedNotice, 1)
 	}
 	if e.eachCall && e.Store != nil {
 		f.doubts = make(chan struct{}, 1)

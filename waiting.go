@@ -89,7 +89,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 		look, ended := r.planLook(r.untilNextLook(wake != nil)), false
 		select {
 		case n := <-r.notices:
-			ended = r.told(ctx, n)
+			ended = r.answerByNotice(ctx, n)
 		case <-wake:
 			early := r.freed(earliest)
 			if early <= 0 {

@@ -31,7 +31,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 	b := w.open
 	c.join(&member[V]{batch: b, key: c.key, order: len(b.members)})
 	if len(b.members) == maxTogether {
-		w.depart(b)
+		w.closeBatch(b)
 	}
 	return c.flight != nil
 }
@@ -51,14 +51,14 @@ func (w *window[V]) begin() {
 		case <-w.engine.open.Done():
 		}
 		w.mu.Lock()
-		w.depart(b)
+		w.closeBatch(b)
 		w.mu.Unlock()
-		b.depart()
+		b.readAndStart()
 	})
 }
 
-// depart closes the batch to further flights, unless it is closed. mu is held.
-func (w *window[V]) depart(b *batch[V]) {
+// closeBatch closes the batch to further flights, unless it is closed. mu is held.
+func (w *window[V]) closeBatch(b *batch[V]) {
 	if w.open == b {
 		w.open = nil
 		close(b.complete)

@@ -16,7 +16,7 @@ import (
 // invalidate drops the key from the store, and then from this process. In this order, any entry or
 // epoch that a flight got before the store's floor rose is void here, and any later entry is new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
-	defer e.recallAll(key) // also after a panic or Goexit of the adapter
+	defer e.voidAll(key) // also after a panic or Goexit of the adapter
 	if e.Store == nil {
 		return nil
 	}
@@ -60,17 +60,17 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	return errs
 }
 
-// recallAll is recall for every epoch.
-func (e *engine[V]) recallAll(key string) {
+// voidAll is voidKey for every epoch.
+func (e *engine[V]) voidAll(key string) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.recall(s, key, 1<<64-1)
+	e.voidKey(s, key, 1<<64-1)
 }
 
-// recall drops the key's item, and makes work on the key void. Later epochs stay. s, the key's shard,
+// voidKey drops the key's item, and makes work on the key void. Later epochs stay. s, the key's shard,
 // is locked.
-func (e *engine[V]) recall(s *shard[V], key string, epoch uint64) {
+func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)
 	}
@@ -101,14 +101,14 @@ type witness[V any] struct {
 	position   uint64 // the log's position when the work began, see items.Item
 }
 
-// attend adds a witness for a key. s is locked.
-func (s *shard[V]) attend(key string, w *witness[V]) {
+// addWitness adds a witness for a key. s is locked.
+func (s *shard[V]) addWitness(key string, w *witness[V]) {
 	w.next = s.witnesses[key]
 	s.witnesses[key] = w
 }
 
-// dismiss removes a witness, and reports whether it was there. s is locked.
-func (s *shard[V]) dismiss(key string, w *witness[V]) bool {
+// removeWitness removes a witness, and reports whether it was there. s is locked.
+func (s *shard[V]) removeWitness(key string, w *witness[V]) bool {
 	before, at := (*witness[V])(nil), s.witnesses[key]
 	for at != nil && at != w {
 		before, at = at, at.next
@@ -131,7 +131,7 @@ func (e *engine[V]) attendApart(key string) *witness[V] {
 	w, s := &witness[V]{position: e.sweeps.Log().Position()}, e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attend(key, w)
+	s.addWitness(key, w)
 	return w
 }
 
@@ -139,7 +139,7 @@ func (e *engine[V]) dismissApart(key string, w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dismiss(key, w)
+	s.removeWitness(key, w)
 }
 
 // outdated reports whether the flight's work since its last look is void. shard.mu is held.
@@ -162,7 +162,7 @@ func (f *flight[V]) renew() (outdated bool) {
 
 // withdraw takes the offered item back. shard.mu is held.
 func (f *flight[V]) withdraw() {
-	f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+	f.change(func(s *flightState[V]) { s.offered, s.invalidated = nil, true })
 }
 
 // interrupt ends the flight's load, which has become void. shard.mu is held.

@@ -36,7 +36,7 @@ var bugs = []bug{
 	},
 	{
 		Name: "notice that is lost", File: "notice.go",
-		Old: "e.recall(s, key, n.Epoch)",
+		Old: "e.voidKey(s, key, n.Epoch)",
 		New: "e.near.Get(key)",
 	},
 	{
@@ -46,8 +46,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "stale offer after an invalidation", File: "witness.go",
-		Old: "s.offered, s.recalled = nil, true",
-		New: "s.recalled = true",
+		Old: "s.offered, s.invalidated = nil, true",
+		New: "s.invalidated = true",
 	},
 	{
 		Name: "failure that is remembered for the wrong key", File: "batch.go",
@@ -73,6 +73,12 @@ var bugs = []bug{
 		Name: "lease that is renewed after its loss", File: "lease.go",
 		Old: "\t\t\tclose(lost)\n\t\t\treturn\n",
 		New: "",
+	},
+
+	{
+		Name: "refresh that takes the stored page", File: "internal/page/serve.go",
+		Old: "asked.target, d = t, httpcache.RequestDirectives{NoCache: true}",
+		New: "asked.target = t",
 	},
 
 	// The chaos suite.

@@ -14,19 +14,19 @@ import (
 // An Item is an answer for a key in this process, immutable in the near tier and in a flight.
 type Item[V any] struct {
 	Lifetime
-	Kind    driver.EntryKind
-	weight  uint32            // its memory in the near tier; 0 if not weighed yet
-	Value   V                 // if Kind is driver.KindValue
-	Epoch   uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
-	Build   time.Duration     // the duration of that rebuild
-	Err     error             // the last failure, if Failures > 0
-	Trusted durations.Instant // until then it is valid without asking the store
-	Beside  bool              // the store has refused the item, which stands beside the entry of that epoch
-	Early   EarlyTry
-	Marks   *Marks // what its load has returned beside the value; nil: nothing
+	Kind         driver.EntryKind
+	weight       uint32            // its memory in the near tier; 0 if not weighed yet
+	Value        V                 // if Kind is driver.KindValue
+	Epoch        uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
+	Build        time.Duration     // the duration of that rebuild
+	Err          error             // the last failure, if Failures > 0
+	TrustedUntil durations.Instant // until then it is valid without asking the store
+	Beside       bool              // the store has refused the item, which stands beside the entry of that epoch
+	Early        EarlyTry
+	Marks        *Marks // what its load has returned beside the value; nil: nothing
 	// Position is the position of the log of sweeps that the load saw at its beginning.
-	Position uint64
-	Made     durations.Instant // just after the load began in this process; 0: no load here
+	Position  uint64
+	LoadBegan durations.Instant // just after the load began in this process; 0: no load here
 }
 
 // Marks are the results of a load beside its value. They are immutable.
@@ -38,7 +38,7 @@ type Marks struct {
 // Found is a copy for a flight that has found, and not made, the item.
 func (it *Item[V]) Found(trusted durations.Instant) *Item[V] {
 	c := *it
-	c.Trusted, c.Made = trusted, 0
+	c.TrustedUntil, c.LoadBegan = trusted, 0
 	return &c
 }
 

@@ -25,5 +25,5 @@ func (w *Want[V]) Takes(it *Item[V], now, asked durations.Instant) bool {
 	if w.Fits != nil && !w.Fits(it) {
 		return false
 	}
-	return w.Accept == nil || it.Made > asked || it.BackingOff(now) || w.Accept(it, now)
+	return w.Accept == nil || it.LoadBegan > asked || it.BackingOff(now) || w.Accept(it, now)
 }

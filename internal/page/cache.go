@@ -46,8 +46,8 @@ type Cache interface {
 
 	// Apart begins work on a key without a flight.
 	Apart(key string, budget *gate.Budget) Apart
-	// Spare is the item after the sweeps in the log, nil if they drop it.
-	Spare(key string, it *Item) *Item
+	// AfterSweeps is the item after the sweeps in the log, nil if they drop it.
+	AfterSweeps(key string, it *Item) *Item
 	// Put keeps a response that no flight of its key has made. position is the position of the log
 	// that was known when the response was made. With over, Put only replaces that item.
 	Put(ctx context.Context, key string, res *Response, w items.Windows, position uint64, over *Item)

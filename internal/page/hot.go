@@ -49,7 +49,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 
 // isHot reports whether a near item is a fresh response, or a signpost to one.
 func isHot(it *Item, now instant) bool {
-	return it != nil && now < it.Trusted && it.Kind == driver.KindValue && it.Fresh(now)
+	return it != nil && now < it.TrustedUntil && it.Kind == driver.KindValue && it.Fresh(now)
 }
 
 // hitHeaderOf returns the last header of a hit, nil if it is of another second.

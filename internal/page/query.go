@@ -113,7 +113,7 @@ func (q *query) spared(key string) *Item {
 	}
 	cache := q.m.cache
 	it, now := cache.Near(key)
-	if it == nil || q.began >= it.Trusted {
+	if it == nil || q.began >= it.TrustedUntil {
 		return nil
 	}
 	it = q.m.fallback(key, it)
@@ -137,7 +137,7 @@ func (m *Middleware) fallback(key string, it *Item) *Item {
 	case it.Value.instead == nil:
 		return it
 	}
-	return m.cache.Spare(key, it.Value.instead)
+	return m.cache.AfterSweeps(key, it.Value.instead)
 }
 
 // add adds one call to the request's report. A request may take several calls: for the signpost,

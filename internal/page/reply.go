@@ -46,7 +46,7 @@ func (m *Middleware) statusKey(key string) string {
 
 // loadedHere reports whether the answer or its failure comes from a load in this process.
 func loadedHere(s Answer) bool {
-	return s.Flown && s.Item.Made > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
+	return s.Flown && s.Item.LoadBegan > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
 }
 
 // staleIfError is the detail of a stale response in place of an error (RFC 5861 section 4).

@@ -172,7 +172,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	if q.directives.MaxStale.Set {
 		// A client with max-stale accepts an older response, if this process has it.
 		it, now := cache.Near(key)
-		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
+		if it != nil && it.Held && now < it.TrustedUntil && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
 			cache.CountStale()
 			return it, false, true
 		}

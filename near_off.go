@@ -26,9 +26,9 @@ func (s *settings) alone() time.Duration {
 // trusts reports whether the item may answer the call now without asking the store.
 func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	if c.engine.eachCall {
-		return c.began < it.Trusted
+		return c.began < it.TrustedUntil
 	}
-	return now < it.Trusted
+	return now < it.TrustedUntil
 }
 
 // doubt makes the flight ask the store again, for a later call. It does nothing with the near tier
