@@ -1075,7 +1075,9 @@ func (w *world) peek(n *modelNode, key int) {
 	}
 	version := versionIn(value)
 	began, ended, made := w.origin.times(version)
+	isSet, _ := w.origin.setBeside(version, time.Time{})
 	switch {
+	case isSet && !made: // a Set whose reply was lost
 	case !made || !strings.HasPrefix(value, keyName(key)+" v"):
 		w.violated("process %d: Peek of %s has %q", n.process, keyName(key), value)
 	case w.Trouble == "healthy" && (age > time.Since(began)+time.Millisecond || age < time.Since(ended)-4*w.Delay-time.Millisecond):
