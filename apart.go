@@ -64,9 +64,9 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	switch {
 	case r.storeDown || it.End() > now:
 		switch r.commit(ctx, it) {
-		case fenced:
+		case commitFenced:
 			return
-		case notTaken:
+		case commitNotTaken:
 			r.keepBeside(it)
 		}
 	case e.Store != nil:

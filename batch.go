@@ -120,21 +120,21 @@ type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[stri
 func (l batchLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (product[V], error) {
 		results, err := l(ctx, []Request[V]{requestOf(a.key, a.present)})
-		batch, _ := errors.AsType[*BatchError](err)
-		return resultOf(results, batch, err, a.key, a.present)
+		batchErr, _ := errors.AsType[*BatchError](err)
+		return resultOf(results, batchErr, err, a.key, a.present)
 	}
 }
 
 // resultOf returns the result for key of a batch load that returned results and err. The key's load
-// started from the item from; batch is the BatchError in err, or nil.
-func resultOf[V any](results map[string]Result[V], batch *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
+// started from the item from; batchErr is the BatchError in err, or nil.
+func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
 	r, found := results[key]
 	switch {
-	case batch != nil && batch.Errors[key] != nil:
-		err = batch.Errors[key]
+	case batchErr != nil && batchErr.Errors[key] != nil:
+		err = batchErr.Errors[key]
 	case found:
 		err = nil
-	case err == nil || error(batch) == err:
+	case err == nil || error(batchErr) == err:
 		err = ErrNotFound
 	}
 	// Else all keys without a result have failed: a BatchError within another error may lack some.
@@ -333,7 +333,7 @@ func (c *manyCall[V]) begin(together []pending[V]) {
 			c.take(a)
 			continue
 		}
-		if is, _, _ := a.advance(); is == answered || is == gone {
+		if is, _, _ := a.advance(); is == gotAnswer || is == leftFlight {
 			c.take(a)
 			continue
 		}

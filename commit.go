@@ -18,11 +18,11 @@ type commitOutcome uint8
 
 const (
 	// The store has the item, or has confirmed that nothing later counts.
-	committed commitOutcome = iota
+	commitTaken commitOutcome = iota
 	// The store has refused the item as too late.
-	fenced
+	commitFenced
 	// The store was not asked, or did not answer. The item may be there.
-	notTaken
+	commitNotTaken
 )
 
 func (e *engine[V]) nextEpoch() uint64 { return e.epoch.Add(1) }
@@ -33,9 +33,9 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	switch {
 	case e.Store == nil:
-		return committed
+		return commitTaken
 	case r.storeDown:
-		return notTaken
+		return commitNotTaken
 	case r.looking.unshared != 0:
 		return r.stillUnshared(ctx)
 	}
@@ -43,7 +43,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	lives := entry.Life() > 0
 	if err == nil && lives {
 		if err = r.write(ctx, entry); err == nil {
-			return committed
+			return commitTaken
 		}
 	}
 	switch {
@@ -64,24 +64,24 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	marked := r.write(ctx, entry)
 	switch {
 	case marked == nil:
-		return committed
+		return commitTaken
 	case !errors.Is(marked, driver.ErrFenced):
-		return notTaken
+		return commitNotTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written although its reply was lost.
-		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
+		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {
 			return there
 		}
 	}
 	e.count.fenced.Add(1)
-	return fenced
+	return commitFenced
 }
 
 func (r *run[V]) fencedOff(err error) commitOutcome {
 	e := r.engine
 	e.count.fenced.Add(1)
 	e.OnError(r.key, &keyError{"committing", r.key, err})
-	return fenced
+	return commitFenced
 }
 
 // keepBeside lets the item stand beside the entry from the beginning of its load. A later commit or
@@ -181,45 +181,46 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOut
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
 	if !ok || value == nil || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || value.Beside {
-		return notTaken, untouched
+		return commitNotTaken, untouched
 	}
 	entry := r.entryOf(it)
 	if entry.Life() <= 0 {
-		return notTaken, untouched
+		return commitNotTaken, untouched
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
 		return toucher.Touch(ctx, e.engineKey(r.key), value.Epoch, entry)
 	})
 	switch {
 	case err == nil:
-		return committed, touched
+		return commitTaken, touched
 	case errors.Is(err, driver.ErrFenced):
 		return r.fencedOff(err), touched
 	case errors.Is(err, ErrNotFound):
-		return fenced, displaced
+		return commitFenced, displaced
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
-		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
+		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {
 			return there, touched
 		}
 	}
-	return notTaken, untouched
+	return commitNotTaken, untouched
 }
 
 func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
-// confirmThere reads the store: committed if the entry is wanted, notTaken if silent, else fenced.
+// confirmThere reads the store: commitTaken if the entry is wanted, commitNotTaken if the store is
+// silent, else commitFenced.
 func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := r.read(ctx, r.budget)
 	switch {
 	case errors.Is(there.err, ErrUnavailable):
-		return notTaken
+		return commitNotTaken
 	case there.err == nil && wanted(there.entry):
-		return committed
+		return commitTaken
 	}
-	return fenced
+	return commitFenced
 }
 
 // stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the

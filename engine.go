@@ -87,21 +87,21 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	return e
 }
 
-func (e *engine[V]) newGate(engine observe.Engine) *gate.Gate {
-	return gate.New(e.EngineTimeout, e.tellBreaker(engine))
+func (e *engine[V]) newGate(kind observe.Engine) *gate.Gate {
+	return gate.New(e.EngineTimeout, e.tellBreaker(kind))
 }
 
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
 // tellBreaker returns the function that reports a gate's changes to the observers.
-func (e *engine[V]) tellBreaker(engine observe.Engine) func(from, to gate.State) {
+func (e *engine[V]) tellBreaker(kind observe.Engine) func(from, to gate.State) {
 	return func(from, to gate.State) {
 		if len(e.observers.breaker) == 0 {
 			return
 		}
 		e.tellings.Add(func() {
 			for _, f := range e.observers.breaker {
-				e.tell("", func() { f(engine, breakerStates[from], breakerStates[to]) })
+				e.tell("", func() { f(kind, breakerStates[from], breakerStates[to]) })
 			}
 		})
 	}

@@ -128,11 +128,11 @@ func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 // the process that has made it. ownOf returns false if this process has neither.
 func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant) (own *items.Item[V], ok bool) {
 	if known != nil && known.Epoch == e.Epoch {
-		failed := known.Failures > e.Failures
-		if failed || known.Failures == e.Failures && known.Kind == driver.KindValue {
+		failedSince := known.Failures > e.Failures
+		if failedSince || known.Failures == e.Failures && known.Kind == driver.KindValue {
 			// The lifetime is known's too: the entry has that of its writer.
 			own = known.Found(r.engine.trustedUntil(asked))
-			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
+			if now >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
 				r.looking.unshared = e.Epoch // a new epoch would make all others load again
 			}
 			return r.engine.afterSweeps(r.key, own), true

@@ -30,10 +30,10 @@ func OnlyQuery(names ...string) KeyRule {
 	return KeyRule{keyrules.Only(names)}
 }
 
-func checkParameters(rule string, names []string) {
+func checkParameters(option string, names []string) {
 	for _, name := range names {
 		if name == "" || strings.Contains(strings.TrimSuffix(name, "*"), "*") {
-			refuse(rule, strconv.Quote(name), "be the name of a query parameter, or the beginning of names with a final *, such as utm_*")
+			refuse(option, strconv.Quote(name), "be the name of a query parameter, or the beginning of names with a final *, such as utm_*")
 		}
 	}
 }

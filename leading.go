@@ -274,8 +274,8 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	r.built(l.took)
 	e.noteLoad(succeeded)
 	switch written := r.commitOver(ctx, it, l.kept); {
-	case written != fenced:
-		if written == notTaken {
+	case written != commitFenced:
+		if written == commitNotTaken {
 			r.keepBeside(it)
 		}
 		r.committed = e.clock.Now()
@@ -319,10 +319,10 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if it == nil {
 		return true
 	}
-	if written == notTaken {
+	if written == commitNotTaken {
 		r.keepBeside(it)
 	}
-	r.leading.fenced = written == fenced
+	r.leading.fenced = written == commitFenced
 	r.committed = r.engine.clock.Now()
 	if !r.leading.fenced && r.settle(it) {
 		return true
@@ -348,7 +348,7 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		if r.looking.unshared == 0 {
 			present := r.present
 			if r.look(ctx) {
-				return nil, committed
+				return nil, commitTaken
 			}
 			r.looking.unshared = 0
 			if r.storeDown && r.present == nil {

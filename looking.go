@@ -167,12 +167,12 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	if r.want.Fits != nil && !r.want.Fits(it) {
 		return false // the item answers other calls, never the call that began this flight
 	}
-	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
-	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore), verdict == serveStale:
+	switch is := r.verdictOn(it, r.engine.clock.Now()); {
+	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
 		// The call that began this flight refuses the item, or has the item replaced. Other callers
 		// may take the item meanwhile.
 		r.offer(it)
-	case verdict != rebuild:
+	case is != rebuild:
 		r.noteOthersBuild(it)
 		if r.settle(it) {
 			if fromStore {
@@ -186,14 +186,14 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 }
 
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
-	verdict := judge(&it.Lifetime, now)
-	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
+	is := judge(&it.Lifetime, now)
+	if is == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
 		// Another process's load failed while this flight waited. The failure has no pause left, but
 		// answers the flights that waited. Otherwise these flights would fail one after another, each
 		// after its own load.
 		return fail
 	}
-	return verdict
+	return is
 }
 
 // refuses reports whether the call that began the flight does not take the item. During a failure's

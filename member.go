@@ -85,8 +85,8 @@ func (m *member[V]) bind() loader[V] {
 
 // join makes the new flight a member. shard.mu is held, and complete is not closed.
 func (m *member[V]) join(ctx context.Context, f *flight[V]) {
-	flight := ctx
-	m.runFlight, m.askers, m.budget = func() { f.runToEnd(flight) }, &f.askers, f.budget
+	running := ctx
+	m.runFlight, m.askers, m.budget = func() { f.runToEnd(running) }, &f.askers, f.budget
 	m.gathered = m.loads.Join(m, m.order)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -242,18 +242,18 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	var results map[string]Result[V]
-	var batch *BatchError
+	var batchErr *BatchError
 	fault.Run(func() (err error) {
 		results, err = b.user(ctx, requests)
 		// errors.AsType runs the error's code, so it runs within the guard of fault.Run.
-		batch, _ = errors.AsType[*BatchError](err)
+		batchErr, _ = errors.AsType[*BatchError](err)
 		if end := ctx.Err(); end != nil && err == end {
 			return context.Cause(ctx) // the load's error only repeats the end of its context
 		}
 		return err
 	}, func(err error) {
 		for i, s := range seats {
-			s.Result.product, s.Result.err = resultOf(results, batch, err, s.Key.key, starts[i])
+			s.Result.product, s.Result.err = resultOf(results, batchErr, err, s.Key.key, starts[i])
 		}
 		load.Slot.End()
 	})

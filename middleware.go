@@ -219,9 +219,9 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 		},
 		Credentials: []string{"Authorization"}, Hidden: o.HiddenFields,
 	}
-	if rule := o.Freshness; rule != nil {
+	if decide := o.Freshness; decide != nil {
 		po.Rules.Freshness = func(r *http.Request, status int, header http.Header, age time.Duration, f httpcache.Freshness) httpcache.Freshness {
-			ruled := rule(r, status, header, Freshness{Age: age, TTL: f.Lifetime, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError})
+			ruled := decide(r, status, header, Freshness{Age: age, TTL: f.Lifetime, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError})
 			f.Lifetime, f.StaleWhileRevalidate, f.StaleIfError = ruled.TTL, ruled.StaleWhileRevalidate, ruled.StaleIfError
 			return f
 		}

@@ -325,8 +325,8 @@ func (c watchedContext) Value(key any) any {
 
 // watchedFrom returns ctx with the values of the rebuild's observed context, except for the key
 // own. Without observers it returns ctx.
-func watchedFrom(ctx, rebuild context.Context, own any) context.Context {
-	if watched, ok := rebuild.Value(watchedKey{}).(context.Context); ok {
+func watchedFrom(ctx, ofRebuild context.Context, own any) context.Context {
+	if watched, ok := ofRebuild.Value(watchedKey{}).(context.Context); ok {
 		return watchedContext{ctx, watched, own}
 	}
 	return ctx

@@ -168,10 +168,10 @@ func (c *waiter[V]) wait(b binder[V]) {
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
 		switch {
-		case is == landed:
+		case is == flightLanded:
 			c.flight = nil
 			continue
-		case is != waiting:
+		case is != stillWaiting:
 			return
 		case expiry != nil || c.want.Aside != nil || c.load != nil:
 			if !c.pause(news, expiry) {
@@ -218,13 +218,13 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	}
 	state := c.flight.state.Load()
 	c.excluded = c.excluded || state.published != nil && !c.admitted(state.audience)
-	if is, expiry = c.look(state); is == waiting {
+	if is, expiry = c.look(state); is == stillWaiting {
 		return is, state.news, expiry
 	}
-	if is != landed {
+	if is != flightLanded {
 		c.budget = c.flight.budget
 	}
-	if c.counted && is == answered {
+	if c.counted && is == gotAnswer {
 		c.countAnswer()
 	}
 	c.leave()
@@ -298,10 +298,10 @@ func (c *waiter[V]) stopAsking() {
 type waitState uint8
 
 const (
-	waiting  waitState = iota
-	answered           // the flight has given the answer or the error
-	gone               // the call ended without the flight's answer: by time, or with an item that it had
-	landed             // the flight has landed without an answer for the call
+	stillWaiting waitState = iota
+	gotAnswer              // the flight has given the answer or the error
+	leftFlight             // the call ended without the flight's answer: by time, or with an item that it had
+	flightLanded           // the flight has landed without an answer for the call
 )
 
 // look decides whether a state of the flight answers the call. At expiry the call looks at the same
@@ -310,7 +310,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
 	if state.published != nil && c.joins(state) {
-		return answered, nil
+		return gotAnswer, nil
 	}
 	if state.landed {
 		return c.lookAtEnd(state), nil
@@ -345,10 +345,10 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	if err := state.failure(); err != nil {
 		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
-			return landed
+			return flightLanded
 		}
 		c.err = err
-		return answered
+		return gotAnswer
 	}
 	// The store's reply may have been under way for longer than the near tier trusts an item, and be
 	// older than this call. A value that was over for new callers (until) during the load is over for
@@ -356,9 +356,9 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	over := state.published != nil && c.began >= state.until
 	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)
-		return answered
+		return gotAnswer
 	}
-	return landed
+	return flightLanded
 }
 
 // lookAhead is look for a flight that goes on. The call takes a stale item after Patience, and none
@@ -367,7 +367,7 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
-		return waiting, nil // most of a herd: no clock is read
+		return stillWaiting, nil // most of a herd: no clock is read
 	}
 	now := e.clock.Now()
 	c.stale = c.staleNow(state, now)
@@ -375,7 +375,7 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 		if judge(&c.stale.Lifetime, now) == serve {
 			// A fresh item answers at once: the rebuild is for other callers.
 			c.answer = served[V]{item: c.stale}
-			return gone, nil
+			return leftFlight, nil
 		}
 		end = durations.Add(c.began, e.Patience)
 	}
@@ -383,18 +383,18 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 		if c.stale == nil {
 			e.count.waitTimeouts.Add(1)
 			c.err = ErrWaitTimeout
-			return gone, nil
+			return leftFlight, nil
 		}
 		e.count.stale.Add(1)
 		c.answer = served[V]{item: c.stale}
-		return gone, nil
+		return leftFlight, nil
 	}
 	// The flight's alarm wakes callers whose end is at due or later. Timers for all callers would be
 	// half of the herd's cost.
 	if end < f.due || state.overdue {
 		expiry = time.After(end - now)
 	}
-	return waiting, expiry
+	return stillWaiting, expiry
 }
 
 // staleNow returns the stale item that may answer the call now, or nil. The call's own item comes
@@ -512,11 +512,11 @@ const queuedLooks = 16
 
 // hits answers the call with a near item, if the item needs no flight.
 func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
-	verdict := judge(&it.Lifetime, now)
-	if verdict != serve && verdict != serveOnly && verdict != fail || !c.want.Takes(it, now, c.began) {
+	is := judge(&it.Lifetime, now)
+	if is != serve && is != serveOnly && is != fail || !c.want.Takes(it, now, c.began) {
 		return false
 	}
-	if verdict == serve && !c.tallied && c.engine.answers(it.Value) {
+	if is == serve && !c.tallied && c.engine.answers(it.Value) {
 		c.tallied = true
 		c.engine.count.hits.add()
 	}

@@ -51,8 +51,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "failure that is remembered for the wrong key", File: "batch.go",
-		Old: "case batch != nil && batch.Errors[key] != nil:\n\t\terr = batch.Errors[key]",
-		New: "case batch != nil && !found:\n\t\tfor _, failed := range batch.Errors {\n\t\t\terr = failed\n\t\t}",
+		Old: "case batchErr != nil && batchErr.Errors[key] != nil:\n\t\terr = batchErr.Errors[key]",
+		New: "case batchErr != nil && !found:\n\t\tfor _, failed := range batchErr.Errors {\n\t\t\terr = failed\n\t\t}",
 	},
 	{
 		Name: "spool that is closed early", File: "internal/page/exchange.go",
@@ -134,8 +134,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "loser with a served value", File: "commit.go",
-		Old: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn fenced",
-		New: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn committed",
+		Old: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn commitFenced",
+		New: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn commitTaken",
 	},
 }
 
