@@ -330,6 +330,9 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		began = e.clock.Now()
 		last = began
 		mu.Unlock()
+		if len(names) == 0 {
+			return nil // the flights have left
+		}
 		store.GetMany(ctx, names, each)
 		mu.Lock()
 		defer mu.Unlock()

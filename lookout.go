@@ -152,6 +152,7 @@ func (r *run[V]) readTogether(ctx context.Context) storeReply {
 			return *there
 		}
 	case <-ctx.Done(): // read returns the error
+		e.lookout.unqueue(p) // the key's next flight may queue a look: the keys of a request are distinct
 	}
 	return r.read(ctx, r.budget)
 }
@@ -163,6 +164,15 @@ func (l *lookout) queue(p *plannedLook) bool {
 	defer l.mu.Unlock()
 	l.queued = append(l.queued, p)
 	return len(l.queued)%maxTogether == 1
+}
+
+// unqueue removes a look that no request has taken. The next request may then find none.
+func (l *lookout) unqueue(p *plannedLook) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.queued, p); i >= 0 {
+		l.queued = slices.Delete(l.queued, i, i+1)
+	}
 }
 
 // takeQueued removes and returns the queued looks of one request.

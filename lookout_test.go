@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -96,4 +98,55 @@ func TestLookout_NoAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A strictEngine records keys that a GetMany has twice: the contract of driver.BatchGetter says that
+// they are distinct.
+type strictEngine struct {
+	batchingEngine
+	mu      sync.Mutex
+	doubled []string
+	most    int
+}
+
+func (e *strictEngine) GetMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
+	e.mu.Lock()
+	for i, k := range keys {
+		if slices.Contains(keys[:i], k) {
+			e.doubled = append(e.doubled, k)
+		}
+	}
+	e.most = max(e.most, len(keys))
+	e.mu.Unlock()
+	e.batchingEngine.GetMany(ctx, keys, each)
+}
+
+// The flight of a caller that has left takes its look out of the shared request.
+func TestLookout_SharedKeysAreDistinct(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.set(takes(200 * time.Millisecond))
+		engine := &strictEngine{batchingEngine: batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 1}, Fleet: bellwether.Fleet{Engine: engine},
+		})
+		var callers sync.WaitGroup
+		for i := range 20 { // more than the first 16 turns
+			callers.Go(func() { c.Get(context.Background(), fmt.Sprint(i)) })
+			time.Sleep(time.Microsecond)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		callers.Go(func() { c.Get(ctx, "x") })
+		synctest.Wait()
+		cancel() // the flight ends, its look stays in the queue
+		synctest.Wait()
+		callers.Go(func() { c.Get(context.Background(), "x") })
+		callers.Wait()
+		if engine.most < 2 {
+			t.Error("no shared look")
+		}
+		if len(engine.doubled) > 0 {
+			t.Errorf("GetMany got keys twice: %q", engine.doubled)
+		}
+	})
 }

@@ -317,3 +317,48 @@ func (w withoutStatus) WriteHeader(status int) {
 	w.Header().Del("Cache-Status")
 	w.ResponseWriter.WriteHeader(status)
 }
+
+// An invalidation elsewhere comes while the page is being stored. Refresh finds out if the invalidation
+// precedes its last look at the store, a reply of 200 ms before.
+func TestMiddleware_Refresh_InvalidatedElsewhereMeanwhile(t *testing.T) {
+	const url = "http://h.example/p"
+	for _, near := range []time.Duration{-1, 50 * time.Millisecond} {
+		for after := 25 * time.Millisecond; after < 900*time.Millisecond; after += 50 * time.Millisecond {
+			inBubble(t, fmt.Sprint("NearTTL ", near, ", after ", after), func(t *testing.T) {
+				mem, locks := memstore.New(), locallock.New()
+				store := wiredTo(mem)
+				var s *site
+				s = newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locks, NearTTL: near}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					fmt.Fprint(w, "page ", s.calls.Load())
+				})
+				other := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: mem, Locker: locks, NearTTL: near}}, func(http.ResponseWriter, *http.Request) {})
+				s.wantBody(t, "page 1", url)
+				time.Sleep(time.Second)
+				store.reply.Store(int64(200 * time.Millisecond))
+				var gone time.Time
+				go func() {
+					for s.calls.Load() < 2 {
+						time.Sleep(3 * time.Millisecond)
+					}
+					time.Sleep(after)
+					if err := other.mw.Invalidate(context.Background(), url); err != nil {
+						t.Error(err)
+					}
+					gone = time.Now()
+				}()
+				err := s.mw.Refresh(s.handler, request(http.MethodGet, url))
+				if gone.IsZero() || !gone.Before(time.Now().Add(-200*time.Millisecond)) {
+					time.Sleep(3 * time.Second)
+					return // not invalidated before Refresh returned
+				}
+				runs := s.calls.Load()
+				w := s.get(url)
+				served := s.calls.Load() == runs && w.Body.String() == fmt.Sprint("page ", runs)
+				if (err == nil) != served {
+					t.Errorf("Refresh returned %v after %d runs; the next client gets %q (%s)", err, runs, w.Body, w.Header().Get("Cache-Status"))
+				}
+			})
+		}
+	}
+}

@@ -930,9 +930,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 			w.violated("process %d: a caller of %v got %q after v%d", n.process, c.start.Sub(w.started), told, c.least)
 		}
 		if !n.alone(began) {
-			w.mu.Lock()
-			w.latest[n.process][c.key] = max(w.latest[n.process][c.key], version)
-			w.mu.Unlock()
+			w.atLeast(n, c.key, version)
 		}
 	}
 }
@@ -1058,6 +1056,12 @@ func (w *world) refresh(n *modelNode, key int) {
 	if version == 0 {
 		w.violated("process %d: %s is refreshed without a load", n.process, keyName(key))
 	}
+	w.atLeast(n, key, version)
+}
+
+// atLeast records that the process serves no earlier version from now on. The values of a closed
+// process may be lost to its successor.
+func (w *world) atLeast(n *modelNode, key, version int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.now[n.process] == n {

@@ -346,12 +346,25 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 // servable reports whether the near tier, or else the store, has a servable response for the target,
 // without regard to the log of sweeps: a refused request asks again.
 func (m *Middleware) servable(ctx context.Context, t target) bool {
+	return m.servableBy(t, func(key string) *Item {
+		if it, _ := m.cache.Near(key); it != nil {
+			return it
+		}
+		return m.find(ctx, key)
+	})
+}
+
+// find returns the item of the near tier or the store that is valid for a request of now, or nil.
+func (m *Middleware) find(ctx context.Context, key string) *Item {
+	return m.cache.Apart(key, gate.NewBudget(m.options.EngineTimeout)).Find(ctx)
+}
+
+// servableBy reports whether the items that find returns lead to a servable response for the target.
+func (m *Middleware) servableBy(t target, find func(key string) *Item) bool {
 	key := t.key
 	for range maxHops {
-		it, now := m.cache.Near(key)
-		if it == nil {
-			it = m.cache.Apart(key, gate.NewBudget(m.options.EngineTimeout)).Find(ctx)
-		}
+		it := find(key)
+		now := m.cache.Now()
 		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
 			return false
 		}
