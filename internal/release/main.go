@@ -39,8 +39,10 @@ func run(args []string) error {
 	}
 	takesVersion := command == "version" || command == "tag"
 	switch {
-	case takesVersion && (semver.Canonical(version) != version || modversion.Check(root, version) != nil):
+	case takesVersion && semver.Canonical(version) != version:
 		return fmt.Errorf("%q is no version, want one such as v0.1.0", version)
+	case takesVersion && modversion.Check(root, version) != nil:
+		return fmt.Errorf("%q is no version of this repository: %w", version, modversion.Check(root, version))
 	case command == "version":
 		return setVersion(dir, version)
 	case command == "tag":

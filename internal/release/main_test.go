@@ -1,9 +1,18 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 )
+
+// TestMain lets the commands of the tests use the workspace under GOWORK=off too, as the Makefile does:
+// before a release the programs find the other modules only through go.work. TestModules_Alone and
+// TestInstall switch the workspace off for their own commands.
+func TestMain(m *testing.M) {
+	os.Setenv("GOWORK", "")
+	os.Exit(m.Run())
+}
 
 func TestRun_NoVersion(t *testing.T) {
 	for _, version := range []string{"", "0.1.0", "v0.1", "v2.0.0", "v0.1.0+incompatible", "latest"} {
@@ -12,5 +21,13 @@ func TestRun_NoVersion(t *testing.T) {
 				t.Errorf("%s %q: %v", command, version, err)
 			}
 		}
+	}
+}
+
+// TestRun_NoVersionOfThePath holds that the error names the versions that the path may have.
+func TestRun_NoVersionOfThePath(t *testing.T) {
+	err := run([]string{"tag", "v2.0.0"})
+	if err == nil || !strings.Contains(err.Error(), "should be v0 or v1") {
+		t.Errorf("tag v2.0.0: %v, want the reason", err)
 	}
 }

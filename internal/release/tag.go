@@ -49,10 +49,12 @@ func check(dir, version string, modules []module) error {
 	if changed != "" {
 		refuse("the working tree has changes:\n%s", changed)
 	}
+	written := true // version, by "make version"
 	for _, m := range modules {
 		for _, r := range m.siblings() {
 			if r.Mod.Version != version {
-				refuse("%s requires %s: run \"make version VERSION=%s\" and commit", m.folder, r.Mod, version)
+				written = false
+				refuse("%s requires %s", m.folder, r.Mod)
 			}
 		}
 		if m.kind == program && len(m.mod.Replace) > 0 {
@@ -70,8 +72,12 @@ func check(dir, version string, modules []module) error {
 	}
 	for _, r := range work.Replace {
 		if r.Old.Version != version {
-			refuse("go.work replaces %s: run \"make version VERSION=%s\" and commit", r.Old, version)
+			written = false
+			refuse("go.work replaces %s", r.Old)
 		}
+	}
+	if !written {
+		refuse("to write %s into these files, run \"make version VERSION=%s\", and commit", version, version)
 	}
 	if err := checkChangelog(filepath.Join(dir, "CHANGELOG.md"), version); err != nil {
 		refuse("%w", err)

@@ -91,6 +91,7 @@ func TestTag_Refused(t *testing.T) {
 		"version":      {"lockers/etcdlock/go.mod", small["lockers/etcdlock/go.mod"], false, "lockers/etcdlock requires " + root + "@v0.0.1"},
 		"replacement":  {"bench/go.mod", small["bench/go.mod"] + "\nreplace " + root + " => ..\n", false, "bench has replacements"},
 		"workspace":    {"go.work", small["go.work"] + "\nreplace " + root + " v0.0.1 => ./\n", false, "go.work replaces " + root + "@v0.0.1"},
+		"what to do":   {"go.work", small["go.work"] + "\nreplace " + root + " v0.0.1 => ./\n", false, `run "make version VERSION=v0.1.0"`},
 		"changelog":    {"CHANGELOG.md", "## [Unreleased]\n\nx\n\n## [0.1.0] - 2026-11-26\n\nx\n", false, "the first section of CHANGELOG.md is [Unreleased], want [0.1.0]"},
 		"no date":      {"CHANGELOG.md", "## [0.1.0]\n\nx\n", false, "has no date"},
 		"empty":        {"CHANGELOG.md", "## [0.1.0] - 2026-11-26\n\n## [0.0.1] - 2026-11-25\n\nx\n", false, "is empty"},
