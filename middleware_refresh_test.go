@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -336,7 +337,7 @@ func TestMiddleware_Refresh_InvalidatedElsewhereMeanwhile(t *testing.T) {
 				s.wantBody(t, "page 1", url)
 				time.Sleep(time.Second)
 				store.reply.Store(int64(200 * time.Millisecond))
-				var gone time.Time
+				var gone atomic.Pointer[time.Time]
 				go func() {
 					for s.calls.Load() < 2 {
 						time.Sleep(3 * time.Millisecond)
@@ -345,10 +346,11 @@ func TestMiddleware_Refresh_InvalidatedElsewhereMeanwhile(t *testing.T) {
 					if err := other.mw.Invalidate(context.Background(), url); err != nil {
 						t.Error(err)
 					}
-					gone = time.Now()
+					now := time.Now()
+					gone.Store(&now)
 				}()
 				err := s.mw.Refresh(s.handler, request(http.MethodGet, url))
-				if gone.IsZero() || !gone.Before(time.Now().Add(-200*time.Millisecond)) {
+				if at := gone.Load(); at == nil || !at.Before(time.Now().Add(-200*time.Millisecond)) {
 					time.Sleep(3 * time.Second)
 					return // not invalidated before Refresh returned
 				}
