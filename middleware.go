@@ -62,7 +62,7 @@ type HTTPOptions struct {
 	// MaxBodyBytes is the largest stored body, in bytes. Larger bodies stream. Zero means 8 MiB.
 	MaxBodyBytes int64
 	// MaxHeldBytes bounds the bodies that clients hold beside the near tier, in bytes. Beyond it new
-	// bodies stream, and the clients of the eldest are broken off. Zero: 256 MiB, or a larger MaxBodyBytes.
+	// bodies stream, and clients of the eldest are cut off. Zero means 256 MiB, or a larger MaxBodyBytes.
 	MaxHeldBytes int64
 	// HitForMissTTL is how long an unshareable response sends its key's requests straight to the
 	// handler. Further such responses prolong it, and a cacheable response ends it. Zero means 10 s.
