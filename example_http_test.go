@@ -23,6 +23,15 @@ func get(h http.Handler, url string) {
 	fmt.Println(strings.TrimSpace(w.Body.String()))
 }
 
+// getWith is get with a field in the request.
+func getWith(h http.Handler, url, field, value string) {
+	r := httptest.NewRequest(http.MethodGet, url, nil)
+	r.Header.Set(field, value)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	fmt.Println(strings.TrimSpace(w.Body.String()))
+}
+
 func ExampleMiddleware_Handler() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()
@@ -322,11 +331,7 @@ func ExampleHTTPOptions_anyLanguageOrder() {
 		fmt.Fprintln(w, "call", calls)
 	}))
 	for _, languages := range []string{"de, en;q=0.5", "en;q=0.5, de", "fr"} {
-		r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
-		r.Header.Set("Accept-Language", languages)
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		fmt.Print(w.Body)
+		getWith(h, "http://shop.test/", "Accept-Language", languages)
 	}
 	// Output:
 	// call 1
@@ -489,11 +494,7 @@ func ExampleHTTPOptions_credentialFields() {
 		fmt.Fprintln(w, "hello", r.Header.Get("X-Api-Key"))
 	}))
 	for _, key := range []string{"alice", "bob"} {
-		r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
-		r.Header.Set("X-Api-Key", key)
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		fmt.Print(w.Body)
+		getWith(h, "http://shop.test/", "X-Api-Key", key)
 	}
 	// Output:
 	// hello alice
@@ -527,11 +528,7 @@ func ExampleHTTPOptions_retargetingFields() {
 		fmt.Fprintln(w, "page", r.Header.Get("X-Real-Path"))
 	}))
 	for _, path := range []string{"/a", "/b"} {
-		r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
-		r.Header.Set("X-Real-Path", path)
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		fmt.Print(w.Body)
+		getWith(h, "http://shop.test/", "X-Real-Path", path)
 	}
 	// Output:
 	// page /a

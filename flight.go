@@ -354,7 +354,7 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 // keep puts the result into the near tier. If the flight is unlisted, a successor may have put a
 // later item there, which stays. shard.mu is held.
 func (f *flight[V]) keep(it *items.Item[V]) {
-	if f.shard.flights[f.key] != f {
+	if !f.listed() {
 		f.engine.advanceNear(f.key, it)
 		return
 	}
@@ -391,17 +391,13 @@ func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 
 // unlist removes the flight from the map: no more callers join. shard.mu is held.
 func (f *flight[V]) unlist() {
-	if f.shard.flights[f.key] == f {
+	if f.listed() {
 		delete(f.shard.flights, f.key)
 	}
 }
 
-// listed reports whether callers may join the flight.
-func (f *flight[V]) listed() bool {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	return f.shard.flights[f.key] == f
-}
+// listed reports whether callers may join the flight. shard.mu is held.
+func (f *flight[V]) listed() bool { return f.shard.flights[f.key] == f }
 
 // end ends the flight with err, unless it has landed, and dismisses its witness.
 func (f *flight[V]) end(err error) {
@@ -448,8 +444,9 @@ func (f *flight[V]) lead() {
 // the flight.
 func (f *flight[V]) landing(ctx context.Context) (*items.Item[V], error) {
 	for {
-		listed := f.listed() // before the state: land changes the state, and then unlists
-		state := f.state.Load()
+		f.shard.mu.Lock() // land changes the state, and then unlists
+		listed, state := f.listed(), f.state.Load()
+		f.shard.mu.Unlock()
 		if state.landed || !listed {
 			return state.result, nil
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -286,15 +285,14 @@ func (r *run[V]) logAge() time.Duration {
 
 // readMany reads many keys in one request, which the gate judges as a request for key. readMany calls
 // keys when the request's turn has come, and take for each answer as soon as the answer comes, one
-// call at a time. The error is the reason for keys without an answer. Each answer begins the time
-// limit anew: a store that goes on answering has all the time.
-func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, keys func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) error {
+// call at a time. The result has the indexes of the keys with an answer, and the error is the reason for
+// the others. Each answer begins the time limit anew: a store that goes on answering has all the time.
+func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, keys func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) (map[int]bool, error) {
 	var (
 		mu       sync.Mutex // guards the fields below, until over
 		silence  = errors.New("no answer for the key")
 		names    []string
-		answered []bool
-		some     bool
+		answered = map[int]bool{}
 		over     bool
 		began    instant
 		last     instant // the last answer
@@ -311,7 +309,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		case err != nil && !fault.IsAnswer(err):
 			silence = err
 		default:
-			some, answered[i], last = true, true, e.clock.Now()
+			answered[i], last = true, e.clock.Now()
 			heard()
 			take(i, &storeReply{entry, began, err})
 		}
@@ -326,8 +324,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		for _, key := range keys() {
 			names = append(names, e.engineKey(key))
 		}
-		answered, heard = make([]bool, len(names)), piece
-		began = e.clock.Now()
+		heard, began = piece, e.clock.Now()
 		last = began
 		mu.Unlock()
 		if len(names) == 0 {
@@ -336,14 +333,14 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		store.GetMany(ctx, names, each)
 		mu.Lock()
 		defer mu.Unlock()
-		if !some {
+		if len(answered) == 0 {
 			return silence
 		}
 		return nil // a server of the store may be silent, but the store is up
 	})
-	if err == nil && slices.Contains(answered, false) {
+	if err == nil && len(answered) < len(names) {
 		budget.Spend(e.clock.Now() - last)
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
-	return err
+	return answered, err
 }

@@ -210,14 +210,11 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*p
 		return keys
 	}
 	budget := gate.NewBudget(e.sharedPatience())
-	answered := make(map[*plannedLook]bool)
-	e.readMany(asking, e.lookout.store, key, keys, budget, func(i int, reply *storeReply) {
-		p := take()[i]
-		answered[p] = true
-		p.reply <- reply
+	answered, _ := e.readMany(asking, e.lookout.store, key, keys, budget, func(i int, reply *storeReply) {
+		take()[i].reply <- reply
 	})
-	for _, p := range take() {
-		if !answered[p] { // the flight's own look reports the reason
+	for i, p := range take() {
+		if !answered[i] { // the flight's own look reports the reason
 			p.budget.Spend(e.sharedPatience() - budget.Left())
 		}
 	}

@@ -182,9 +182,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, membe
 		keys[i] = m.key
 	}
 	lost := b.engine.EngineTimeout - budget.Left()
-	answered := make([]bool, len(keys))
-	err = b.engine.readMany(ctx, store, keys[0], func() []string { return keys }, budget, func(i int, reply *storeReply) {
-		answered[i] = true
+	answered, err := b.engine.readMany(ctx, store, keys[0], func() []string { return keys }, budget, func(i int, reply *storeReply) {
 		members[i].startFlight(reply, lost)
 	})
 	for i, m := range members {

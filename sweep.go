@@ -62,7 +62,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	defer turn.End()
 	var log, key *storeReply
 	keys := []string{sweeplog.Key, r.key}
-	err := e.readMany(ctx, store, sweeplog.Key, func() []string { return keys }, r.budget, func(i int, reply *storeReply) {
+	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return keys }, r.budget, func(i int, reply *storeReply) {
 		switch {
 		case i == 1:
 			key = reply

@@ -37,12 +37,15 @@ func run(args []string) error {
 	if len(args) == 2 {
 		version = args[1]
 	}
-	takesVersion := command == "version" || command == "tag"
+	if command == "version" || command == "tag" {
+		if semver.Canonical(version) != version {
+			return fmt.Errorf("%q is no version, want one such as v0.1.0", version)
+		}
+		if err := modversion.Check(root, version); err != nil {
+			return fmt.Errorf("%q is no version of this repository: %w", version, err)
+		}
+	}
 	switch {
-	case takesVersion && semver.Canonical(version) != version:
-		return fmt.Errorf("%q is no version, want one such as v0.1.0", version)
-	case takesVersion && modversion.Check(root, version) != nil:
-		return fmt.Errorf("%q is no version of this repository: %w", version, modversion.Check(root, version))
 	case command == "version":
 		return setVersion(dir, version)
 	case command == "tag":
