@@ -343,6 +343,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 // their value has ended the flight.
 func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
 	for again := false; ; again = true {
+		outdated := r.lookAgain() // from here on a Set that claimed before this flight counts too
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
 		if r.looking.unshared == 0 {
@@ -358,6 +359,9 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		r.loaded = true // a look that has found an entry resets it
 		it := r.failureOf(now, err, remembered)
 		it.Epoch, it.Beside = epoch, false
+		if outdated = r.lookAgain() || outdated; outdated {
+			return it, commitFenced
+		}
 		if again { // a store that has only forgotten the value gets the value
 			return it, r.commit(ctx, it)
 		}

@@ -363,6 +363,56 @@ func TestSet_LoadThatFailsMeanwhile(t *testing.T) {
 	}
 }
 
+// A load with a later epoch than a Set fails. The flight reads the value from before for its failure,
+// and the Set commits and returns while the reply is under way. The failure does not bring the value
+// from before back, neither to the store nor to callers.
+func TestSet_BesideTheLookOfAFailure(t *testing.T) {
+	for _, stores := range []string{"with Touch", "without Touch"} {
+		inBubble(t, stores, func(t *testing.T) {
+			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour, Patience: 10 * time.Millisecond}
+			o.Fleet.NearTTL = 550 * time.Millisecond
+			f := newFleet(t, 1, push, o)
+			p := f.processes[0]
+			if stores == "with Touch" {
+				o.Fleet.Store, o.Fleet.Locker = p.store.touching(), p.locker
+				p.Cache = loaderOf(t, f.origin.result, o)
+			}
+			f.get(1, "k")
+			time.Sleep(10 * time.Second)
+			f.origin.set(func(s *source) {
+				s.build = 100 * time.Millisecond
+				s.fail = func(int) error { return errOrigin }
+			})
+			p.store.set(on(takes(300*time.Millisecond), "commit", "touch"))
+			began := time.Now()
+			until := func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
+			var set sync.WaitGroup
+			set.Go(func() {
+				if err := p.Set(t.Context(), "k", "set"); err != nil {
+					t.Error(err)
+				}
+			})
+			until(50)
+			go p.Get(t.Context(), "k") // its load fails at 150 ms, and the look after it takes 400 ms
+			until(140)
+			p.store.reply.Store(int64(400 * time.Millisecond))
+			until(200)
+			p.store.reply.Store(0)
+			set.Wait()
+			if took := time.Since(began); took != 300*time.Millisecond {
+				t.Fatal("the Set took", took)
+			}
+			for _, at := range []time.Duration{400, 500, 560, 600, 650, 690, 1500, 5000} {
+				until(at)
+				if got, err := p.Get(t.Context(), "k"); got != "set" || err != nil {
+					t.Errorf("Get at %d ms = %q, %v after the Set", at, got, err)
+				}
+			}
+			time.Sleep(10 * time.Second)
+		})
+	}
+}
+
 // A flight claims a later epoch than a Set, looks before the Set's commit, and offers the value from
 // before. The Set's own value may be untrusted at once, because the log of sweeps was read long ago.
 func TestSet_OfferOfALaterFlight(t *testing.T) {
