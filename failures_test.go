@@ -161,3 +161,37 @@ func TestFailures_StaleValueOfASilentStore(t *testing.T) {
 		})
 	}
 }
+
+// The store refuses a claim, and answers again when the load has failed. A failure without an epoch
+// is not committed, and costs no second load.
+func TestFailures_RefusedClaim(t *testing.T) {
+	for _, before := range []string{"stale", "nothing"} {
+		inBubble(t, before, func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{TTL: time.Second, StaleIfError: time.Hour})
+			if before == "stale" {
+				f.processes[0].Get(t.Context(), "k")
+				time.Sleep(2 * time.Second)
+			}
+			loads := 0
+			f.origin.set(func(o *source) {
+				loads, o.build = o.loads, 3*time.Second
+				o.fail = func(int) error { return errOrigin }
+			})
+			p := f.processes[1]
+			p.store.set(on(refuse, "claim"))
+			time.AfterFunc(2*time.Second, func() { p.store.set(nil) })
+			v, err := p.Get(t.Context(), "k")
+			if want := map[string]string{"stale": "v1"}[before]; v != want || err == nil == (want == "") {
+				t.Errorf("Get = %q, %v; want the value from before if there is one", v, err)
+			}
+			f.origin.set(func(o *source) {
+				if o.loads-loads != 1 {
+					t.Errorf("%d loads, want 1", o.loads-loads)
+				}
+			})
+			if n := p.store.count("commit"); n != 0 {
+				t.Errorf("%d commits without an epoch, want 0", n)
+			}
+		})
+	}
+}

@@ -359,10 +359,12 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		r.loaded = true // a look that has found an entry resets it
 		it := r.failureOf(now, err, remembered)
 		it.Epoch, it.Beside = epoch, false
-		if outdated = r.lookAgain() || outdated; outdated {
+		switch {
+		case r.lookAgain() || outdated:
 			return it, commitFenced
-		}
-		if again { // a store that has only forgotten the value gets the value
+		case epoch == 0: // the store did not answer the claim, and answers now
+			return it, commitNotTaken
+		case again: // a store that has only forgotten the value gets the value
 			return it, r.commit(ctx, it)
 		}
 		switch written, is := r.touch(ctx, it, r.present); is {

@@ -35,7 +35,7 @@ type batch[V any] struct {
 	read     func(driver.BatchGetter) // reads the store for the members
 
 	mu          sync.Mutex // guards the fields below, and the members' fields that say so
-	unread      int        // members that wait for the batch's read and have callers, and 1 until complete
+	unread      int        // members that wait for the batch's read, and 1 until complete
 	stopReading func()     // ends the batch's read; nil without a member
 }
 
@@ -70,7 +70,9 @@ type member[V any] struct {
 	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
 	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
 
-	started bool // guarded by batch.mu: the flight has started
+	// Guarded by batch.mu.
+	waits   bool // for the batch's read: the flight has callers and has not started
+	started bool
 }
 
 func (m *member[V]) bind() loader[V] {
@@ -90,6 +92,7 @@ func (m *member[V]) join(ctx context.Context, f *flight[V]) {
 	m.gathered = m.loads.Join(m, m.order)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.waits = true
 	m.unread++
 	if m.members = append(m.members, m); len(m.members) == 1 {
 		m.unread++ // all callers of all members may leave before the next member comes
@@ -113,7 +116,8 @@ func (m *member[V]) callersLeft() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.started {
+	if m.waits {
+		m.waits = false
 		m.forgo()
 	}
 }
@@ -153,7 +157,10 @@ func (m *member[V]) startFlight(prefetched *storeReply, lost time.Duration) {
 	if !m.started {
 		m.started, m.prefetched = true, prefetched
 		m.budget.Spend(lost)
-		m.unread--
+		if m.waits { // otherwise callersLeft has counted the member
+			m.waits = false
+			m.unread--
+		}
 		m.engine.running.Go(m.runFlight)
 	}
 }

@@ -334,10 +334,11 @@ func (w *world) start(t *testing.T, i int) {
 			getsMany
 			notifies
 			fences
-		}{store, store.getMany, store.notify, store.fenced}
+			touches
+		}{store, store.getMany, store.notify, store.fenced, store.touch}
 	}
 	if w.Store == "one engine" {
-		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, w.oneEngine(&linkEngine{store, locker})
+		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, w.oneEngine(&linkEngine{store, store.touch, locker})
 	}
 	phases := func(key, phase string) { w.note(phase, i, key) }
 	if w.Face == "HTTP" {
@@ -354,6 +355,10 @@ func (w *world) start(t *testing.T, i int) {
 	w.all = append(w.all, n)
 	w.latest[i] = make([]int, w.Keys) // a new process has seen no version
 }
+
+// touches reports whether the fleet's store is a Toucher. Another store may lose a Set beside a load
+// that fails meanwhile: the failure is committed with the value from before.
+func (w *world) touches() bool { return w.Store == "all" || w.Store == "one engine" }
 
 func (w *world) oneEngine(e *linkEngine) driver.Elector {
 	if w.Watches {
@@ -745,6 +750,15 @@ func (o *modelOrigin) set(f func(o *modelOrigin)) {
 	f(o)
 }
 
+// failedSince reports whether a load of the key has failed since then.
+func (o *modelOrigin) failedSince(key string, then time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.ContainsFunc(o.runs, func(r *modelRun) bool {
+		return r != nil && r.key == key && !o.broke[r.version-1].Before(then)
+	})
+}
+
 // times returns the begin and end of a version's load; ok is false if the load did not succeed.
 func (o *modelOrigin) times(version int) (began, ended time.Time, ok bool) {
 	o.mu.Lock()
@@ -1016,8 +1030,9 @@ func (w *world) set(n *modelNode, key int) {
 	n.runs()
 	w.origin.void(keyName(key))
 	defer w.origin.over(keyName(key))
-	version := w.origin.beginSet()
-	if n.set(key, fmt.Sprintf("%s v%d", keyName(key), version)) == nil && !n.isDead() {
+	version, start := w.origin.beginSet(), time.Now()
+	lost := func() bool { return !w.touches() && w.origin.failedSince(keyName(key), start) }
+	if n.set(key, fmt.Sprintf("%s v%d", keyName(key), version)) == nil && !n.isDead() && !lost() {
 		w.origin.set(func(o *modelOrigin) { o.ended[version-1], o.sets[version] = time.Now(), time.Now() })
 		w.invalidated(n, []int{key}, version-1)
 	}

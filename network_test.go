@@ -123,6 +123,17 @@ func (s *restarted) Commit(ctx context.Context, key string, e driver.Entry) erro
 	return s.store.Commit(ctx, key, e)
 }
 
+func (s *restarted) Touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
+	switch {
+	case e.Epoch <= s.above:
+		return driver.ErrFenced // as in Commit
+	case of <= s.above:
+		return driver.ErrNotFound
+	}
+	e.Epoch -= s.above
+	return s.store.Touch(ctx, key, of-s.above, e)
+}
+
 func (s *restarted) Invalidate(ctx context.Context, key string) error {
 	return s.store.Invalidate(ctx, key)
 }
@@ -294,6 +305,16 @@ func (s *linkStore) Commit(ctx context.Context, key string, e driver.Entry) erro
 	}).err
 }
 
+func (s *linkStore) touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
+	sent := time.Now()
+	return s.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		arrived := e
+		arrived.Age += time.Since(sent)
+		a.err = store.Touch(ctx, key, of, arrived)
+		return a
+	}).err
+}
+
 func (s *linkStore) Invalidate(ctx context.Context, key string) error {
 	return s.ask(ctx, "invalidate", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.err = store.Invalidate(ctx, key)
@@ -415,6 +436,7 @@ func (a lockAnswer) forsake(ctx context.Context) {
 // A linkEngine is store and locker at once. Elections and commits go over the store's link.
 type linkEngine struct {
 	*linkStore
+	touches
 	locker *linkLocker
 }
 

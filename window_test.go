@@ -3,12 +3,14 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -119,6 +121,42 @@ func TestBatchWindow_FirstCallerLeaves(t *testing.T) {
 		batchCache(t, origin.load, o).Get(t.Context(), "b")
 		if loads := origin.loads(); len(loads) != 1 {
 			t.Errorf("%d loads, want 1 in the fleet", len(loads))
+		}
+	})
+}
+
+// The store answers a batch key by key, and callers leave: one before its key is answered, and one
+// after that. The read goes on for the third.
+func TestBatchWindow_CallersLeaveDuringTheRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const gap = 100 * time.Millisecond
+		store := memstore.New()
+		slowly := batchesBy(store, func(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
+			for i, key := range keys {
+				select {
+				case <-time.After(gap):
+					e, err := store.Get(ctx, key)
+					each(i, e, err)
+				case <-ctx.Done():
+					each(i, driver.Entry{}, ctx.Err())
+				}
+			}
+		})
+		origin := &batchSource{}
+		o := bellwether.Options{TTL: time.Hour, BatchWindow: time.Millisecond}
+		o.Fleet = bellwether.Fleet{Store: slowly, Locker: locallock.New(), Namespace: "n"}
+		c := batchCache(t, origin.load, o)
+		for i, leaves := range []time.Duration{gap / 2, gap + gap/2} {
+			ctx, cancel := context.WithTimeout(t.Context(), leaves)
+			defer cancel()
+			go c.Get(ctx, strconv.Itoa(i))
+			synctest.Wait() // the batch has its keys in this order
+		}
+		if v, err := c.Get(t.Context(), "last"); v == "" || err != nil {
+			t.Errorf("Get = %q, %v", v, err)
+		}
+		if s := c.Stats(); s.Degraded != 0 || s.EngineErrors != 0 {
+			t.Errorf("%d loads without a lease, %d engine errors, want 0", s.Degraded, s.EngineErrors)
 		}
 	})
 }
