@@ -176,7 +176,7 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 		add(sweeplog.ByTag, tag)
 	}
 	if match.All {
-		add(sweeplog.ByPrefix, "") // the empty prefix, since older processes know no other kind for all keys
+		add(sweeplog.ByPrefix, "") // the empty prefix hits every key, see sweeplog's repeats
 	}
 	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
 }

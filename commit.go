@@ -103,11 +103,12 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 }
 
-// unsharedTTL is the least life of a KindUnshared entry. Two loads' time is added, in which the
-// waiting processes make their own values.
+// unsharedTTL is the least life of the KindUnshared entry of an item without a life of its own. Two
+// loads' time is added, in which the waiting processes make their own values.
 const unsharedTTL = time.Second
 
-// probeKey is the key of probe's commits. Processes may overwrite each other's entry there.
+// probeKey is the key of the requests of probe and Ping. Processes may overwrite each other's entry
+// there.
 const probeKey = "\x00probe"
 
 var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
@@ -176,7 +177,8 @@ const (
 	displaced                 // the value's entry is no longer in the store
 )
 
-// touch sends the entry of an item without its value to a Toucher that has the value.
+// touch sends the entry of an item without its value to a Toucher that has the value. The outcome of
+// the commit counts only with touched.
 func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOutcome, touching) {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
@@ -196,7 +198,7 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOut
 	case errors.Is(err, driver.ErrFenced):
 		return r.fencedOff(err), touched
 	case errors.Is(err, ErrNotFound):
-		return commitFenced, displaced
+		return commitNotTaken, displaced
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
 		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {

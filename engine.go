@@ -42,7 +42,7 @@ type engine[V any] struct {
 	slots     *slots.Slots
 	lookout   lookout
 	count     counters
-	running   sync.WaitGroup // flights and their remains, and listen
+	running   sync.WaitGroup // all goroutines, except loads and calls of observers
 	notified  bool           // Store is a Notifier
 	observers observers
 	entered   func(key string, p phase) // of a test, see enter; set before the first use
@@ -166,7 +166,7 @@ func (e *engine[V]) close() {
 	e.closed = true
 	e.mu.Unlock()
 	// The flights end before anything else, so that no engine's silence is reported for them, see
-	// noAnswer.
+	// run.noAnswer.
 	e.shards.whole(e.shut, func(s *shard[V]) {
 		s.closed = true
 		for _, w := range s.witnesses {

@@ -35,8 +35,7 @@ type attempt[V any] struct {
 }
 
 // A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
-// its request is still there: the loader copies the request's data then, and joining calls copy
-// nothing.
+// its request is still there: bind copies the request's data, and joining calls copy nothing.
 type binder[V any] interface{ bind() loader[V] }
 
 // A flight is one rebuild of one key with its callers in this process. No caller owns the flight.
@@ -70,7 +69,7 @@ type flight[V any] struct {
 
 	// The call that began the flight. These fields do not change.
 	want      items.Want[V]
-	refreshes bool // the call does not wait for the flight
+	refreshes bool // the call has an item, or waits for nothing: the flight goes on without callers
 	second    bool // another load published to an audience without the call
 	queues    bool // engine.unlooked counts the flight until its first look
 
@@ -289,8 +288,8 @@ func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bo
 // streaming reports whether the load has published its value.
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// giveUp cancels the load, unless it has published. The lock keeps the load from publishing in
-// between.
+// giveUp cancels the load. It returns false for a load that has published. The lock keeps the load from
+// publishing in between.
 func (f *flight[V]) giveUp(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -346,14 +345,14 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 		return f.streaming()
 	}
 	// One lock for both: join sees the flight in the map, or the item in the near tier.
-	f.keep(spared)
+	f.keepResult(spared)
 	f.land(spared, then, nil)
 	return true
 }
 
-// keep puts the result into the near tier. If the flight is unlisted, a successor may have put a
+// keepResult puts the result into the near tier. If the flight is unlisted, a successor may have put a
 // later item there, which stays. shard.mu is held.
-func (f *flight[V]) keep(it *items.Item[V]) {
+func (f *flight[V]) keepResult(it *items.Item[V]) {
 	if !f.listed() {
 		f.engine.advanceNear(f.key, it)
 		return
@@ -367,7 +366,7 @@ func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	f.keep(it)
+	f.keepResult(it)
 	f.land(it, then, nil)
 }
 
@@ -431,8 +430,8 @@ func (f *flight[V]) leave() {
 	}
 }
 
-// lead makes the flight go on without callers.
-func (f *flight[V]) lead() {
+// setElected makes the flight go on without callers.
+func (f *flight[V]) setElected() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.elected = true

@@ -28,7 +28,7 @@ type leadingState struct {
 // flight's slot, because the load may outlast the flight.
 func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	e, lease := r.engine, r.leading.lease
-	r.flight.lead()
+	r.setElected()
 	defer func() {
 		if r.leading.lease != nil {
 			r.release(ctx, r.leading.lease)
@@ -305,7 +305,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 // answers in every process until the next try is due.
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
 	if ctx.Err() != nil {
-		r.end(context.Cause(ctx)) // Close ended the load: not a failure of the load
+		r.end(context.Cause(ctx)) // Close, or desertion of a queueing flight, is no failure
 		return true
 	}
 	// The end of a context says nothing about the origin: remembered, one caller's impatience would
@@ -401,7 +401,7 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
-		if now := e.clock.Now(); !r.flight.fenced(ctx, r.budget, epoch) {
+		if now := e.clock.Now(); !r.fenced(ctx, r.budget, epoch) {
 			asked = now
 		}
 	}

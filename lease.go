@@ -13,7 +13,7 @@ import (
 )
 
 // This file is the length of a lease, its renewal and its release. A lease lasts for about one
-// rebuild, so a dead holder costs its key no more than that.
+// rebuild, so a dead holder costs its key about one rebuild.
 
 // leaseLength is the length of the lease that the flight asks for. While a stale item can be served
 // for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
@@ -110,7 +110,7 @@ func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience
 	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(patience), func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
-// releaseBehind releases the lease on another goroutine, if there is one.
+// releaseBehind releases the flight's lease, if any, on another goroutine.
 func (r *run[V]) releaseBehind(ctx context.Context) {
 	if lease := r.leading.lease; lease != nil {
 		r.leading.lease = nil

@@ -30,8 +30,8 @@ type loaded[V any] struct {
 	took  time.Duration
 }
 
-// lifetime returns the windows of the product. A kept value with a validator is kept longer, for
-// the next load.
+// lifetime returns the windows of the product. A value with a validator is kept for validatorKeep
+// more, for the next load.
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {

@@ -18,10 +18,10 @@ import (
 // offered to callers as a stale item, or is no answer.
 
 type lookingState struct {
-	missed      bool        // the first look brought no answer
+	discounted  bool        // engine.unlooked does not count the flight any more
 	prefetched  *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
 	asked       instant     // when the store was asked in the last look or claim; for a notice, a time before its change
-	askedBefore instant     // the value of asked for the look before
+	askedBefore instant     // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
 	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
 	refused     int         // leadingState.refused at the last look
@@ -47,14 +47,14 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.lookAndStand(ctx) {
 		return outcomeAnswered
 	}
-	r.looked()
+	r.discount()
 	return outcomeNothing
 }
 
-// looked takes the flight off the count of flights that have not looked yet.
-func (r *run[V]) looked() {
-	if r.queues && !r.looking.missed {
-		r.looking.missed = true
+// discount takes the flight off the count of flights that have not looked yet.
+func (r *run[V]) discount() {
+	if r.queues && !r.looking.discounted {
+		r.looking.discounted = true
 		r.engine.unlooked.Add(-1)
 	}
 }
@@ -219,7 +219,8 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	}
 }
 
-// newEnough reports whether another process's load began after this flight began to wait. The value
+// newEnough reports whether another process's load began after this flight began to wait. If so, it sets
+// r.enough. The value
 // then answers the waiting callers whatever they want, as the flight's own load would. Otherwise each
 // process with a client that wants a new value would load after the other.
 //

@@ -29,7 +29,7 @@ type batch[V any] struct {
 	loads  *gather.Group[*member[V], loadResult[V]]
 
 	// complete is closed when all flights have begun. Before then members belongs to the goroutine
-	// that begins them; afterwards it does not change.
+	// that begins them, or to the holder of window.mu; afterwards it does not change.
 	complete chan struct{}
 	members  []*member[V]
 	read     func(driver.BatchGetter) // reads the store for the members

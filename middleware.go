@@ -131,7 +131,7 @@ type Key struct {
 	// URL is "http://host/path?query", or with https as another key. Empty: the request's own URL.
 	URL string
 	// Variant separates responses to one URL by another part of the request, such as a cookie's value.
-	// An empty Variant is one, too. Invalidating the URL invalidates all its variants.
+	// Requests with an empty Variant share one response. Invalidating the URL invalidates all its variants.
 	Variant string
 }
 

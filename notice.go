@@ -55,9 +55,12 @@ type timedNotice struct {
 	made instant
 }
 
+// carriesEntry reports whether the notice has the entry of its change.
+func (n *timedNotice) carriesEntry() bool { return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch }
+
 // whole reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
 func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
-	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < durations.Add(n.made, nearTTL)
+	return n.carriesEntry() && now < durations.Add(n.made, nearTTL)
 }
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a
@@ -76,7 +79,7 @@ func (e *engine[V]) receive(n driver.Notice) {
 func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
 	n := timedNotice{notice, e.clock.Instant(notice.Made)}
 	if key == sweeplog.Key && e.sweeps != nil {
-		if n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch {
+		if n.carriesEntry() {
 			e.sweeps.Learn(n.Entry)
 		} else {
 			e.sweeps.Doubt()
@@ -103,7 +106,7 @@ func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
 }
 
 // deliverNotice hands a notice to the key's flight. Without a flight it returns the near item, and a
-// witness, if the notice is later. A process without the key stays without it.
+// witness, if the notice is later. A notice of an invalidation voids the key. A process without the key stays without it.
 func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[V], w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -158,6 +161,6 @@ func (f *flight[V]) lookBack(made instant) bool {
 	if made <= f.since {
 		return false
 	}
-	f.renew()
+	f.lookAgainLocked()
 	return true
 }

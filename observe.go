@@ -154,8 +154,8 @@ type herdCount struct {
 	marks [][]any    // results of each observer's Caller
 }
 
-// watch gives a new flight its count, if there are observers for it. The flight is not shared yet.
-func (f *flight[V]) watch() {
+// countHerd gives a new flight its count, if there are observers for it. The flight is not shared yet.
+func (f *flight[V]) countHerd() {
 	if o := &f.engine.observers; len(o.herd) > 0 || o.callers {
 		f.herd = &herdCount{}
 		f.herd.aboard.Store(1)

@@ -12,7 +12,7 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	case r.waitForSlot(ctx):
 		return outcomeAnswered
 	case r.slot == nil:
-		return outcomeOutdated // closed; or the queue is full and the stale item was invalidated
+		return outcomeOutdated // closed or deserted; or the queue is full and the key was invalidated
 	case r.storeDown && !r.engine.store.Open():
 		// The store may be back by now, with the fleet's later value. Without another look this
 		// flight's value would be for this process alone.
@@ -21,7 +21,7 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	return outcomePlace
 }
 
-// waitForSlot waits for a slot, a notice or a look. It reports whether the flight has ended.
+// waitForSlot waits for a slot. It reports whether a notice or a look has ended the flight meanwhile.
 func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
 	defer source.Unqueue()
@@ -80,8 +80,8 @@ func (r *run[V]) freeSlot() {
 }
 
 // finishOverloaded ends the flight with ErrOverloaded. The failure has the log's present position, so no
-// earlier sweep counts against the failure. leading.made is now, so that the failure answers every call:
-// a call that refused the failure would begin flight after flight.
+// earlier sweep counts against the failure. leading.loadBegan is just after now, so that the failure
+// answers every call: a call that refused the failure would begin flight after flight.
 func (r *run[V]) finishOverloaded(ctx context.Context) bool {
 	e := r.engine
 	r.shard.mu.Lock()

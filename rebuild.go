@@ -41,7 +41,7 @@ const (
 	outcomeUnshared                           // the store has a KindUnshared entry for the key
 	outcomeHeld                               // another process has the lease
 	outcomeOutdated                           // the last look is void, or the state ended without a result
-	outcomeTimeIsUp                           // the flight has waited for MaxWait
+	outcomeTimeIsUp                           // another process has the lease, and the flight has lasted for MaxWait
 	outcomeCount
 )
 
@@ -63,7 +63,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
-	defer r.looked()
+	defer r.discount()
 	defer func() {
 		r.declineElection(ctx)
 		r.releaseBehind(ctx) // Close may come between the election and leading
@@ -107,10 +107,11 @@ func ending(ended bool) rebuildOutcome {
 	return outcomeOutdated
 }
 
-// A run is the state of one flight's rebuild. Only the flight's goroutine uses a run.
+// A run is the state of one flight's rebuild. Only the flight's goroutine uses the fields of a run,
+// except leading.load, which shard.mu guards as flight.current.
 type run[V any] struct {
 	*flight[V]
-	// storeDown is true if the store did not answer the last request. The flight then goes on without
+	// storeDown is true if the last look or claim had no answer. The flight then goes on without
 	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
 	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot

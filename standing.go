@@ -60,8 +60,8 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	return outcomeElected
 }
 
-// elect stands for election. It returns the lease or the present holder, and neither without a locker
-// that answers. overtaken is true if a notice came while the flight waited for its turn at the
+// elect stands for election. It returns the lease or the present holder, and neither without a locker.
+// Without an answer the holder is knownHolder's. overtaken is true if a notice came while the flight waited for its turn at the
 // locker. Where a thousand keys expire together, other processes rebuild most of them before this
 // turn, and leases for these keys would be useless.
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
@@ -157,7 +157,8 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	return storeReply{won.Entry, asked, err}
 }
 
-// declineElection releases a ballot's lease if the flight has ended, or has to look again.
+// declineElection drops the ballot and releases its lease: the flight has ended, looks again, or loads
+// alone.
 func (r *run[V]) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil

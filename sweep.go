@@ -136,7 +136,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	}
 	it := published
 	if it == nil {
-		it = &items.Item[V]{Position: f.witness.position} // its tags are not known yet: see publish
+		it = &items.Item[V]{Position: f.witness.position} // its tags are not known yet: see show
 	}
 	gone, stale := e.against(l, key, it)
 	if !gone && stale == forever {

@@ -44,7 +44,7 @@ type waiter[V any] struct {
 	tallied   bool           // a counter of hits, misses or collapsed calls has the call
 	excluded  bool           // a load has published to an audience without this call
 	own       gate.Budget    // the call's time for silent engines
-	budget    *gate.Budget   // own, or after the answer the budget of the joined flight
+	budget    *gate.Budget   // own, or the budget of the joined flight after the answer
 	answer    served[V]
 	err       error
 }
@@ -300,7 +300,7 @@ type waitState uint8
 const (
 	stillWaiting waitState = iota
 	gotAnswer              // the flight has given the answer or the error
-	leftFlight             // the call ended without the flight's answer: by time, or with an item that it had
+	leftFlight             // the call ended without the flight's answer: by time, or with its own or the offered item
 	flightLanded           // the flight has landed without an answer for the call
 )
 
@@ -361,8 +361,8 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	return flightLanded
 }
 
-// lookAhead is look for a flight that goes on. The call takes a stale item after Patience, and none
-// after MaxWait.
+// lookAhead is look for a flight that goes on. The call takes a stale item after Patience. Without
+// one the call ends with ErrWaitTimeout after MaxWait.
 func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
@@ -427,7 +427,7 @@ func (c *waiter[V]) admitted(to audience.Audience) bool {
 	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
 
-// takes is want.Takes. It reads the clock only for calls with an Accept: a herd has none.
+// takes is want.Takes, because Fits comes only with Accept. It reads the clock only for calls with an Accept: a herd has none.
 func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
@@ -448,7 +448,7 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 }
 
 // join puts the call on the key's flight, begun now if there is none. It returns false if the call
-// has its answer or error instead.
+// has its answer or error instead, or only refreshes a key that has a flight.
 func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
@@ -541,7 +541,8 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 		// More flights would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded
-		} else if c.answer.item = c.stale; !c.refreshes {
+		} else {
+			c.answer.item = c.stale
 			e.count.stale.Add(1)
 		}
 		return false
@@ -582,6 +583,6 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 		f.doubts = make(chan struct{}, 1)
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
-	f.watch()
+	f.countHerd()
 	return f
 }

@@ -95,7 +95,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 			if early <= 0 {
 				return false
 			}
-			wake, earliest = nil, 0
+			wake = nil
 			deadline.Reset(early)
 		case <-late:
 			late, ended = nil, r.hedge(ctx)

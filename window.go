@@ -16,8 +16,8 @@ type window[V any] struct {
 	load   batchLoad[V]
 	length time.Duration
 
-	mu   sync.Mutex
-	open *batch[V] // takes further flights; nil: the next flight opens a batch
+	mu   sync.Mutex // guards open, and the members of the open batch
+	open *batch[V]  // takes further flights; nil: the next flight opens a batch
 }
 
 // join adds the waiter to its key's flight, or begins the flight in the open batch. It reports

@@ -42,6 +42,7 @@ func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(cont
 	return err
 }
 
+// maxInvalidations is the most keys that one call invalidates at a time.
 const maxInvalidations = 16
 
 // invalidateAll is invalidate for several keys. It returns an error, or nil, for each.
@@ -150,17 +151,17 @@ func (f *flight[V]) outdated() bool { return f.witness.generation != f.looked }
 func (f *flight[V]) lookAgain() (outdated bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	return f.renew()
+	return f.lookAgainLocked()
 }
 
-// renew is lookAgain for a caller that holds shard.mu.
-func (f *flight[V]) renew() (outdated bool) {
+// lookAgainLocked is lookAgain for a caller that holds shard.mu.
+func (f *flight[V]) lookAgainLocked() (outdated bool) {
 	outdated = f.outdated()
 	f.looked, f.witness.epoch, f.current = f.witness.generation, 0, nil
 	return outdated
 }
 
-// withdraw takes the offered item back. shard.mu is held.
+// withdraw takes the offered item back, and voids the callers' own stale items. shard.mu is held.
 func (f *flight[V]) withdraw() {
 	f.change(func(s *flightState[V]) { s.offered, s.invalidated = nil, true })
 }

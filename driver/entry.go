@@ -51,7 +51,7 @@ type Entry struct {
 	// Keep is the least time after TTL for which the value is kept as the start of a rebuild. A
 	// value past its windows is not served.
 	Keep time.Duration
-	// BuildTime is the duration of the rebuild.
+	// BuildTime is the duration of the load.
 	BuildTime time.Duration
 	// Sweep is the cache's position in its log of invalidations when the load began. Later records
 	// of the log apply to the value.

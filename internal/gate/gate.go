@@ -54,7 +54,7 @@ const (
 type Gate struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
-	tripped atomic.Bool // the circuit is not closed; only a call changes the state
+	tripped atomic.Bool // the circuit is not closed
 
 	mu       sync.Mutex                            // guards the fields below
 	asking   map[*context.CancelCauseFunc]struct{} // the contexts of WhileUp
@@ -320,10 +320,11 @@ func (b *Budget) Spend(lost time.Duration) {
 var ErrNotAsked = errors.New("no call is made")
 
 // Ask calls an engine about a key, for a call on which others wait: of a flight with a lease or an
-// epoch, of a batch, of the log of sweeps. These calls go before the calls of AskInTurn.
+// epoch, of a user's write, of the log of sweeps. These calls go before the calls of AskInTurn.
 //
-// An error that is an answer by the engine's contract is returned unchanged. Every other error, a
-// panic and a Goexit of call are wrapped in fault.ErrUnavailable, and their time is taken from budget.
+// An error that is an answer by the engine's contract is returned unchanged. Every other error
+// and a panic of call are wrapped in fault.ErrUnavailable, and their time is taken from budget. A Goexit
+// of call is recorded as a failure, and ends the goroutine.
 func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
 }
@@ -348,7 +349,7 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 	return err
 }
 
-// AskAnyway makes a call that Ask has refused with ErrNotAsked. It takes no turn: a call of a silent
+// AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It takes no turn: a call of a silent
 // engine would keep the calls of lease holders waiting.
 func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
 	v, _, err = askWithin(ctx, g, key, limit, inTime, call, func(error) {})

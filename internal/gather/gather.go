@@ -288,10 +288,8 @@ func (r *round[K, R]) stop() {
 // turn sets the member's state, and begins the open round if it is time:
 //
 //   - the first round, when no member is looking: it does not wait for members that are away;
-//   - a later round, when no member is looking or away: its own members have been away, and the
-//     others
-//
-// may follow;
+//   - a later round, when no member is looking or away: its own members have been away, and others
+//     may follow;
 //   - any round, when no member has moved for a lull, or after Longest.
 //
 // So each round begins, whatever the other members do. Group.mu is held.

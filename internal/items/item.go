@@ -18,15 +18,15 @@ type Item[V any] struct {
 	weight       uint32            // its memory in the near tier; 0 if not weighed yet
 	Value        V                 // if Kind is driver.KindValue
 	Epoch        uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
-	Build        time.Duration     // the duration of that rebuild
+	Build        time.Duration     // the duration of its load; 0: unknown
 	Err          error             // the last failure, if Failures > 0
 	TrustedUntil durations.Instant // until then it is valid without asking the store
-	Beside       bool              // the store has refused the item, which stands beside the entry of that epoch
+	Beside       bool              // the store has not taken the item, which stands beside the entry of that epoch
 	Early        EarlyTry
 	Marks        *Marks // what its load has returned beside the value; nil: nothing
 	// Position is the position of the log of sweeps that the load saw at its beginning.
 	Position  uint64
-	LoadBegan durations.Instant // just after the load began in this process; 0: no load here
+	LoadBegan durations.Instant // 1 ns after the load began in this process, so it answers a call of that instant; 0: no load here
 }
 
 // Marks are the results of a load beside its value. They are immutable.

@@ -86,7 +86,7 @@ func readFields(d *decoder[[]byte]) fields {
 type headerField struct {
 	name    string
 	values  []string
-	yields  bool // to a field that is already set: the type is a guess, or has no name
+	yields  bool // to a Content-Type that is already set: the stored type is a guess, or missing
 	content bool // it describes the content, and is not in a 304
 }
 

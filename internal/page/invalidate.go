@@ -61,7 +61,7 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByTag, What: sweeplog.Exact(tag), Soft: match.Soft})
 	}
 	if match.All {
-		// The prefix of all keys. Processes of an earlier version know it too.
+		// The empty prefix hits every key, see sweeplog's repeats.
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByPrefix, Soft: match.Soft})
 	}
 	errs = append(errs, m.cache.Invalidate(ctx, gone)...)

@@ -84,8 +84,8 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 }
 
 // landsOnError waits for the flight's end if the client would take a stale response in place of
-// this error: only the end decides about the stale copy. False: there is no such error, or no
-// answer in the end.
+// this error: only the end decides about the stale copy. False: there is no such error, or the
+// client has left.
 func (r *reading) landsOnError() bool {
 	if !r.directives.StaleIfError.Set || !httpcache.IsServerError(r.res.status) {
 		return false

@@ -203,7 +203,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
 		j := httpcache.Judge(m.request(r, t, m.directives(r)), status, own, sent, now, m.options.Rules)
-		// As in decide. Also, a GET of the cache would have sent the same fields. The whole header
+		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
 			u.keepAs(status, own, j, now)
@@ -292,7 +292,7 @@ func (q *query) passDrafting(key string, apart Apart, first bool) {
 }
 
 // plainRequest reports whether a bypassing request is the same as the cache's own request to the
-// handler, as far as the response can depend on it, see detach and decide.
+// handler, as far as the response can depend on it, see detach, retarget and forEverybody.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, ok := httpcache.CanonicalHost(t.url.Host)
 	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&

@@ -68,9 +68,9 @@ type hop struct {
 type arrival uint8
 
 const (
-	hopFound   arrival = iota // there is an item under the key
+	hopFound   arrival = iota // there is an item under the key, perhaps a signpost to another variant
 	hopDone                   // the request has its reply
-	hopAgain                  // the response broke off, or is another variant: ask again
+	hopAgain                  // the response broke off: ask again
 	hopRefused                // the URL has too many variants
 )
 

@@ -17,7 +17,7 @@ import (
 
 // This file is a response in progress: the readers' state, the owner's place, and the body.
 
-// A serverError is a handler's error status while there is a stale response to serve instead.
+// A serverError is a handler's error status that the load reports as its failure.
 type serverError int
 
 func (e serverError) Error() string {

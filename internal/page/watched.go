@@ -84,7 +84,7 @@ func (u *watchedWriter) end() {
 	}
 }
 
-// tell is called before bytes that the client may see.
+// tell calls heard before the first bytes that the client may see.
 func (u *watchedWriter) tell() {
 	if u.heard != nil && !u.early {
 		u.early = true

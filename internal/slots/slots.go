@@ -17,7 +17,8 @@ type Source interface {
 	Try() (free func())
 	// Request is Try that waits for a slot.
 	Request(d *Demand) Request
-	// Queue counts the rebuild as waiting until Unqueue, and reports whether they are not too many.
+	// Queue counts the rebuild as waiting until Unqueue, and reports whether the waiting rebuilds
+	// are at most MaxQueued.
 	Queue() bool
 	Unqueue()
 }
