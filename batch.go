@@ -18,7 +18,7 @@ import (
 // and failures; other callers join it, and it waits for no other key. The flights' common work is in
 // member.go.
 
-// A BatchError has the errors of a batch's failed keys, also from a batch load.
+// A BatchError has the errors of a batch's failed keys, also from a load.
 type BatchError struct {
 	// Errors has the error of each failed key.
 	Errors map[string]error

@@ -14,17 +14,18 @@
 //	r.Use(mw.Handler)
 //
 // A cache without engines is alone in its process. With a store, processes share values. With a
-// locker too, one process makes each value:
+// locker too, one process makes each. An engine such as redisfleet is both:
 //
-//	users := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{
-//		Store: redisstore.New(rdb), Locker: redislock.New(rdb), Namespace: "users",
-//	}})
+//	eng := redisfleet.New(rdb) // to be closed after users
+//	users := bellwether.New(loadUser, bellwether.Options{
+//		TTL: time.Minute, Fleet: bellwether.Fleet{Engine: eng, Namespace: "users"},
+//	})
 //
 // # Words
 //
 // A load is the user's function, or the handler behind the middleware. A rebuild is an election, a
 // load and a commit. The locker elects the holder of a key's lease. The store keeps entries for the
-// fleet. The near tier keeps values in this process.
+// fleet. The near tier is in this process.
 //
 // A value is fresh for its TTL. Then it is stale, in one window that serves it at once while a
 // rebuild runs, and in another if the rebuild fails. After both windows it is expired. An
@@ -45,6 +46,5 @@
 // If an engine does not answer, each process rebuilds for itself, at most MaxRebuilds keys at one
 // time. During the outage a few calls ask the engine again, and other calls do not wait.
 //
-// The packages below stores and lockers combine freely. The documents named here are in the
-// repository: docs/fleets.md helps to choose engines, and docs/operations.md times and metrics.
+// In the repository, docs/fleets.md helps to choose engines, and docs/operations.md times and metrics.
 package bellwether

@@ -32,6 +32,7 @@ var (
 )
 
 // A PanicError is the failure after a panic in a load, a handler, an adapter, a codec or an observer.
+// Its Value is the value of the panic, which Unwrap returns if it is an error. Stack is the stack.
 type PanicError = fault.PanicError
 
 // A RemoteError is a failure from the store: of another process, or of this process after the value
