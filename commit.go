@@ -174,7 +174,7 @@ type touching uint8
 const (
 	untouched touching = iota // no Touch was sent, or its reply is unknown
 	touched                   // the store has committed or fenced the entry
-	displaced                 // the value's entry is no longer in the store
+	displaced                 // the value's entry may no longer be in the store
 )
 
 // touch sends the entry of an item without its value to a Toucher that has the value. The outcome of
@@ -204,6 +204,7 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOut
 		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {
 			return there, touched
 		}
+		return commitNotTaken, displaced // perhaps by a Set
 	}
 	return commitNotTaken, untouched
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -193,5 +195,121 @@ func TestFailures_RefusedClaim(t *testing.T) {
 				t.Errorf("%d commits without an epoch, want 0", n)
 			}
 		})
+	}
+}
+
+// The notice of an invalidation arrives during the look after a failed load that claimed later. The
+// failure stays.
+func TestFailures_LateNoticeOfAnEarlierInvalidation(t *testing.T) {
+	for _, where := range []string{"here", "elsewhere"} {
+		inBubble(t, where, func(t *testing.T) {
+			o := bellwether.Options{TTL: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Minute}
+			f := newFleet(t, 2, notices, o)
+			p, q := f.processes[0], f.processes[1]
+			f.origin.set(func(s *source) {
+				s.build = 0
+				s.fail = func(int) error { return errOrigin }
+			})
+			p.store.trip, q.store.trip = time.Millisecond, time.Millisecond
+			p.store.set(on(takes(2500*time.Microsecond), "notice"))
+			r := p
+			if where == "elsewhere" {
+				r = q
+			}
+			if err := r.Invalidate(t.Context(), "k"); err != nil {
+				t.Error(err)
+			}
+			p.Get(t.Context(), "k")
+			f.wantLoads(t, 1)
+		})
+	}
+}
+
+// A sweep of other keys that the store does not take, during the look after a failed load, leaves the
+// failure.
+func TestFailures_SweepHereOfOtherKeys(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Minute, Sweeps: true}
+		f := newFleet(t, 1, push, o)
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		f.origin.set(func(s *source) {
+			s.build = 100 * time.Millisecond
+			s.fail = func(int) error { return errOrigin }
+		})
+		began := time.Now()
+		until := func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
+		var call sync.WaitGroup
+		call.Go(func() { p.Get(t.Context(), "k") })
+		until(90)
+		p.store.set(on(takes(300*time.Millisecond), "get"))
+		until(200) // the look: 100 to 400 ms
+		p.store.set(on(refuse, "claim", "commit", "invalidate"))
+		if err := p.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"other"}}); err == nil {
+			t.Error("the store has taken the sweep")
+		}
+		p.store.set(nil)
+		call.Wait()
+		time.Sleep(time.Second)
+		f.wantLoads(t, 2)
+	})
+}
+
+// An invalidation makes a load void that overruns its time. Without a store the next load follows at
+// once.
+func TestFailures_InvalidatedWithoutAStore(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		o := bellwether.Options{RebuildTimeout: time.Second, MaxWait: time.Minute}
+		var loads atomic.Int64
+		c := loaderOf(t, func(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+			if loads.Add(1) == 1 {
+				time.Sleep(3 * time.Second)
+			}
+			return bellwether.Result[string]{Value: "v"}, nil
+		}, o)
+		began := time.Now()
+		time.AfterFunc(500*time.Millisecond, func() { c.Invalidate(context.Background(), "k") })
+		v, err := c.Get(t.Context(), "k")
+		if took := time.Since(began); took != time.Second || loads.Load() != 2 {
+			t.Errorf("%q, %v after %v and %d loads", v, err, took, loads.Load())
+		}
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// Every load invalidates its own key and fails. Its callers get a failure after five loads, also if no
+// other process is told of the failure.
+func TestFailures_OfALoadThatInvalidates(t *testing.T) {
+	for _, alone := range []bool{true, false} {
+		for _, cause := range []error{context.Canceled, bellwether.ErrOverloaded, context.DeadlineExceeded, errOrigin} {
+			inBubble(t, fmt.Sprint(alone, cause), func(t *testing.T) {
+				o := bellwether.Options{MaxWait: 10 * time.Second, RebuildTimeout: 5 * time.Second}
+				var loads atomic.Int64
+				var over atomic.Bool
+				f := newFleet(t, 1, push, o)
+				if p := f.processes[0]; !alone {
+					o.Fleet.Store, o.Fleet.Locker = p.store, p.locker
+				}
+				var c *bellwether.Cache[string]
+				c = loaderOf(t, func(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+					if loads.Add(1); over.Load() {
+						return bellwether.Result[string]{Value: "v"}, nil
+					}
+					time.Sleep(10 * time.Millisecond)
+					c.Invalidate(context.WithoutCancel(ctx), r.Key)
+					return bellwether.Result[string]{}, cause
+				}, o)
+				began := time.Now()
+				_, err := c.Get(t.Context(), "k")
+				took := time.Since(began)
+				time.Sleep(time.Minute)
+				over.Store(true)
+				time.Sleep(time.Second)
+				if n := loads.Load(); n > 6 || took > time.Second {
+					t.Errorf("%d loads, and Get took %v: %v", n, took, err)
+				}
+			})
+		}
 	}
 }

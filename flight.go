@@ -315,7 +315,7 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	}
 	r.leading.load = l
 	f.current, f.elected = &r.leading.load, true
-	f.witness.epoch, f.witness.position = epoch, f.engine.sweeps.Log().Position()
+	f.witness.epoch, f.witness.repeats, f.witness.position = epoch, false, f.engine.sweeps.Log().Position()
 	return true
 }
 

@@ -312,22 +312,11 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
 	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
-	if !remembered && !errors.Is(err, context.DeadlineExceeded) {
-		return r.finishUntold(ctx, now, err, epoch)
-	}
-	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
-	if it == nil {
+	told := remembered || errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case told && r.finishTold(ctx, now, err, remembered, epoch), !told && r.finishUntold(ctx, now, err, epoch):
 		return true
-	}
-	if written == commitNotTaken {
-		r.keepBeside(it)
-	}
-	r.leading.fenced = written == commitFenced
-	r.committed = r.engine.clock.Now()
-	if !r.leading.fenced && r.settle(it) {
-		return true
-	}
-	if r.streaming() {
+	case r.streaming():
 		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
 		return true
 	}
@@ -338,12 +327,27 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	return true
 }
 
+// finishTold is finishFailed for a failure that other processes are told of. It returns false for a void
+// load.
+func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembered bool, epoch uint64) bool {
+	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
+	if it == nil {
+		return true
+	}
+	if written == commitNotTaken {
+		r.keepBeside(it)
+	}
+	r.leading.fenced = written == commitFenced
+	r.committed = r.engine.clock.Now()
+	return !r.leading.fenced && r.settle(it)
+}
+
 // commitFailure commits the failure beside the item that the store has now: a Set that claimed before
 // this flight, or a holder that lost its lease, may have committed during the load. The item is nil if
 // their value has ended the flight.
 func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
 	for again := false; ; again = true {
-		outdated := r.lookAgain() // from here on a Set that claimed before this flight counts too
+		r.repeat()
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
 		if r.looking.unshared == 0 {
@@ -360,8 +364,8 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		it := r.failureOf(now, err, remembered)
 		it.Epoch, it.Beside = epoch, false
 		switch {
-		case r.lookAgain() || outdated:
-			return it, commitFenced
+		case r.repeat(): // settle refuses the item
+			return it, commitNotTaken
 		case epoch == 0: // the store did not answer the claim, and answers now
 			return it, commitNotTaken
 		case again: // a store that has only forgotten the value gets the value
@@ -376,7 +380,8 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 	}
 }
 
-// finishUntold is finishFailed for a failure that no other process is told of.
+// finishUntold is finishFailed for a failure that no other process is told of. It returns false for a
+// void load.
 func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch uint64) bool {
 	l := r.current // before lookAnew, which sets current to nil
 	// The stale item that answers instead of the failure may have been invalidated during the load,

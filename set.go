@@ -6,6 +6,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -26,6 +27,8 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 			e.voidAll(key)
 		}
 	}()
+	// A sweep from before the Set, in a log that is read later, would take the value away.
+	e.sweeps.Follow(ctx, gate.NewBudget(e.EngineTimeout), e.NearTTL/2)
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
@@ -70,6 +73,11 @@ func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for w := s.witnesses[key]; w != nil; w = w.next {
+		if w.repeats && w.epoch > it.Epoch {
+			w.generation++
+		}
+	}
 	e.voidKey(s, key, it.Epoch)
 	spared := e.afterSweeps(key, it)
 	if spared == nil || s.closed {
@@ -80,7 +88,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	if f == nil {
 		return
 	}
-	if offered := f.state.Load().offered; f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
+	if offered := f.state.Load().offered; offered == nil && f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
 		f.change(func(state *flightState[V]) { state.offered = spared })
 	}
 }

@@ -447,3 +447,130 @@ func TestSet_OfferOfALaterFlight(t *testing.T) {
 		})
 	}
 }
+
+// A failure's Touch has no answer, and a Set has committed meanwhile. The flight looks again, and does
+// not commit the whole value from before.
+func TestSet_BesideATouchWithoutAnswer(t *testing.T) {
+	for _, where := range []string{"here", "elsewhere"} {
+		inBubble(t, where, func(t *testing.T) {
+			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour, Patience: 10 * time.Millisecond, ErrorTTL: time.Minute, MaxErrorTTL: time.Minute}
+			f := newFleet(t, 2, push, o)
+			f.each(func(p *process) {
+				o.Fleet.Store, o.Fleet.Locker = p.store.touching(), p.locker
+				p.Cache = loaderOf(t, f.origin.result, o)
+			})
+			p := f.processes[0]
+			setter := p
+			if where == "elsewhere" {
+				setter = f.processes[1]
+			}
+			p.Get(t.Context(), "k")
+			time.Sleep(10 * time.Second)
+			f.origin.set(func(s *source) {
+				s.build = 100 * time.Millisecond
+				s.fail = func(int) error { return errOrigin }
+			})
+			p.store.set(func(ctx context.Context, op string) error {
+				switch op {
+				case "touch":
+					time.Sleep(200 * time.Millisecond)
+					return errRefused
+				case "commit":
+					if setter == p && p.store.count("commit") == 2 { // the Set's; the first was of v1
+						time.Sleep(200 * time.Millisecond)
+					}
+				}
+				return nil
+			})
+			if setter != p {
+				setter.store.set(on(takes(200*time.Millisecond), "commit"))
+			}
+			var set sync.WaitGroup
+			set.Go(func() {
+				if err := setter.Set(t.Context(), "k", "set"); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(50 * time.Millisecond)
+			go p.Get(t.Context(), "k") // load fails at 150 ms, Touch until 350 ms; the Set returns at 200 ms
+			set.Wait()
+			time.Sleep(2 * time.Second) // above NearTTL
+			for range 3 {
+				if got, err := setter.Get(t.Context(), "k"); got != "set" || err != nil {
+					t.Errorf("Get = %q, %v after the Set", got, err)
+				}
+				time.Sleep(time.Second)
+			}
+		})
+	}
+}
+
+// A Set commits and returns before an earlier Set has its reply. The late reply does not bring the
+// earlier value back to the callers of a failed flight.
+func TestSet_LateReplyOfAnEarlierSet(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour, Patience: time.Minute, MaxWait: time.Minute,
+			Size: func(string, any) int { return 1 << 30 }} // too large for the near tier
+		f := newFleet(t, 1, push, o)
+		p := f.processes[0]
+		o.Fleet.Store, o.Fleet.Locker = p.store.touching(), p.locker
+		o.Fleet.NearTTL, o.Fleet.EngineTimeout = 5*time.Second, 5*time.Second
+		p.Cache = loaderOf(t, f.origin.result, o)
+		f.origin.set(func(s *source) {
+			s.build = 100 * time.Millisecond
+			s.fail = func(int) error { return errOrigin }
+		})
+		began := time.Now()
+		until := func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
+		p.store.set(on(takes(50*time.Millisecond), "commit"))
+		var set sync.WaitGroup
+		set.Go(func() { // claims at 0; its commit arrives at 50 ms, and the reply at 450 ms
+			if err := p.Set(t.Context(), "k", "set 1"); err != nil {
+				t.Error(err)
+			}
+		})
+		until(10)
+		go p.Get(t.Context(), "k") // claims above set 1; load fails at 110 ms
+		until(20)
+		p.store.reply.Store(int64(400 * time.Millisecond)) // set 1 returns at 450; the look takes until 510
+		until(120)
+		p.store.reply.Store(0)
+		p.store.set(nil)
+		if err := p.Set(t.Context(), "k", "set 2"); err != nil { // at once
+			t.Error(err)
+		}
+		for _, at := range []time.Duration{130, 300, 440, 449, 451, 460, 480, 500, 509, 520, 600, 1000} {
+			until(at)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+			if got, err := p.Get(ctx, "k"); got != "set 2" {
+				t.Errorf("Get at %d ms = %q, %v after set 2", at, got, err)
+			}
+			cancel()
+		}
+		set.Wait()
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// A Set in a process that has not read the log of sweeps is no older than the log.
+func TestSet_BeforeTheLog(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		o := bellwether.Options{TTL: time.Hour, Sweeps: true}
+		f := newFleet(t, 1, push, o)
+		f.processes[0].Get(t.Context(), "other") // the fleet has a log
+		time.Sleep(time.Second)
+		p := f.processes[0]
+		p.store.set(on(takes(10*time.Millisecond), "get"))
+		o.Fleet.Store, o.Fleet.Locker = p.store.touching(), p.locker
+		p.Cache = loaderOf(t, f.origin.result, o)
+		if err := p.Set(t.Context(), "k", "set"); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if got, err := p.Get(t.Context(), "k"); got != "set" || err != nil {
+				t.Errorf("Get = %q, %v after the Set", got, err)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}

@@ -86,7 +86,7 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	}
 	f.since = e.clock.Now()
 	if f.witness.epoch <= epoch {
-		f.withdraw()
+		f.withdraw(epoch)
 		f.interrupt()
 	}
 }
@@ -98,7 +98,8 @@ type witness[V any] struct {
 	flight     *flight[V]  // the flight that makes the value, nil if none; never changes
 	next       *witness[V] // another witness of the same key
 	generation uint64
-	epoch      uint64 // the work's epoch: earlier invalidations do not count; 0: every invalidation counts
+	epoch      uint64 // the work's epoch: earlier invalidations and Sets do not count; 0: all count
+	repeats    bool   // the work commits the present value once more: Sets count whatever their epoch
 	position   uint64 // the log's position when the work began, see items.Item
 }
 
@@ -157,13 +158,29 @@ func (f *flight[V]) lookAgain() (outdated bool) {
 // lookAgainLocked is lookAgain for a caller that holds shard.mu.
 func (f *flight[V]) lookAgainLocked() (outdated bool) {
 	outdated = f.outdated()
-	f.looked, f.witness.epoch, f.current = f.witness.generation, 0, nil
+	f.looked, f.witness.epoch, f.witness.repeats, f.current = f.witness.generation, 0, false, nil
 	return outdated
 }
 
-// withdraw takes the offered item back, and voids the callers' own stale items. shard.mu is held.
-func (f *flight[V]) withdraw() {
-	f.change(func(s *flightState[V]) { s.offered, s.invalidated = nil, true })
+// repeat begins the look after a failed load, and reports whether the load is void. The failure will
+// repeat the value that this look finds. So a Set during the look or later makes the failure void,
+// although the Set may have claimed before the flight. Invalidations still count from the flight's
+// epoch: the look comes after the claim, and finds nothing from before an earlier invalidation.
+func (f *flight[V]) repeat() (void bool) {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	f.witness.repeats = true
+	return f.outdated()
+}
+
+// withdraw takes an offered item of the epoch or an earlier one back, and voids the callers' own stale
+// items. shard.mu is held.
+func (f *flight[V]) withdraw(epoch uint64) {
+	f.change(func(s *flightState[V]) {
+		if s.invalidated = true; s.offered != nil && s.offered.Epoch <= epoch {
+			s.offered = nil
+		}
+	})
 }
 
 // interrupt ends the flight's load, which has become void. shard.mu is held.

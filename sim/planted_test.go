@@ -46,8 +46,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "stale offer after an invalidation", File: "witness.go",
-		Old: "s.offered, s.invalidated = nil, true",
-		New: "s.invalidated = true",
+		Old: "s.offered != nil && s.offered.Epoch <= epoch {",
+		New: "false {",
 	},
 	{
 		Name: "failure that is remembered for the wrong key", File: "batch.go",
