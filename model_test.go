@@ -1004,7 +1004,7 @@ func (w *world) invalidate(n *modelNode, keys ...int) {
 		defer w.origin.over(keyName(key))
 	}
 	if n.invalidate(keys...) == nil && !n.isDead() {
-		w.invalidated(n, keys, before)
+		w.invalidated(n, keys, before, true)
 	}
 	time.Sleep(2*w.Delay + 1) // a load with an earlier claim has begun by then
 }
@@ -1030,7 +1030,7 @@ func (w *world) set(n *modelNode, key int) {
 	version, start := w.origin.beginSet(), time.Now()
 	if n.set(key, fmt.Sprintf("%s v%d", keyName(key), version)) == nil && !n.isDead() && !w.origin.failedSince(keyName(key), start) {
 		w.origin.set(func(o *modelOrigin) { o.ended[version-1], o.sets[version] = time.Now(), time.Now() })
-		w.invalidated(n, []int{key}, version-1)
+		w.invalidated(n, []int{key}, version-1, false) // a load under way elsewhere does not hear of the Set
 	}
 	time.Sleep(2*w.Delay + 1) // as in invalidate
 }
@@ -1044,7 +1044,7 @@ func (w *world) sweep(n *modelNode, kind, key int) {
 		defer w.origin.over(keyName(key))
 	}
 	if hard, keys, err := n.sweep(kind, key); hard && err == nil && !n.isDead() {
-		w.invalidated(n, keys, before)
+		w.invalidated(n, keys, before, true)
 	}
 	// As in invalidate. Also, a process that has not read the log since takes its next load for an
 	// earlier one.
@@ -1102,13 +1102,13 @@ func (w *world) peek(n *modelNode, key int) {
 }
 
 // invalidated records that no process may serve versions up to before.
-func (w *world) invalidated(n *modelNode, keys []int, before int) {
+func (w *world) invalidated(n *modelNode, keys []int, before int, heard bool) {
 	for _, key := range keys {
 		for p := range w.Processes {
 			switch {
 			case w.node(p) == n: // the successor of a closed process is another process
 				w.graves[key].bury(p, before, time.Now())
-			case w.Trouble == "healthy" && (w.Store == "telling" || w.Store == "all"):
+			case heard && w.Trouble == "healthy" && (w.Store == "telling" || w.Store == "all"):
 				w.graves[key].bury(p, before, time.Now().Add(w.Delay+1)) // the notice has arrived by then
 			case w.Trouble == "outages" || w.Trouble == "stops":
 				// A process that is cut off or stopped does not know.

@@ -106,7 +106,8 @@ func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
 }
 
 // deliverNotice hands a notice to the key's flight. Without a flight it returns the near item, and a
-// witness, if the notice is later. A notice of an invalidation voids the key. A process without the key stays without it.
+// witness, if the notice is later. A notice of an invalidation voids the key. A process without the key
+// stays without it.
 func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[V], w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
