@@ -65,6 +65,11 @@ type host struct {
 // that makes garbage ends after 256 MB, and not after minutes and 4 GB.
 const maxPages = 4096
 
+// memoryLimit is the memory at which the guest collects garbage. Collections are rare on purpose. While a
+// goroutine grows a queue of otter's, the others loop until it has finished. The guest has one thread
+// and no preemption, so this loop has no end if a collection takes the first goroutine's turn.
+const memoryLimit = "160MiB"
+
 // newHost compiles a module of build, or finds it in an earlier host's directory, if dir is not empty.
 func newHost(ctx context.Context, module []byte, dir string) (*host, error) {
 	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(maxPages)
@@ -113,6 +118,7 @@ func (h *host) play(ctx context.Context, seed int, steps string, environment ...
 	var out bytes.Buffer
 	config := wazero.NewModuleConfig().WithName("").WithStartFunctions().
 		WithArgs("sim", "-test.run=^TestModel$", "-test.timeout=0").
+		WithEnv("GOGC", "off").WithEnv("GOMEMLIMIT", memoryLimit).
 		WithEnv("BELLWETHER_SCENARIO", strconv.Itoa(seed)).WithEnv("BELLWETHER_STEPS", steps).WithStdout(&out).WithStderr(&out)
 	for _, e := range environment {
 		name, value, _ := strings.Cut(e, "=")
