@@ -238,8 +238,7 @@ func TestFailures_SweepHereOfOtherKeys(t *testing.T) {
 			s.build = 100 * time.Millisecond
 			s.fail = func(int) error { return errOrigin }
 		})
-		began := time.Now()
-		until := func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
+		until := fromNow()
 		var call sync.WaitGroup
 		call.Go(func() { p.Get(t.Context(), "k") })
 		until(90)

@@ -327,8 +327,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	return true
 }
 
-// finishTold is finishFailed for a failure that other processes are told of. It returns false for a void
-// load.
+// finishTold is finishFailed for a failure that other processes are told of. It returns false for a
+// void load.
 func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembered bool, epoch uint64) bool {
 	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
 	if it == nil {
@@ -364,9 +364,8 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		it := r.failureOf(now, err, remembered)
 		it.Epoch, it.Beside = epoch, false
 		switch {
-		case r.repeat(): // settle refuses the item
-			return it, commitNotTaken
-		case epoch == 0: // the store did not answer the claim, and answers now
+		case r.repeat(), // settle refuses the item
+			epoch == 0: // the store did not answer the claim, and answers now
 			return it, commitNotTaken
 		case again: // a store that has only forgotten the value gets the value
 			return it, r.commit(ctx, it)

@@ -219,8 +219,8 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	}
 }
 
-// newEnough reports whether another process's load began after this flight began to wait. If so, it sets
-// r.enough. The value
+// newEnough reports whether another process's load began after this flight began to wait. If so, it
+// sets r.enough. The value
 // then answers the waiting callers whatever they want, as the flight's own load would. Otherwise each
 // process with a client that wants a new value would load after the other.
 //

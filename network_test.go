@@ -296,21 +296,24 @@ func (s *linkStore) Claim(ctx context.Context, key string) (driver.Entry, uint64
 }
 
 func (s *linkStore) Commit(ctx context.Context, key string, e driver.Entry) error {
-	sent := time.Now()
-	return s.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
-		arrived := e
-		arrived.Age += time.Since(sent)
-		a.err = store.Commit(ctx, key, arrived)
-		return a
-	}).err
+	return s.commit(ctx, e, func(ctx context.Context, store *restarted, arrived driver.Entry) error {
+		return store.Commit(ctx, key, arrived)
+	})
 }
 
 func (s *linkStore) touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
+	return s.commit(ctx, e, func(ctx context.Context, store *restarted, arrived driver.Entry) error {
+		return store.Touch(ctx, key, of, arrived)
+	})
+}
+
+// commit sends the entry, which is older when it arrives.
+func (s *linkStore) commit(ctx context.Context, e driver.Entry, do func(ctx context.Context, store *restarted, arrived driver.Entry) error) error {
 	sent := time.Now()
 	return s.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		arrived := e
 		arrived.Age += time.Since(sent)
-		a.err = store.Touch(ctx, key, of, arrived)
+		a.err = do(ctx, store, arrived)
 		return a
 	}).err
 }
@@ -475,16 +478,14 @@ func (e *linkEngine) Elect(ctx context.Context, key string, past uint64, ttl tim
 }
 
 func (e *linkEngine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
-	sent := time.Now()
-	return e.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
-		arrived := entry
-		arrived.Age += time.Since(sent)
-		if a.err = store.Commit(ctx, key, arrived); a.err == nil {
+	return e.commit(ctx, entry, func(ctx context.Context, store *restarted, arrived driver.Entry) error {
+		err := store.Commit(ctx, key, arrived)
+		if err == nil {
 			l := lease.(*linkLease)
 			l.room.held(l.key, l.lease, func() error { return l.lease.Release(ctx) })
 		}
-		return a
-	}).err
+		return err
+	})
 }
 
 type watchedEngine struct{ *linkEngine }

@@ -363,6 +363,24 @@ func TestSet_LoadThatFailsMeanwhile(t *testing.T) {
 	}
 }
 
+// setBehind begins a Set of the key "k". returned waits for its end.
+func setBehind(t *testing.T, p *process, value string) (returned func()) {
+	t.Helper()
+	var set sync.WaitGroup
+	set.Go(func() {
+		if err := p.Set(t.Context(), "k", value); err != nil {
+			t.Error(err)
+		}
+	})
+	return set.Wait
+}
+
+// fromNow returns a function that sleeps until so many milliseconds after the call of fromNow.
+func fromNow() (until func(ms time.Duration)) {
+	began := time.Now()
+	return func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
+}
+
 // A load with a later epoch than a Set fails. The flight reads the value from before for its failure,
 // and the Set commits and returns while the reply is under way. The failure does not bring the value
 // from before back, neither to the store nor to callers.
@@ -385,20 +403,15 @@ func TestSet_BesideTheLookOfAFailure(t *testing.T) {
 			})
 			p.store.set(on(takes(300*time.Millisecond), "commit", "touch"))
 			began := time.Now()
-			until := func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
-			var set sync.WaitGroup
-			set.Go(func() {
-				if err := p.Set(t.Context(), "k", "set"); err != nil {
-					t.Error(err)
-				}
-			})
+			until := fromNow()
+			returned := setBehind(t, p, "set")
 			until(50)
 			go p.Get(t.Context(), "k") // its load fails at 150 ms, and the look after it takes 400 ms
 			until(140)
 			p.store.reply.Store(int64(400 * time.Millisecond))
 			until(200)
 			p.store.reply.Store(0)
-			set.Wait()
+			returned()
 			if took := time.Since(began); took != 300*time.Millisecond {
 				t.Fatal("the Set took", took)
 			}
@@ -425,15 +438,10 @@ func TestSet_OfferOfALaterFlight(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			f.origin.set(func(s *source) { s.build = 3 * time.Second })
 			p.store.set(on(takes(300*time.Millisecond), "commit"))
-			var set sync.WaitGroup
-			set.Go(func() {
-				if err := p.Set(t.Context(), "k", "set"); err != nil {
-					t.Error(err)
-				}
-			})
+			returned := setBehind(t, p, "set")
 			time.Sleep(100 * time.Millisecond)
 			go p.Get(t.Context(), "k")
-			set.Wait()
+			returned()
 			time.Sleep(100 * time.Millisecond)
 			f.origin.set(func(s *source) {
 				if s.loads != 2 {
@@ -485,15 +493,10 @@ func TestSet_BesideATouchWithoutAnswer(t *testing.T) {
 			if setter != p {
 				setter.store.set(on(takes(200*time.Millisecond), "commit"))
 			}
-			var set sync.WaitGroup
-			set.Go(func() {
-				if err := setter.Set(t.Context(), "k", "set"); err != nil {
-					t.Error(err)
-				}
-			})
+			returned := setBehind(t, setter, "set")
 			time.Sleep(50 * time.Millisecond)
 			go p.Get(t.Context(), "k") // load fails at 150 ms, Touch until 350 ms; the Set returns at 200 ms
-			set.Wait()
+			returned()
 			time.Sleep(2 * time.Second) // above NearTTL
 			for range 3 {
 				if got, err := setter.Get(t.Context(), "k"); got != "set" || err != nil {
@@ -520,15 +523,9 @@ func TestSet_LateReplyOfAnEarlierSet(t *testing.T) {
 			s.build = 100 * time.Millisecond
 			s.fail = func(int) error { return errOrigin }
 		})
-		began := time.Now()
-		until := func(ms time.Duration) { time.Sleep(ms*time.Millisecond - time.Since(began)) }
+		until := fromNow()
 		p.store.set(on(takes(50*time.Millisecond), "commit"))
-		var set sync.WaitGroup
-		set.Go(func() { // claims at 0; its commit arrives at 50 ms, and the reply at 450 ms
-			if err := p.Set(t.Context(), "k", "set 1"); err != nil {
-				t.Error(err)
-			}
-		})
+		returned := setBehind(t, p, "set 1") // claims at 0; its commit arrives at 50 ms, and the reply at 450 ms
 		until(10)
 		go p.Get(t.Context(), "k") // claims above set 1; load fails at 110 ms
 		until(20)
@@ -547,7 +544,7 @@ func TestSet_LateReplyOfAnEarlierSet(t *testing.T) {
 			}
 			cancel()
 		}
-		set.Wait()
+		returned()
 		time.Sleep(10 * time.Second)
 	})
 }

@@ -61,9 +61,9 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 }
 
 // elect stands for election. It returns the lease or the present holder, and neither without a locker.
-// Without an answer the holder is knownHolder's. overtaken is true if a notice came while the flight waited for its turn at the
-// locker. Where a thousand keys expire together, other processes rebuild most of them before this
-// turn, and leases for these keys would be useless.
+// Without an answer the holder is knownHolder's. overtaken is true if a notice came while the flight
+// waited for its turn at the locker. Where a thousand keys expire together, other processes rebuild
+// most of them before this turn, and leases for these keys would be useless.
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -186,7 +187,7 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 		for key, f := range s.flights {
 			e.sweepFlight(only, key, f)
 			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, key, offered) == nil {
-				f.withdraw(1<<64 - 1)
+				f.withdraw(math.MaxUint64)
 			}
 		}
 		// No log has these sweeps. So they void each value that a flight has read or is reading

@@ -427,7 +427,8 @@ func (c *waiter[V]) admitted(to audience.Audience) bool {
 	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
 
-// takes is want.Takes, because Fits comes only with Accept. It reads the clock only for calls with an Accept: a herd has none.
+// takes is want.Takes, because Fits comes only with Accept. It reads the clock only for calls with an
+// Accept: a herd has none.
 func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"math"
 
 	"golang.org/x/sync/errgroup"
 
@@ -66,7 +67,7 @@ func (e *engine[V]) voidAll(key string) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.voidKey(s, key, 1<<64-1)
+	e.voidKey(s, key, math.MaxUint64)
 }
 
 // voidKey drops the key's item, and makes work on the key void. Later epochs stay. s, the key's shard,

@@ -349,8 +349,8 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 	return err
 }
 
-// AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It takes no turn: a call of a silent
-// engine would keep the calls of lease holders waiting.
+// AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It
+// takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
 func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
 	v, _, err = askWithin(ctx, g, key, limit, inTime, call, func(error) {})
 	return v, err

@@ -90,8 +90,8 @@ func (p *pacedWriter) giveUp() {
 	http.NewResponseController(p.w).SetWriteDeadline(time.Now())
 }
 
-// hurry ends the patience with the current write, if any. Any goroutine may call it, and several times. If the
-// write ends between the two lines, stalled finds the timer stopped and waits for its function.
+// hurry ends the patience with the current write, if any. Any goroutine may call it, and several times.
+// If the write ends between the two lines, stalled finds the timer stopped and waits for its function.
 func (p *pacedWriter) hurry() {
 	if p.timer.Stop() {
 		p.timer.Reset(0)

@@ -162,7 +162,8 @@ const reasonAuthorization = "authorization"
 // such a name.
 var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 
-// needsVariant reports whether req has a Key.Variant or a retargeting field. A response under the URL's own key is not for it.
+// needsVariant reports whether req has a Key.Variant or a retargeting field. A response under the URL's
+// own key is not for such a request.
 func (m *Middleware) needsVariant(req http.Header) bool {
 	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
 }
