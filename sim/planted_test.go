@@ -99,8 +99,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "no fencing", File: "network_test.go",
-		Old: "\t\ta.err = store.Commit(ctx, key, arrived)\n",
-		New: "\t\t_, arrived.Epoch, _ = store.Claim(ctx, key)\n\t\ta.err = store.Commit(ctx, key, arrived)\n",
+		Old: "\t\treturn store.Commit(ctx, key, arrived)\n",
+		New: "\t\t_, arrived.Epoch, _ = store.Claim(ctx, key)\n\t\treturn store.Commit(ctx, key, arrived)\n",
 	},
 	{
 		Name: "no re-read after winning", File: "looking.go",
