@@ -92,8 +92,8 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	}
 	known, _ := r.engine.near.Get(r.key)
 	it := r.decode(entry, known, asked)
-	if it == nil && r.state.Load().offered != nil {
-		r.offerStale(nil) // invalidated since the look
+	if it == nil {
+		r.withhold() // invalidated since the look
 	}
 	return epoch, r.consider(it, true)
 }

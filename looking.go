@@ -97,7 +97,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		// without a failure the store is asked first: another process may have invalidated the key
 		// meanwhile.
 		if held.Held && e.store.Fails(r.key) {
-			r.offerStale(held)
+			r.offer(held, false)
 		}
 	}
 	there := r.readPersistently(ctx, read)
@@ -130,9 +130,7 @@ func (r *run[V]) noEntry(err error) {
 		r.engine.OnError(r.key, &keyError{"reading", r.key, err})
 	}
 	r.present = nil
-	if r.state.Load().offered != nil {
-		r.offerStale(nil) // the item was invalidated
-	}
+	r.withhold() // the item was invalidated
 }
 
 // readPersistently reads the store, and repeats a read without an answer: one lost packet is not an
@@ -170,7 +168,9 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
 		// The call that began this flight refuses the item, or has the item replaced. Other callers
 		// may take the item meanwhile.
-		r.offer(it)
+		if !r.offer(it, fromStore) {
+			r.present = nil // invalidated since the read
+		}
 	case is != rebuild:
 		r.noteOthersBuild(it)
 		if r.settle(it) {
@@ -200,12 +200,6 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
 	now := r.engine.clock.Now()
 	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
-}
-
-func (r *run[V]) offer(it *items.Item[V]) {
-	if !r.offerStale(it) {
-		r.present = nil // invalidated since the read
-	}
 }
 
 // noteOthersBuild records the build time of a value for which the flight has waited.

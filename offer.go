@@ -39,16 +39,34 @@ func (f *flight[V]) confirm(ctx context.Context) {
 	}
 }
 
-// offerStale offers callers a stale item, nil for none. It returns false, without an offer, if the
-// key was invalidated since the last look.
-func (f *flight[V]) offerStale(it *items.Item[V]) bool {
+// offer offers callers a stale item. It returns false, without an offer, if the key was invalidated
+// since the last look. An item from the store becomes the key's near item too. Otherwise, when the
+// store falls silent, an earlier near item would answer after the offer.
+func (f *flight[V]) offer(it *items.Item[V], fromStore bool) bool {
+	e := f.engine
+	e.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.outdated() {
 		return false
 	}
+	if spared := e.afterSweeps(f.key, it); fromStore && spared != nil && !e.holdsNear(f.key, spared) {
+		f.keepResult(spared)
+	}
 	f.change(func(s *flightState[V]) { s.offered = it })
 	return true
+}
+
+// withhold ends the offer, if there is one, unless the key was invalidated since the last look.
+func (f *flight[V]) withhold() {
+	if f.state.Load().offered == nil {
+		return
+	}
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if !f.outdated() {
+		f.change(func(s *flightState[V]) { s.offered = nil })
+	}
 }
 
 // reoffer replaces the offer after its confirmation, unless a sweep has withdrawn it meanwhile.

@@ -81,6 +81,35 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 	}
 }
 
+// A flight finds another process's later value and offers it. Then the store falls silent, and the
+// earlier value of the near tier does not come back.
+func TestSilence_NearItemFromBeforeTheOffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
+		p, q := f.processes[0], f.processes[1]
+		gets := func(want string) {
+			t.Helper()
+			if got, err := p.Get(t.Context(), "k"); got != want || err != nil {
+				t.Errorf("Get = %q, %v; want %q", got, err, want)
+			}
+			if got, _, _ := p.Peek("k"); got != want {
+				t.Errorf("Peek = %q, want %q", got, want)
+			}
+		}
+		gets("v1")
+		time.Sleep(2 * time.Second)
+		if err := q.Set(t.Context(), "k", "set"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		f.origin.set(func(s *source) { s.build = time.Minute })
+		gets("set") // the offer, while the load runs
+		p.store.set(blackHole)
+		time.Sleep(time.Minute)
+		gets("set")
+	})
+}
+
 // A request for a page with Vary looks up two keys, and waits for a silent store once.
 func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
