@@ -100,8 +100,7 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 //
 // The missing keys are loaded in one call of [NewBatch]'s load, or each key in a call of [New]'s load.
 // Keys that another call is loading, in any process, are not loaded again. When ctx ends, GetMany
-// returns the values so far, and the error of ctx for the other keys. Keys may be empty, and may
-// repeat. docs/loaders.md has the limits.
+// returns the values so far, and the error of ctx for the other keys. Keys may be empty or repeat.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	return c.engine.getMany(ctx, keys, c.bind, c.together, c.window)
 }

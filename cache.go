@@ -120,15 +120,17 @@ func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
 	return c.engine.peek(key)
 }
 
+// HotKeys returns at most most keys of this process, the most used first. Another process is warm
+// after a GetMany of them.
+func (c *Cache[V]) HotKeys(most int) []string { return c.engine.near.Hottest(most) }
+
 // Set puts value under key, after your write to the origin. The value is fresh for TTL from now on, and
 // must not be modified. After Set has returned nil, this process serves value or a later value, and
-// other processes follow within NearTTL. A rebuild under way does not answer later callers. A load
-// begun after Set may replace value.
+// other processes follow within NearTTL. Only a load begun after Set may replace value.
 //
 // If the store does not answer within EngineTimeout or before ctx ends, the error wraps
-// [ErrUnavailable], and this process has dropped the key: call Set or Invalidate again. If value is
-// refused, Set invalidates the key. After Close, Set returns [ErrClosed]. docs/loaders.md has the
-// details.
+// [ErrUnavailable], and this process has dropped the key: call Set or Invalidate again. A refused
+// value invalidates the key. After Close, Set returns [ErrClosed].
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }

@@ -9,8 +9,8 @@ import (
 // This file is invalidation by the HTTP face: by URL, by prefix and by tag. internal/page turns URLs
 // into keys.
 
-// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL is
-// "http://host/path?query", for http and https.
+// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL
+// "http://host/path?query" also means https.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{Keys: urls})
 }

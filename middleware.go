@@ -293,7 +293,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 //
 // Refresh asks as a client with Cache-Control: no-cache does. The runs of several calls are one, and
 // begin after the call. The end of r's context ends the wait, not the run. An error says why the stored
-// response stays. Refresh is safe for concurrent use.
+// response stays.
 func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	return m.pages.Refresh(h, r)
 }

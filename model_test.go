@@ -430,7 +430,10 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 	}
 	n.refresh = func(key int) error { return c.Refresh(n.life, keyName(key)) }
 	n.set = func(key int, value string) error { return c.Set(n.life, keyName(key), value) }
-	n.peek = func(key int) (string, time.Duration, bool) { return c.Peek(keyName(key)) }
+	n.peek = func(key int) (string, time.Duration, bool) {
+		c.HotKeys(1)
+		return c.Peek(keyName(key))
+	}
 	n.close, n.stats = c.Close, c.Stats
 }
 
@@ -918,16 +921,15 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	began, ended, _ := w.origin.times(version)
 	// Stale beats slow, where no rule lets a caller wait for a failure first.
 	most = w.Patience + 500*time.Millisecond + 20*w.Delay
-	if w.Face == "HTTP" && w.Users {
-		// A public response to credentials is stored without a lease, so a flight that waits for a
-		// lease sees it at its next look, after a second.
-		most += 500 * time.Millisecond
-	}
 	isSet, _ := w.origin.setBeside(version, time.Time{})
 	if isSet {
-		most += time.Second // a flight that waits for another process's load looks once a second
-		// A load does not hear of a Set elsewhere, and its callers wait for its end.
-		most += w.origin.busy(n, name, c.start)
+		most += 500 * time.Millisecond
+	}
+	if isSet || w.Face == "HTTP" && w.Users {
+		// A Set elsewhere, or a public response to credentials, is stored without a lease. A flight that
+		// waits for another process's load sees it at the next look, after a second. A load does not
+		// hear of it, and the load's callers wait for its end.
+		most += 500*time.Millisecond + w.origin.busy(n, name, c.start)
 	}
 	if !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))

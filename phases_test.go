@@ -345,7 +345,10 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		a.invalidate = func(key string) error { return c.Invalidate(t.Context(), key) }
 		a.set = func(key string) error { return c.Set(context.WithValue(t.Context(), unheld{}, true), key, stageSet) }
 		a.refresh = func(key string) error { return c.Refresh(t.Context(), key) }
-		a.peek = func(key string) { c.Peek(key) }
+		a.peek = func(key string) {
+			c.Peek(key)
+			c.HotKeys(1)
+		}
 		a.sweep = func(soft bool) error {
 			return c.InvalidateMatching(context.WithValue(t.Context(), unheld{}, true), bellwether.Match{Prefixes: []string{s.key}, Soft: soft})
 		}

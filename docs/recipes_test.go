@@ -153,6 +153,65 @@ func TestRecipe_Worker(t *testing.T) {
 	})
 }
 
+func saveHotKeys(ctx context.Context, users *bellwether.Cache[User], hot *bellwether.Cache[[]string]) error {
+	return hot.Set(ctx, "users", users.HotKeys(1000))
+}
+
+func warm(ctx context.Context, users *bellwether.Cache[User], hot *bellwether.Cache[[]string]) error {
+	keys, err := hot.Get(ctx, "users")
+	if err != nil {
+		return err // ErrNotFound at the very first start
+	}
+	_, err = users.GetMany(ctx, keys)
+	return err
+}
+
+// TestRecipe_WarmStart holds that a new process gets the hot keys' values from the store.
+func TestRecipe_WarmStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := memstore.New()
+		fleet := func(namespace string) bellwether.Fleet {
+			return bellwether.Fleet{Namespace: namespace, Engine: engine}
+		}
+		var loads atomic.Int32
+		process := func() (*bellwether.Cache[User], *bellwether.Cache[[]string]) {
+			users := bellwether.New(func(ctx context.Context, id string) (User, error) {
+				loads.Add(1)
+				return loadUser(ctx, id)
+			}, bellwether.Options{TTL: time.Hour, Fleet: fleet("users")})
+			hot := bellwether.New(func(context.Context, string) ([]string, error) {
+				return nil, bellwether.ErrNotFound
+			}, bellwether.Options{TTL: time.Hour, Fleet: fleet("hot keys")})
+			return users, hot
+		}
+		users, hot := process()
+		if err := warm(t.Context(), users, hot); !errors.Is(err, bellwether.ErrNotFound) {
+			t.Errorf("at the first start: %v", err)
+		}
+		for i := range 1200 {
+			users.Get(t.Context(), fmt.Sprint(i))
+		}
+		if err := saveHotKeys(t.Context(), users, hot); err != nil {
+			t.Fatal(err)
+		}
+		users.Close()
+		hot.Close()
+		if keys := users.HotKeys(1000); len(keys) != 0 {
+			t.Errorf("%d keys after Close", len(keys))
+		}
+
+		users, hot = process()
+		defer users.Close()
+		defer hot.Close()
+		if err := warm(t.Context(), users, hot); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(users.HotKeys(2000)); n != 1000 || loads.Load() != 1200 {
+			t.Errorf("%d keys in the new process after %d loads, want 1,000 after the first 1,200", n, loads.Load())
+		}
+	})
+}
+
 // TestRecipe_AfterAWrite holds that the next call sees a write, for a cache and for a middleware.
 func TestRecipe_AfterAWrite(t *testing.T) {
 	name := "old"

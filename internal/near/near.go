@@ -82,6 +82,19 @@ func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
 	return e.Value, now
 }
 
+// Hottest returns at most most keys, in the order in which the policy would keep them.
+func (n *Tier[T]) Hottest(most int) []string {
+	n.clock.tell(n.clock.now(), 0) // an item whose life is over is not hot
+	var keys []string
+	for e := range n.table.Hottest() {
+		if len(keys) >= most {
+			break
+		}
+		keys = append(keys, e.Key)
+	}
+	return keys
+}
+
 // Put stores it in the place of the key's item. An item whose life is over only removes the item
 // before it.
 //

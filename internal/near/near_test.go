@@ -3,6 +3,7 @@ package near
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -51,6 +52,33 @@ func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 		n.Replace("k", n.living("old", 0), func(*value) bool { return false })
 		if it, _ := n.Get("k"); it == nil || it.text != "new" {
 			t.Error("an older value without a life has ended a newer one")
+		}
+	})
+}
+
+func TestHottest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTier(t, 1<<20)
+		for _, key := range []string{"cold", "warm", "hot"} {
+			n.Put(key, n.living(key, time.Hour), 1)
+		}
+		n.Put("brief", n.living("brief", time.Minute), 1)
+		for i := range 30 {
+			n.Get("hot")
+			n.Get("brief")
+			if i%3 == 0 {
+				n.Get("warm")
+			}
+			n.table.CleanUp() // counts the reads
+		}
+		time.Sleep(time.Minute)
+		for most, want := range [][]string{nil, {"hot"}, {"hot", "warm"}, {"hot", "warm", "cold"}, {"hot", "warm", "cold"}} {
+			if got := n.Hottest(most); !slices.Equal(got, want) {
+				t.Errorf("Hottest(%d) = %q, want %q", most, got, want)
+			}
+		}
+		if got := n.Hottest(-1); len(got) != 0 {
+			t.Errorf("Hottest(-1) = %q", got)
 		}
 	})
 }
