@@ -44,7 +44,6 @@ type draft[V any] struct {
 	witness  *witness[V]
 }
 
-// draft begins a draft for the run's key, and returns the store's present entry.
 func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 	e := r.engine
 	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
@@ -80,8 +79,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
 }
 
-// keep puts an item without a flight into the near tier. It does nothing if the item was swept, the
-// engine is closed, or still, called under the lock, returns false.
+// keep puts an item without a flight into the near tier if still, called under the lock, returns true.
 func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
@@ -103,7 +101,6 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
-// find returns the item of the near tier, or of the store, or nil.
 func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 	e := r.engine
 	it, now := e.near.Get(r.key)

@@ -15,12 +15,10 @@ import (
 )
 
 // This file is GetMany, many keys in one call. Each key has its own flight, with its own lease, epoch
-// and failures; other callers join it, and it waits for no other key. The flights' common work is in
-// member.go.
+// and failures; other callers join it, and it waits for no other key. member.go has the common work.
 
-// A BatchError has the errors of a batch's failed keys, also from a load.
+// A BatchError has the error of each failed key of a batch, also from a load.
 type BatchError struct {
-	// Errors has the error of each failed key.
 	Errors map[string]error
 }
 
@@ -70,9 +68,8 @@ func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V
 	}, o)
 }
 
-// NewBatchLoader is [NewBatch] with a load that returns Results, see [NewLoader]. The map has the
-// results of the keys that exist. A key with [ErrNotFound] in the BatchError may have a Result with
-// Freshness alone.
+// NewBatchLoader is [NewBatch] with a load that returns Results, see [NewLoader]. The map has the keys
+// that exist. A key with [ErrNotFound] in the BatchError may have a Result with Freshness alone.
 func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewBatchLoader needs a load, a func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)"))
@@ -109,8 +106,7 @@ const (
 	// maxTogether is the most keys in one request to the store, and in one load.
 	maxTogether = 1000
 	// maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
-	// several times maxTogether, so that keys that wait long for other processes do not hold up the
-	// rest.
+	// several times maxTogether, so keys that wait long for other processes do not hold up the rest.
 	maxUnderWay = 4 * maxTogether
 )
 
@@ -150,8 +146,7 @@ type manyCall[V any] struct {
 	single binder[V] // the load for keys without a batch load
 	load   batchLoad[V]
 	window *window[V] // nil: the call makes its own batches
-	// places bounds the work under way: a place for each key's waiter, and for the flight that it
-	// begins.
+	// places bounds the work under way: a place for each key's waiter, and one for a flight it begins.
 	places  *semaphore.Weighted
 	waiters sync.WaitGroup
 
@@ -190,8 +185,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	}
 }
 
-// hits answers the keys that need no flight, and returns the rest: missing keys have no item, covered
-// keys have an item that can be served.
+// hits answers the keys that need no flight. Of the rest, covered keys have an item that can be served.
 func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []pending[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
@@ -239,7 +233,6 @@ func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
 	}
 }
 
-// take records a waiter's answer, and frees its place.
 func (c *manyCall[V]) take(a pending[V]) {
 	defer c.places.Release(1)
 	c.end(a)
@@ -312,7 +305,6 @@ func (c *manyCall[V]) beginApart(together []pending[V]) {
 	}
 }
 
-// begin begins flights for keys without flights. The waits for answers are on other goroutines.
 func (c *manyCall[V]) begin(together []pending[V]) {
 	if c.window != nil {
 		for _, a := range together {

@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the loader face: the cache of values of one type. Each method checks its arguments and
-// leaves the work to the engine.
+// This file is the loader face: the cache of values of one type. The engine does the work.
 
 // A Cache keeps the values of a load, which runs once for all callers of a key, in all processes of a
 // fleet. It is safe for concurrent use. Callers share values and must not modify them.
@@ -85,7 +84,6 @@ func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {
 	return tags, false
 }
 
-// A userLoad is a load that needs nothing but the key.
 type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
 func (l userLoad[V]) bind() loader[V] {

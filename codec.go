@@ -4,8 +4,7 @@ import (
 	"encoding/json"
 )
 
-// This file turns values into bytes for the store and back. internal/jsonloss finds the types that
-// JSON, the default, cannot carry.
+// This file is the Codec. internal/jsonloss finds the types that JSON, the default, cannot carry.
 
 // A Codec turns values into bytes and back, with the two functions of most encoding packages:
 // Codec{msgpack.Marshal, msgpack.Unmarshal}.
@@ -18,7 +17,6 @@ type Codec struct {
 	Unmarshal func([]byte, any) error
 }
 
-// codecOf returns the functions of c for values of type V.
 func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
 	if c.Marshal == nil {
 		var zero V

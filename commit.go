@@ -13,7 +13,6 @@ import (
 
 // This file is the commit of a load's result, and the outcomes of a commit.
 
-// A commitOutcome is the result of offering an item to the store.
 type commitOutcome uint8
 
 const (
@@ -27,8 +26,7 @@ const (
 
 func (e *engine[V]) nextEpoch() uint64 { return e.epoch.Add(1) }
 
-// commit offers the item to the store. An item that an answering store does not take stays with this
-// process.
+// commit offers the item to the store. This process keeps an item that an answering store does not take.
 func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	switch {
@@ -107,8 +105,7 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 // loads' time is added, in which the waiting processes make their own values.
 const unsharedTTL = time.Second
 
-// probeKey is the key of the requests of probe and Ping. Processes may overwrite each other's entry
-// there.
+// probeKey is the key of probe and Ping. Processes may overwrite each other's entry there.
 const probeKey = "\x00probe"
 
 var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
@@ -168,7 +165,6 @@ func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commi
 	return r.commit(ctx, it) // with the value
 }
 
-// A touching is the outcome of a Touch.
 type touching uint8
 
 const (
@@ -213,8 +209,6 @@ func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome 
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
-// confirmThere reads the store: commitTaken if the entry is wanted, commitNotTaken if the store is
-// silent, else commitFenced.
 func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := r.read(ctx, r.budget)
 	switch {

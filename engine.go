@@ -18,8 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the cache below both faces, from its making to its end: its tiers, its ways to the
-// store and the locker, and its keys.
+// This file is the cache below both faces, from its making to its end, with its tiers, engines and keys.
 
 type engine[V any] struct {
 	settings
@@ -93,7 +92,6 @@ func (e *engine[V]) newGate(kind observe.Engine) *gate.Gate {
 
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
-// tellBreaker returns the function that reports a gate's changes to the observers.
 func (e *engine[V]) tellBreaker(kind observe.Engine) func(from, to gate.State) {
 	return func(from, to gate.State) {
 		if len(e.observers.breaker) == 0 {
@@ -107,7 +105,6 @@ func (e *engine[V]) tellBreaker(kind observe.Engine) func(from, to gate.State) {
 	}
 }
 
-// evicted returns the function that reports evictions from the near tier, nil without observers.
 func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	if len(e.observers.evict) == 0 {
 		return nil
@@ -131,7 +128,6 @@ func (e *engine[V]) behind(f func()) {
 	}
 }
 
-// engineKey returns the key in Store and Locker.
 func (e *engine[V]) engineKey(key string) string {
 	if e.Namespace == "" {
 		return key
@@ -165,8 +161,7 @@ func (e *engine[V]) close() {
 	first := !e.closed
 	e.closed = true
 	e.mu.Unlock()
-	// The flights end before anything else, so that no engine's silence is reported for them, see
-	// run.noAnswer.
+	// The flights end first, so that no engine's silence is reported for them, see run.noAnswer.
 	e.shards.whole(e.shut, func(s *shard[V]) {
 		s.closed = true
 		for _, w := range s.witnesses {

@@ -90,7 +90,6 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 	return r.engine.afterSweeps(r.key, it)
 }
 
-// unmarshalTo gives the item its value. It returns false if the Codec refuses the bytes.
 func (r *run[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
 	err := fault.Guard(func() (err error) {
 		it.Value, err = r.engine.unmarshal(value)

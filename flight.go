@@ -16,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// This file is the collapse: the callers of one key in one process share a flight. It has the
-// flight's fields, the states that callers see, and the flight's end.
+// This file is the collapse: the callers of one key in one process share a flight.
 //
 // x/sync/singleflight cannot carry the promises. Its callers wait without a context, and a panic ends
 // the process. No answer comes before the end (a stale item, a response that is being written).
@@ -111,7 +110,6 @@ type flightState[V any] struct {
 	err    error   // see failure
 }
 
-// failure returns the error for the flight's callers, nil after errAgain.
 func (s *flightState[V]) failure() error {
 	if s.err == errAgain {
 		return nil
@@ -119,7 +117,6 @@ func (s *flightState[V]) failure() error {
 	return s.err
 }
 
-// served reports whether the flight has landed with a fresh or stale value.
 func (s *flightState[V]) served(now instant) bool {
 	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
 }
@@ -222,9 +219,8 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	budget := gate.NewBudget(e.EngineTimeout)
 	// The load may have outlasted the trust in the log, and the latest caller has asked just now.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
-	// By this process's clock the lease is over: the process was paused, or the locker. Another
-	// process may have the lease and a value, and the renewal that would tell may be as late as this
-	// load.
+	// By this process's clock the lease is over: the process was paused, or the locker. Another process
+	// may have the lease and a value, and the renewal that would tell may be as late as this load.
 	return late && f.fenced(ctx, budget, epoch)
 }
 
@@ -241,9 +237,8 @@ func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint6
 	return err == nil && fenced
 }
 
-// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation
-// elsewhere would show only at the commit, and callers that asked after it would join. asked is the
-// time of the last confirmation.
+// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation elsewhere
+// would show only at the commit, and callers that asked after it would join.
 func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, asked instant) {
 	e := f.engine
 	for {
@@ -268,8 +263,7 @@ func (f *flight[V]) vouchFor(ctx context.Context, it *items.Item[V], epoch uint6
 	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
 }
 
-// vouched lets callers join that began before joinable, or no more callers if fenced. It returns
-// false if no more confirmation is needed.
+// vouched lets callers join that began before joinable, or no more callers if fenced.
 func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -285,11 +279,9 @@ func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bo
 	return true
 }
 
-// streaming reports whether the load has published its value.
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// giveUp cancels the load. It returns false for a load that has published. The lock keeps the load from
-// publishing in between.
+// giveUp cancels a load that has not published. The lock keeps the load from publishing in between.
 func (f *flight[V]) giveUp(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -300,9 +292,8 @@ func (f *flight[V]) giveUp(cause error) bool {
 	return true
 }
 
-// beginLoading makes l the load under way. It returns false if the key was invalidated since the last
-// look, unless l is the last load. It returns false on a closed cache: Close may have ended the
-// flight that had the slot before.
+// beginLoading makes l the load under way, unless the key was invalidated since the last look or the
+// cache is closed: Close may have ended the flight that had the slot before.
 func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	f := r.flight
 	f.shard.mu.Lock()
@@ -331,8 +322,7 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	spared := e.afterSweeps(f.key, it)
-	// A soft sweep during the load has left no open window. No caller that asked since may have the
-	// item.
+	// A soft sweep during the load has closed all windows. No caller that asked since may have the item.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
 	if swept {
 		f.witness.generation++
@@ -430,7 +420,6 @@ func (f *flight[V]) leave() {
 	}
 }
 
-// setElected makes the flight go on without callers.
 func (f *flight[V]) setElected() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -438,9 +427,8 @@ func (f *flight[V]) setElected() {
 }
 
 // landing waits until the flight has landed, unless it is unlisted, and returns the flight's result, or
-// nil. A caller whose response broke off before the caller read anything then finds the flight's
-// result. The wait is short: the cause of the break has ended the load, or its time, or has unlisted
-// the flight.
+// nil. A caller whose response broke off before the caller read anything then finds the flight's result.
+// The wait is short: the cause of the break has ended the load, or its time, or has unlisted the flight.
 func (f *flight[V]) landing(ctx context.Context) (*items.Item[V], error) {
 	for {
 		f.shard.mu.Lock() // land changes the state, and then unlists
@@ -457,8 +445,7 @@ func (f *flight[V]) landing(ctx context.Context) (*items.Item[V], error) {
 	}
 }
 
-// A callerCount is the number of calls that wait for a flight. A call that reads the published value
-// does not count.
+// A callerCount counts the calls that wait for a flight, without the readers of its published value.
 type callerCount struct {
 	n    atomic.Int64
 	all  atomic.Int64                  // calls that have ever joined
@@ -472,7 +459,6 @@ func (c *callerCount) joined() {
 
 func (c *callerCount) ever() int { return int(c.all.Load()) }
 
-// left takes a call off, and reports whether it was the last.
 func (c *callerCount) left() (last bool) {
 	if c.n.Add(-1) > 0 {
 		return false

@@ -37,8 +37,7 @@ type hedgeState struct {
 	lease driver.Lease // the hedge's lease, nil without a hedge
 }
 
-// hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as
-// slow.
+// hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as slow.
 func (r *run[V]) hedgeAfter() time.Duration {
 	e := r.engine
 	if e.Hedge == 0 || e.Locker == nil {
@@ -131,8 +130,7 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 
 // rival returns a channel that is closed after another process's commit of a later epoch. A holder
 // always watches, however little it knows of builds: another process begins the hedge by its own
-// knowledge. rival looks after each notice, and polls as waiting processes do. The first poll comes
-// at minHedge, when a hedge may begin.
+// knowledge. The first poll comes at minHedge, when a hedge may begin.
 func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})

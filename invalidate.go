@@ -6,8 +6,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/page"
 )
 
-// This file is invalidation by the HTTP face: by URL, by prefix and by tag. internal/page turns URLs
-// into keys.
+// This file is invalidation by the HTTP face. internal/page turns URLs into keys.
 
 // Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL
 // "http://host/path?query" also means https.

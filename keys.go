@@ -38,9 +38,8 @@ func checkParameters(option string, names []string) {
 	}
 }
 
-// SortedQuery sorts the query parameters by decoded name. Parameters of the same name keep their order.
-// A query with a parameter refused by [net/url.ParseQuery] stays as sent. Handlers must ignore the
-// order of names.
+// SortedQuery sorts the query parameters by decoded name, and keeps the order of equal names. A query
+// with a parameter refused by [net/url.ParseQuery] stays as sent. Handlers must ignore the names' order.
 func SortedQuery() KeyRule { return KeyRule{keyrules.Rule{Sorts: true}} }
 
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such a

@@ -48,8 +48,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		return outcomeOutdated
 	}
 	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
-		// The store will not take this value. Waiting processes would wait in vain, for this holder
-		// and the next.
+		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
 	if epoch == 0 || e.Locker != nil && lease == nil {
@@ -169,9 +168,8 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	}
 }
 
-// startLoad starts the load, the lease's keeper and the confirmation of the offer. lost is closed
-// when another process has the lease. result is nil if the key was invalidated since the claim, or
-// the cache is closed.
+// startLoad starts the load, the lease's keeper and the confirmation of the offer. result is nil if the
+// key was invalidated since the claim, or the cache is closed.
 func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e := r.engine
 	// An Elector's request, and an election before the claim, asked for a length without the present
@@ -206,9 +204,8 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	return result, lost
 }
 
-// finish commits the load's result and ends the flight with the result. It returns false if the
-// store, or an invalidation here, is later. No caller gets the result then, and the flight looks
-// again.
+// finish commits the load's result and ends the flight with the result. It returns false if the store,
+// or an invalidation here, is later. No caller gets the result then, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.Now() // the value's age counts from here
@@ -260,7 +257,6 @@ func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 	return true
 }
 
-// finishFound is finish for a value, or for ErrNotFound.
 func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	it := &items.Item[V]{
@@ -293,8 +289,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	if r.leading.refused++; r.leading.refused < maxRefused {
 		return false
 	}
-	// The value is only for callers that asked before the load: each cause of a refusal came after
-	// them.
+	// The value is only for callers that asked before the load: each cause of a refusal came after them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
 	r.give(&given, e.clock.Instant(l.began))
@@ -327,8 +322,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	return true
 }
 
-// finishTold is finishFailed for a failure that other processes are told of. It returns false for a
-// void load.
+// finishTold is finishFailed for a failure told to other processes. It returns false for a void load.
 func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembered bool, epoch uint64) bool {
 	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
 	if it == nil {
@@ -379,8 +373,7 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 	}
 }
 
-// finishUntold is finishFailed for a failure that no other process is told of. It returns false for a
-// void load.
+// finishUntold is finishFailed for a failure told to no other process. It returns false for a void load.
 func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch uint64) bool {
 	l := r.current // before lookAnew, which sets current to nil
 	// The stale item that answers instead of the failure may have been invalidated during the load,
@@ -399,9 +392,8 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 	return r.settle(it)
 }
 
-// trustedUntold is items.Item.TrustedUntil of a failure that is not committed. No commit checks whether
-// the key was invalidated elsewhere after the claim, so the trust counts from the claim. It counts
-// from now after a Fencer was asked, unless the Fencer reports something later.
+// trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key
+// was invalidated elsewhere after the claim, so the trust counts from the claim or the Fencer's answer.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
@@ -412,9 +404,8 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 	return e.trustedUntil(asked)
 }
 
-// failureOf returns the item of a failure. Beside a present item the failure keeps the item's
-// position, so that later sweeps count against the item. A failure that is not remembered has no
-// pause before the next try.
+// failureOf returns the item of a failure. Beside a present item the failure keeps the item's position,
+// so that later sweeps count against the item.
 func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
 	e := r.engine
 	it := &items.Item[V]{Position: r.witness.position}

@@ -38,9 +38,8 @@ func (r *run[V]) usual() time.Duration {
 	return r.engine.builds.Usual()
 }
 
-// soonest is the least expected time: as the last rebuild took, or else as all but a quarter of this
-// process's rebuilds. 0 is unknown. By the median, polls would see a short build late where most are
-// long.
+// soonest is usual with the lower quartile of this process's rebuilds in place of their median. By the
+// median, polls would see a short build late where most are long.
 func (r *run[V]) soonest() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last
@@ -110,7 +109,6 @@ func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience
 	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(patience), func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
-// releaseBehind releases the flight's lease, if any, on another goroutine.
 func (r *run[V]) releaseBehind(ctx context.Context) {
 	if lease := r.leading.lease; lease != nil {
 		r.leading.lease = nil
@@ -126,8 +124,7 @@ func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	}
 }
 
-// giveBack releases a lease, also after the end of ctx. If the locker is silent, releaseLater
-// follows.
+// giveBack releases a lease, also after the end of ctx. If the locker is silent, releaseLater follows.
 func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
@@ -136,9 +133,8 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budge
 	return err
 }
 
-// releaseLater releases a lease of a silent locker. It tries when the breaker closes, and after each
-// gate.Pause, until the locker answers or the lease has run out. The key's next holder, also in this
-// process, waits until then.
+// releaseLater releases a lease of a silent locker, or tries until the lease has run out. The key's next
+// holder, also in this process, waits until then.
 func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()

@@ -30,8 +30,6 @@ type loaded[V any] struct {
 	took  time.Duration
 }
 
-// lifetime returns the windows of the product. A value with a validator is kept for validatorKeep
-// more, for the next load.
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
@@ -40,7 +38,6 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-// A loadRun is a run of the user's load for a flight.
 type loadRun[V any] struct {
 	*chain.Load
 	attempt attempt[V]
@@ -50,9 +47,8 @@ type loadRun[V any] struct {
 	result  chan loaded[V]
 }
 
-// start runs the flight's load and sends its result once. The channel has room for the result, or
-// an abandoned load would leak its goroutine. start calls free when the load has returned or told
-// its result.
+// start runs the flight's load and sends its result once. The channel has room for the result, or an
+// abandoned load would leak its goroutine. free is called when the load has returned or told.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	l := &loadRun[V]{
 		Load:   chain.NewLoad(ctx, a.engine.slots, &a.flight.askers),

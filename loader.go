@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file has loads that start from the previous value and return more than a value: its lifetime,
-// its tags and its validator.
+// This file has loads that start from the previous value and return more than a value.
 
 // A Request asks a load for a key.
 type Request[V any] struct {
@@ -54,7 +53,6 @@ func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], e
 	return newCache(richLoad[V](load), o)
 }
 
-// A richLoad is a user's load of requests.
 type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
 
 func (l richLoad[V]) bind() loader[V] {
@@ -64,7 +62,6 @@ func (l richLoad[V]) bind() loader[V] {
 	}
 }
 
-// requestOf returns the request of a load that starts from an item; nil: there is none.
 func requestOf[V any](key string, from *items.Item[V]) Request[V] {
 	r := Request[V]{Key: key}
 	if from != nil && from.Held && from.Kind == driver.KindValue {
@@ -76,7 +73,6 @@ func requestOf[V any](key string, from *items.Item[V]) Request[V] {
 	return r
 }
 
-// product returns the product of a load of key that started from an item and returned r and err.
 func (r Result[V]) product(key string, from *items.Item[V], err error) (product[V], error) {
 	p := product[V]{value: r.Value}
 	if r.Freshness != nil {

@@ -51,7 +51,6 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	return outcomeNothing
 }
 
-// discount takes the flight off the count of flights that have not looked yet.
 func (r *run[V]) discount() {
 	if r.queues && !r.looking.discounted {
 		r.looking.discounted = true
@@ -94,8 +93,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		// confirmed the item now.
 		held = known.Found(durations.Add(now, e.NearTTL))
 		// During an outage no caller waits for the flight that probes the store. After two seconds
-		// without a failure the store is asked first: another process may have invalidated the key
-		// meanwhile.
+		// without a failure the store is asked first: another process may have invalidated the key.
 		if held.Held && e.store.Fails(r.key) {
 			r.offer(held, false)
 		}
@@ -213,10 +211,9 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	}
 }
 
-// newEnough reports whether another process's load began after this flight began to wait. If so, it
-// sets r.enough. The value
-// then answers the waiting callers whatever they want, as the flight's own load would. Otherwise each
-// process with a client that wants a new value would load after the other.
+// newEnough reports whether another process's load began after this flight began to wait. If so, it sets
+// r.enough. The value then answers the waiting callers whatever they want, as the flight's own load
+// would. Otherwise each process with a client that wants a new value would load after the other.
 //
 // The order of events: this flight finds a holder at waiting.since. The holder's load began before,
 // and commits first. The next committer claimed after this first commit, so the next load is new
@@ -239,7 +236,6 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	return true
 }
 
-// A storeReply is the store's answer for a key, with the time of the request.
 type storeReply struct {
 	entry driver.Entry
 	asked instant
@@ -255,8 +251,7 @@ func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	return storeReply{entry, asked, err}
 }
 
-// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store
-// can.
+// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
 func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	r.followLogAhead(ctx, r.logAge())
 	if there := r.looking.prefetched; there != nil {

@@ -67,7 +67,6 @@ func (l *lookout) add(p *plannedLook) {
 	p.place = l.plans.PushBack(p)
 }
 
-// remove removes a look. It returns false if the look is not planned, or under way.
 func (l *lookout) remove(p *plannedLook) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,8 +94,7 @@ func (l *lookout) take(now instant) (taken []*plannedLook) {
 	return taken
 }
 
-// lookTogether makes the planned look, which is due, and other flights' looks. It reports whether the
-// flight has ended.
+// lookTogether makes the due look and other flights' looks. It reports whether the flight has ended.
 func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	e := r.engine
 	if p.reply == nil {
@@ -120,8 +118,7 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	return r.lookAt(ctx, <-p.reply)
 }
 
-// lookAt is lookAnew with a reply. After a nil reply, or a reply from before an invalidation, it
-// looks.
+// lookAt is lookAnew with a reply. After a nil reply, or a reply from before an invalidation, it looks.
 func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there == nil || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
@@ -157,8 +154,7 @@ func (r *run[V]) readTogether(ctx context.Context) storeReply {
 	return r.read(ctx, r.budget)
 }
 
-// queue adds a look to the queued looks. It reports whether the caller has to make a request for
-// them: each request has room for maxTogether.
+// queue queues a look. It reports whether the caller makes a request: each has room for maxTogether.
 func (l *lookout) queue(p *plannedLook) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -175,7 +171,6 @@ func (l *lookout) unqueue(p *plannedLook) {
 	}
 }
 
-// takeQueued removes and returns the queued looks of one request.
 func (l *lookout) takeQueued() []*plannedLook {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -17,9 +17,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file is a batch: the flights that a call of GetMany, or a batch window, has begun together.
-// The batch reads the store for all its flights before they start, and they load together, see
-// internal/gather.
+// This file is a batch: the flights that a call of GetMany or a batch window begins together. The batch
+// reads the store for all its flights before they start. They load together, see internal/gather.
 
 type batch[V any] struct {
 	engine *engine[V]
@@ -129,7 +128,6 @@ func (b *batch[V]) forgo() {
 	}
 }
 
-// readAndStart reads the store and starts the flights.
 func (b *batch[V]) readAndStart() {
 	<-b.complete
 	if len(b.members) == 0 {
@@ -200,7 +198,6 @@ func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, membe
 	return rest, err
 }
 
-// begin hands the store's reply to the flight's run.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
 		r.looking.prefetched = m.prefetched

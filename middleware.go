@@ -189,7 +189,6 @@ func (o *HTTPOptions) fill() {
 	o.Limits.MaxRebuilds = cmp.Or(o.Limits.MaxRebuilds, 4096)
 }
 
-// options returns the engine's options.
 func (o *HTTPOptions) options() Options {
 	return Options{
 		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
@@ -199,7 +198,6 @@ func (o *HTTPOptions) options() Options {
 	}
 }
 
-// pages returns the options of internal/page.
 func (o *HTTPOptions) pages(s settings) page.Options {
 	po := page.Options{
 		Shared: s.Store != nil, EarlyRefresh: s.EarlyRefresh > 0,
@@ -238,7 +236,6 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 	return po
 }
 
-// tagFields returns the canonical names of the fields with tags.
 func (o *HTTPOptions) tagFields() []string {
 	if o.TagFields == nil {
 		return httpcache.TagFields
@@ -250,7 +247,6 @@ func (o *HTTPOptions) tagFields() []string {
 	return names
 }
 
-// checkFields refuses names that are not field names.
 func checkFields(option string, names []string, example string) {
 	for i, name := range names {
 		if !httpcache.FieldName(name) {
@@ -291,9 +287,8 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 // handler that Handler has returned, or a router or middleware around it. r is a GET, as a client would
 // send it; its header selects the variant. Other clients get the stored response meanwhile.
 //
-// Refresh asks as a client with Cache-Control: no-cache does. The runs of several calls are one, and
-// begin after the call. The end of r's context ends the wait, not the run. An error says why the stored
-// response stays.
+// Refresh asks as a client with Cache-Control: no-cache does. Calls share a run that begins after them.
+// The end of r's context ends the wait, not the run. An error says why the stored response stays.
 func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	return m.pages.Refresh(h, r)
 }

@@ -8,21 +8,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file puts items into the near tier, says how long they are trusted there, and reads them for
-// Peek.
+// This file puts items into the near tier, says how long they are trusted, and reads them for Peek.
 
 // weigh sets an item's weight once. It runs before the locks under which the near tier reads
 // weights, because Options.Size is user code.
 func (e *engine[V]) weigh(key string, it *items.Item[V]) { it.Weigh(key, e.size) }
 
-// itemDueEarly reports by chance whether to rebuild a fresh item now.
 func itemDueEarly[V any](it *items.Item[V], now instant, beta float64) bool {
 	return dueEarly(it.FreshUntil-now, it.Build, beta)
 }
 
-// putNear puts a flight's last item into the near tier in place of any other. It ignores the
-// other's epoch: the store has confirmed the new item or is silent, and a store that lost its data
-// may count anew.
+// putNear puts a flight's last item into the near tier in place of any other, whatever its epoch: the
+// store has confirmed the new item or is silent, and a store that lost its data may count anew.
 func (e *engine[V]) putNear(key string, it *items.Item[V], callers int) {
 	e.near.Put(key, it.Forgetting(e.clock.Now()), callers)
 }
@@ -42,8 +39,7 @@ func (e *engine[V]) holdsNear(key string, it *items.Item[V]) bool {
 	return there.Epoch == it.Epoch
 }
 
-// trustedUntil returns the instant until which the near tier trusts an answer of the store from the
-// time now.
+// trustedUntil is the instant until which the near tier trusts the store's answer from the time now.
 func (e *engine[V]) trustedUntil(now instant) instant {
 	if e.Store == nil {
 		return forever
@@ -51,7 +47,6 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
 }
 
-// peek returns the near tier's value of a key within its windows, and its age.
 func (e *engine[V]) peek(key string) (value V, age time.Duration, ok bool) {
 	it, now := e.near.Peek(key)
 	if it == nil || it.Kind != driver.KindValue || now >= max(it.FreshUntil, it.StaleUntil, it.ErrorUntil) {

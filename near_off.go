@@ -31,8 +31,7 @@ func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	return now < it.TrustedUntil
 }
 
-// doubt makes the flight ask the store again, for a later call. It does nothing with the near tier
-// on.
+// doubt makes the flight ask the store again, for a later call. It does nothing with the near tier on.
 func (f *flight[V]) doubt() {
 	select {
 	case f.doubts <- struct{}{}:
@@ -48,8 +47,7 @@ func (f *flight[V]) doubtValue() {
 	}
 }
 
-// answerDoubts asks the store after each doubt. It ends with ctx, or when the store can say nothing
-// later.
+// answerDoubts asks the store after each doubt, until ctx ends or the store can say nothing later.
 func (f *flight[V]) answerDoubts(ctx context.Context) {
 	e := f.engine
 	for {

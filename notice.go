@@ -14,11 +14,9 @@ import (
 )
 
 // This file is the notices of other processes' writes (driver.Notifier). A notice brings a waiting
-// flight its value, and moves the near tier forward. Notices only make things sooner: looks make up
-// for lost notices.
+// flight its value, and moves the near tier forward. Looks make up for lost notices.
 
-// listen hears the store's notices until the engine closes. It is called before the engine's first
-// use.
+// listen hears the store's notices until the engine closes. It is called before the engine's first use.
 func (e *engine[V]) listen() {
 	notifier, ok := e.Store.(driver.Notifier)
 	if !ok {
@@ -63,8 +61,7 @@ func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
 	return n.carriesEntry() && now < durations.Add(n.made, nearTTL)
 }
 
-// receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a
-// panic.
+// receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
 func (e *engine[V]) receive(n driver.Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {
@@ -75,7 +72,6 @@ func (e *engine[V]) receive(n driver.Notice) {
 	}
 }
 
-// applyNotice gives the notice to the log of sweeps, to the key's flight, or to the near tier.
 func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
 	n := timedNotice{notice, e.clock.Instant(notice.Made)}
 	if key == sweeplog.Key && e.sweeps != nil {
@@ -106,8 +102,7 @@ func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
 }
 
 // deliverNotice hands a notice to the key's flight. Without a flight it returns the near item, and a
-// witness, if the notice is later. A notice of an invalidation voids the key. A process without the key
-// stays without it.
+// witness, if the notice is later. A process without the key stays without it.
 func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[V], w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()

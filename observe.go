@@ -54,8 +54,7 @@ func newObservers(all []observe.Observer) observers {
 	return o
 }
 
-// attach calls the observers' Attach. After a failure it closes the engine, which is not in use
-// yet, and panics.
+// attach calls the observers' Attach. After a failure it closes the engine, not yet in use, and panics.
 func (e *engine[V]) attach() {
 	attached := false
 	defer func() {
@@ -92,7 +91,6 @@ func (e *engine[V]) detach() {
 	}
 }
 
-// tell calls an observer's function. Its panic goes to OnError.
 func (e *engine[V]) tell(key string, f func()) {
 	if err := fault.Guard(func() error { f(); return nil }); err != nil {
 		e.OnError(key, &keyError{"telling an observer of", key, err})
@@ -116,8 +114,7 @@ func (e *engine[V]) tellServe(ctx context.Context, s observe.Serve) {
 	}
 }
 
-// tell is not inlined, like all code for observers only: a herd waits on the frames around the
-// code.
+// tell is not inlined, like all code for observers only: a herd waits on the frames around the code.
 //
 //go:noinline
 func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
@@ -265,8 +262,7 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	return context.WithValue(watched, watchedKey{}, watched)
 }
 
-// unwatchLoad reports the end of the load. ended is true if the flight has ended with the load's
-// result.
+// unwatchLoad reports the end of the load. ended is true if the flight has ended with the load's result.
 func (r *run[V]) unwatchLoad(ended bool) {
 	w, e := r.watched, r.engine
 	if r.watched = nil; w == nil {
@@ -323,8 +319,7 @@ func (c watchedContext) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// watchedFrom returns ctx with the values of the rebuild's observed context, except for the key
-// own. Without observers it returns ctx.
+// watchedFrom returns ctx with the values of the rebuild's observed context, except for the key own.
 func watchedFrom(ctx, ofRebuild context.Context, own any) context.Context {
 	if watched, ok := ofRebuild.Value(watchedKey{}).(context.Context); ok {
 		return watchedContext{ctx, watched, own}

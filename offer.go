@@ -9,8 +9,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the offer: the stale item for callers whose patience ends, confirmed while the key is
-// rebuilt.
+// This file is the offer: the stale item at the end of a caller's patience, confirmed during a rebuild.
 
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
@@ -78,8 +77,7 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	}
 }
 
-// confirmOffer asks the store once about the offer. It returns false without an offer, or after ctx's
-// end.
+// confirmOffer asks the store about the offer. It returns false without an offer, or after ctx's end.
 func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e := f.engine
 	offered := f.state.Load().offered
@@ -95,8 +93,7 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(there.err, ErrUnavailable):
-		// A silent store cannot say that the item is void, also not to the callers that came
-		// meanwhile.
+		// A silent store cannot say that the item is void, also not to the callers that came meanwhile.
 		confirmed.TrustedUntil = max(confirmed.TrustedUntil, e.clock.Now()+1)
 	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)

@@ -16,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file has the options of both faces and of a fleet. It fills in the defaults and refuses options
-// that cannot be meant.
+// This file has the options of a Cache, a Fleet and its Limits, with their defaults and their checks.
 
 // Options configure a [Cache]. Only TTL is required. A negative value is refused unless its field's
 // comment mentions it. docs/options.md has the details.
@@ -126,7 +125,6 @@ type settings struct {
 	eachCall    bool // each call asks the store: NearTTL was negative
 }
 
-// refuse panics because of an option.
 func refuse(field string, value any, must string) {
 	panic(fmt.Errorf("bellwether: %s is %v; it must %s", field, value, must))
 }
@@ -183,7 +181,6 @@ func (o *Options) fillTimes(options string) {
 	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.Fleet.LeaseTTL))
 }
 
-// A rule is a condition on an option.
 type rule struct {
 	option string
 	value  any
@@ -191,7 +188,6 @@ type rule struct {
 	must   string
 }
 
-// checkRules panics for the first broken rule.
 func checkRules(options string, rules []rule) {
 	for _, r := range rules {
 		if r.broken {
@@ -243,7 +239,6 @@ func (f *Fleet) fillEngine() {
 	}
 }
 
-// tellAll returns an OnError that calls all the functions.
 func tellAll(told []func(key string, err error)) func(key string, err error) {
 	return func(key string, err error) {
 		for _, f := range told {

@@ -64,7 +64,6 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	}
 }
 
-// takeFreeSlot takes a slot without waiting, and reports whether the flight has one.
 func (r *run[V]) takeFreeSlot() bool {
 	if r.slot == nil {
 		r.slot = r.slots().Try()

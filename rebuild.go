@@ -99,7 +99,6 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 	panic(fmt.Sprintf("bellwether: a flight has come to the state %q", s)) // transitions lacks a row
 }
 
-// ending is outcomeAnswered if the flight has ended, and outcomeOutdated otherwise.
 func ending(ended bool) rebuildOutcome {
 	if ended {
 		return outcomeAnswered
@@ -114,8 +113,7 @@ type run[V any] struct {
 	// storeDown is true if the last look or claim had no answer. The flight then goes on without
 	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
-	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot
-	// over when the load begins.
+	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot over.
 	slot    func()
 	began   instant
 	planned *plannedLook

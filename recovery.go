@@ -4,8 +4,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the recovery of an origin. The pauses of its failed keys, which grew in the outage,
-// end.
+// This file is the recovery of an origin. The pauses of its failed keys, which grew in the outage, end.
 
 // earlyTryAfter returns the EarlyTry of a failure of a key with the item known. pauses is true if the
 // pause is ours to choose.

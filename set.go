@@ -10,9 +10,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is Set: a value goes to the store and then replaces the key's item in this process. A
-// Set is no flight. A flight under way meets it as an invalidation of all earlier epochs, with a
-// value.
+// This file is Set: a value goes to the store and then replaces the key's item in this process. A Set is
+// no flight. A flight under way meets it as an invalidation of all earlier epochs, with a value.
 
 // set puts the value under the key, in the order of invalidate. With the store first, a flight's
 // reads and claims from before the commit are void here, and any later read finds the value or a
@@ -49,7 +48,6 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
 }
 
-// setInStore commits the item to the store and returns its epoch.
 func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V]) (epoch uint64, err error) {
 	if e.Store == nil {
 		return e.nextEpoch(), nil

@@ -20,7 +20,6 @@ type shard[V any] struct {
 	closed    bool
 }
 
-// shards are the shards of an engine.
 type shards[V any] struct {
 	seed maphash.Seed
 	all  [shardCount]shard[V]
@@ -34,12 +33,10 @@ func newShards[V any]() *shards[V] {
 	return s
 }
 
-// of returns the key's shard.
 func (s *shards[V]) of(key string) *shard[V] {
 	return &s.all[maphash.String(s.seed, key)%shardCount]
 }
 
-// ended reports whether the cache is closed.
 func (s *shard[V]) ended() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

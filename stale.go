@@ -59,9 +59,8 @@ func judge(l *items.Lifetime, now instant) verdict {
 	return rebuild
 }
 
-// failed returns the lifetime after a further failed rebuild. The value stays. With an errorTTL of 0
-// the failure is not remembered and prolongs no later pause: without an earlier failure, RetryAt is
-// Born.
+// failed returns the lifetime after a further failed rebuild. The value stays. With an errorTTL of 0 the
+// failure is not remembered and prolongs no later pause: without an earlier failure, RetryAt is Born.
 func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) items.Lifetime {
 	if errorTTL <= 0 {
 		if l.Failures == 0 {

@@ -20,8 +20,7 @@ type standingState struct {
 	ballot *ballot
 }
 
-// A ballot is an Elector's answer without an answering entry. It is silence if lease and held are
-// nil.
+// A ballot is an Elector's answer without an answering entry. It is silence if lease and held are nil.
 type ballot struct {
 	lease driver.Lease
 	epoch uint64
@@ -157,8 +156,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	return storeReply{won.Entry, asked, err}
 }
 
-// declineElection drops the ballot and releases its lease: the flight has ended, looks again, or loads
-// alone.
+// declineElection releases the ballot's lease: the flight has ended, looks again, or loads alone.
 func (r *run[V]) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil

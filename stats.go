@@ -7,7 +7,6 @@ import (
 
 // This file has the counters of a cache. observe.Stats is their snapshot.
 
-// counters are the live values of observe.Stats.
 type counters struct {
 	hits                                       hitCounter
 	stale, misses, collapsed, waitTimeouts     atomic.Uint64

@@ -46,9 +46,8 @@ func (e *engine[V]) meetLog() {
 	})
 }
 
-// followLogAhead follows the log for a flight before it reads its key. A store that answers for
-// many keys gets both keys in one call, and the answer for the flight's key stays in
-// r.looking.prefetched.
+// followLogAhead follows the log for a flight before it reads its key. A store that answers for many
+// keys gets both keys in one call, and the answer for the flight's key stays in r.looking.prefetched.
 func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
 	store, ok := e.Store.(driver.BatchGetter)
@@ -114,8 +113,7 @@ func (e *engine[V]) afterSweeps(key string, it *items.Item[V]) *items.Item[V] {
 	return e.afterSweepsIn(e.sweeps.Log(), key, it)
 }
 
-// afterSweepsIn is afterSweeps with another log. The result has the log's position, so no sweep applies
-// twice.
+// afterSweepsIn is afterSweeps with the log l. The result has its position, so no sweep applies twice.
 func (e *engine[V]) afterSweepsIn(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
 	if it == nil || it.Position >= l.Position() {
 		return it

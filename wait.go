@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is a call's way to its answer: a hit of the near tier, or the key's flight. The call
-// joins or begins the flight, and waits for its answer.
+// This file is a call's way to its answer: a hit of the near tier, or a flight to join or begin.
 
 type served[V any] struct {
 	item  *items.Item[V]
@@ -49,8 +48,7 @@ type waiter[V any] struct {
 	err       error
 }
 
-// waiter begins a call without a near hit. stale may be served when the call's patience ends.
-// Inlining would enlarge the caller's frame by a waiter.
+// waiter begins a call without a near hit. Inlining would enlarge the caller's frame by a waiter.
 //
 //go:noinline
 func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]) *waiter[V] {
@@ -94,9 +92,8 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	return c.answer.item.Answer()
 }
 
-// hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no
-// try is due. early is true for a fresh item that is due for an early rebuild. If ok is false, the
-// item is for the end of the caller's patience, or nil.
+// hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
+// is due. If ok is false, the item is for the end of the caller's patience, or nil.
 func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
 	if it == nil || now >= it.TrustedUntil {
@@ -126,8 +123,7 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 }
 
 // refreshNow is refresh for the near tier's item. The flight takes no value of a load that returned
-// before now. The epoch excludes the near item itself: a store's reply may make the item look younger
-// than it is.
+// before now, nor the near item: a store's reply may make that item look younger than it is.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
 	it, now := e.near.Get(key)
 	if it == nil {
@@ -206,8 +202,7 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	return true
 }
 
-// advance goes as far as possible without a wait. A waiting call waits for news, and for expiry
-// unless nil.
+// advance goes as far as possible without a wait. A waiting call waits for news, and expiry unless nil.
 func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
 	if !c.looked {
 		c.looked = true
@@ -304,8 +299,7 @@ const (
 	flightLanded           // the flight has landed without an answer for the call
 )
 
-// look decides whether a state of the flight answers the call. At expiry the call looks at the same
-// state again.
+// look decides whether the flight's state answers the call. At expiry the call looks at it again.
 func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
@@ -332,8 +326,7 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 		return true
 	}
 	// The call waits for the next flight, and must not count as a caller of this one. A body over its
-	// limit waits until all callers have begun to read, and the call would wait for the end of the
-	// body.
+	// limit waits until all callers have begun to read, and the call would wait for the end of the body.
 	c.leave()
 	if readable {
 		f.doubtValue()
@@ -341,7 +334,6 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 	return false
 }
 
-// lookAtEnd is look for a flight that has landed.
 func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	if err := state.failure(); err != nil {
 		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
@@ -351,8 +343,7 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 		return gotAnswer
 	}
 	// The store's reply may have been under way for longer than the near tier trusts an item, and be
-	// older than this call. A value that was over for new callers (until) during the load is over for
-	// them now too.
+	// older than this call. A value over for new callers during the load (until) stays over for them.
 	over := state.published != nil && c.began >= state.until
 	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)
@@ -361,8 +352,7 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	return flightLanded
 }
 
-// lookAhead is look for a flight that goes on. The call takes a stale item after Patience. Without
-// one the call ends with ErrWaitTimeout after MaxWait.
+// lookAhead is look before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
 func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
@@ -397,8 +387,7 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 	return stillWaiting, expiry
 }
 
-// staleNow returns the stale item that may answer the call now, or nil. The call's own item comes
-// before the flight's offer.
+// staleNow returns the stale item that may answer now. The call's own item comes before the offer.
 func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] {
 	it := c.stale
 	if it == nil {
@@ -422,7 +411,6 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 	return it
 }
 
-// admitted reports whether the call is of the audience.
 func (c *waiter[V]) admitted(to audience.Audience) bool {
 	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
@@ -495,9 +483,8 @@ func (c *waiter[V]) joinCallers(f *flight[V]) {
 	}
 }
 
-// ask records that the call's load waits for the flight. It returns an error if the load would wait
-// for itself. A call with a stale item is not recorded: the stale item answers the call when its
-// patience ends.
+// ask records that the call's load waits for the flight. It returns an error if the load would wait for
+// itself. A call with a stale item is not recorded: the item answers when its patience ends.
 func (c *waiter[V]) ask(f *flight[V]) error {
 	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
 		return nil

@@ -27,7 +27,6 @@ type waitingState struct {
 // sees reports whether the epoch is of a change since the flight began to wait.
 func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
 
-// waitFor makes held the holder that the flight waits for. The first call begins the wait.
 func (r *run[V]) waitFor(held *driver.HeldError) {
 	e, w := r.engine, &r.waiting
 	if w.holder == nil {
@@ -47,8 +46,7 @@ const (
 	// electPause is how often a flight stands for election if its locker cannot push: the holder may
 	// have given up without a word.
 	electPause = 500 * time.Millisecond
-	// lookPause is how often a flight looks although its locker pushes: a push may be lost with its
-	// engine.
+	// lookPause is how often a flight looks although its locker pushes: a push may die with its engine.
 	lookPause = time.Second
 	// noticeLag is the wait for the store's notice after the lease is free. Notice and release come
 	// on two connections, and the release, sent later, may arrive first. A look for a value that is
@@ -79,8 +77,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 	e.enter(r.key, phaseWaiting)
 
 	until := r.leaseOver(began, wake != nil)
-	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a
-	// pause.
+	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
 	late := w.hedge.late(began)
@@ -124,7 +121,6 @@ func (r *run[V]) freed(earliest instant) time.Duration {
 	return earliest - e.clock.Now()
 }
 
-// late returns the channel that fires when a hedge is due, nil without a hedge.
 func (h *hedgeState) late(now instant) <-chan time.Time {
 	if h.at == 0 || h.tried {
 		return nil
@@ -152,8 +148,7 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	e, w := r.engine, &r.waiting
 	pause := lookPause
-	// The locker pushes when the holder is done. A hedge may commit earlier, and only looks find its
-	// value.
+	// The locker pushes when the holder is done. Only looks find a value that a hedge commits earlier.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}

@@ -10,7 +10,6 @@ import (
 // This file is the batch window: the flights that calls of Get and GetMany begin in this process
 // within Options.BatchWindow load in one batch.
 
-// A window gathers flights into batches.
 type window[V any] struct {
 	engine *engine[V]
 	load   batchLoad[V]

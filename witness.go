@@ -46,7 +46,6 @@ func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(cont
 // maxInvalidations is the most keys that one call invalidates at a time.
 const maxInvalidations = 16
 
-// invalidateAll is invalidate for several keys. It returns an error, or nil, for each.
 func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	errs := make([]error, len(keys))
 	var g errgroup.Group
@@ -62,7 +61,6 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	return errs
 }
 
-// voidAll is voidKey for every epoch.
 func (e *engine[V]) voidAll(key string) {
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -70,8 +68,7 @@ func (e *engine[V]) voidAll(key string) {
 	e.voidKey(s, key, math.MaxUint64)
 }
 
-// voidKey drops the key's item, and makes work on the key void. Later epochs stay. s, the key's shard,
-// is locked.
+// voidKey drops the key's item, and makes work on the key void. Later epochs stay. s is locked.
 func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)

@@ -29,10 +29,9 @@ type Elector interface {
 
 	// CommitAndRelease commits e and, if the commit succeeds, releases lease, in a single step.
 	//
-	// The commit does not depend on the lease. After the end of the lease the commit still
-	// succeeds, and the lease of a later holder stays. An error leaves the lease as before.
-	// Repeating a call with the same arguments after a lost reply is safe and succeeds, as with
-	// Commit.
+	// The commit does not depend on the lease. After the end of the lease the commit still succeeds, and
+	// the lease of a later holder stays. An error leaves the lease as before. Repeating a call with the
+	// same arguments after a lost reply is safe and succeeds, as with Commit.
 	CommitAndRelease(ctx context.Context, key string, e Entry, lease Lease) error
 }
 

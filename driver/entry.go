@@ -30,7 +30,6 @@ const (
 // An Entry is the content of a [Store] under one key. All its times are durations on one axis, the
 // age of the value, so clocks of different machines are never compared.
 type Entry struct {
-	// Kind is the content of the entry.
 	Kind EntryKind
 	// Value is the encoded value if Kind is KindValue.
 	Value []byte
@@ -57,16 +56,14 @@ type Entry struct {
 	// of the log apply to the value.
 	Sweep uint64
 
-	// Failures is the number of rebuilds failed in a row since the value was built. It is 0 if the
-	// last rebuild succeeded.
+	// Failures counts the failed rebuilds in a row since the value was built. A success makes it 0.
 	Failures uint32
 	// RetryAge is the age of the next try, if Failures > 0. No process tries before it.
 	RetryAge time.Duration
 	// Failure is the text of the last failure, if Failures > 0.
 	Failure string
 
-	// Validator is the source's name for this version of the value, such as an entity tag. It is
-	// empty if the source has none.
+	// Validator is the source's name for this version of the value, such as an entity tag, or empty.
 	Validator string
 	// Tags are names for invalidating the value together with other values.
 	Tags []string
@@ -122,8 +119,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // entrySum is the checksum of an entry under the key. rest is the bytes behind the checksum.
 func entrySum(key string, rest []byte) uint32 {
-	// A conversion would copy the key: the compiler cannot see that the table's function keeps none
-	// of it.
+	// A conversion would copy the key: the compiler cannot see that the table's function keeps nothing.
 	of := crc32.Checksum(unsafe.Slice(unsafe.StringData(key), len(key)), castagnoli)
 	return crc32.Update(of, castagnoli, rest)
 }
@@ -211,7 +207,6 @@ func (e *Entry) Decode(key string, data []byte) error {
 	return nil
 }
 
-// A headerReader reads the fields of a header in order. Fields past the end are zero.
 type headerReader struct {
 	left []byte
 	bad  bool

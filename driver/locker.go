@@ -6,20 +6,17 @@ import (
 	"time"
 )
 
-// This file is the contract of elections. The adapters below lockers/ implement it, and
-// lockers/lockertest tests them.
+// This file is the contract of elections. The adapters below lockers/ implement it.
 
 var (
 	// ErrHeld means that another holder has the lease. It comes wrapped in a [HeldError].
 	ErrHeld = errors.New("bellwether: lease is held by another")
 
-	// ErrLeaseLost means that the lease ended before its release: it expired, or another holder
-	// took it over.
+	// ErrLeaseLost means that the lease ended before its release: it expired, or another holder took it.
 	ErrLeaseLost = errors.New("bellwether: lease lost")
 )
 
-// A Locker elects one holder per key across processes. The [Store], not the Locker, refuses writes
-// of former holders.
+// A Locker elects one holder per key across processes. The [Store] refuses writes of former holders.
 //
 // A Locker is safe for concurrent use. Keys are arbitrary strings, including the empty string. An
 // adapter hashes keys unfit for its engine. Every method returns as soon as ctx ends, even if the
@@ -37,8 +34,7 @@ type Locker interface {
 	TryAcquire(ctx context.Context, key string, ttl time.Duration) (Lease, error)
 }
 
-// A Lease is the right to rebuild one key for a limited time. Its methods are safe for concurrent
-// use.
+// A Lease is the right to rebuild one key for a limited time. Its methods are safe for concurrent use.
 type Lease interface {
 	// Renew moves the end of the lease to ttl after the call.
 	//
@@ -61,8 +57,7 @@ type Lease interface {
 // docs/engines.md lists the promises of each engine's tokens: their order, and the losses they
 // survive. Bellwether itself does not need tokens: its resource is the Store, with epochs.
 type Tokener interface {
-	// Token returns the fencing token of the lease. A later lease on the same key has a greater
-	// token.
+	// Token returns the fencing token of the lease. A later lease on the same key has a greater token.
 	Token() uint64
 }
 
@@ -79,8 +74,7 @@ type HeldError struct {
 	// Key is the argument of TryAcquire.
 	Key string
 
-	// Until is the announced end of the lease, unless renewed, on the monotonic clock of this
-	// process.
+	// Until is the announced end of the lease, unless renewed, on the monotonic clock of this process.
 	//
 	// Until counts from after the engine's reply, so it is never earlier than the end known to the
 	// holder. It is zero if the engine does not tell.

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// This file is the contract of the shared tier. The adapters below stores/ implement it, and
-// stores/storetest tests them.
+// This file is the contract of the shared tier. The adapters below stores/ implement it.
 
 var (
 	// ErrNotFound means that the key has no entry. A load returns or wraps it for a missing thing;
@@ -25,17 +24,15 @@ var (
 	ErrTooLarge = errors.New("bellwether: value too large for the store")
 )
 
-// A Store keeps encoded entries for a fleet, and an epoch counter and a floor for each key. Epochs
-// order the rebuilds of a key: Claim issues an epoch, and Commit accepts only epochs above the
-// floor.
+// A Store keeps encoded entries for a fleet, and an epoch counter and a floor for each key. Epochs order
+// the rebuilds of a key: Claim issues an epoch, and Commit accepts only epochs above the floor.
 //
 // A Store is safe for concurrent use. Keys are arbitrary strings, including the empty string. Every
 // method returns as soon as ctx ends, even if the engine's client ignores contexts. Every error
 // except the errors named below means that the engine did not answer.
 type Store interface {
-	// Get returns the entry under key, with its Age as of now. If the key has no entry, the error
-	// is ErrNotFound. If the bytes are not an entry, the error wraps ErrCorrupt. The caller does
-	// not modify Value.
+	// Get returns the entry under key, with its Age as of now. The error is ErrNotFound without an
+	// entry, and wraps ErrCorrupt if the bytes are not an entry. The caller does not modify Value.
 	Get(ctx context.Context, key string) (Entry, error)
 
 	// Claim opens a rebuild: it returns the present entry and a new epoch. The entry is the zero
@@ -97,9 +94,8 @@ type Fencer interface {
 // with an unchanged value then does not send the value again.
 type Toucher interface {
 	// Touch commits e with the Value of the present entry, if the present entry has the epoch of.
-	// e.Value is not used, and e.Kind is KindValue. As with Commit, Touch raises the floor to
-	// e.Epoch, the age and the life of the entry start again from e, and a Notifier reports the
-	// change.
+	// e.Value is not used, and e.Kind is KindValue. As with Commit, Touch raises the floor to e.Epoch,
+	// the age and the life of the entry start again from e, and a Notifier reports the change.
 	//
 	// Touch returns ErrFenced where Commit does: for an epoch below the floor, an epoch never
 	// issued, and a forgotten claim. Touch returns ErrNotFound and writes nothing if the present
@@ -109,8 +105,7 @@ type Toucher interface {
 	Touch(ctx context.Context, key string, of uint64, e Entry) error
 }
 
-// setTries is the number of claims in one Set. A try fails if a rebuild or another Set claims and
-// commits first.
+// setTries is the number of claims in one Set. A try fails if a later epoch is committed first.
 const setTries = 5
 
 // Set writes e under a new epoch and returns the epoch. e.Epoch is ignored. The time of the claims

@@ -1,7 +1,6 @@
 // Package observe has the events and counts that a cache reports to its observers.
 //
-// The cache is a Cache or a Middleware of package bellwether. Options.Observers takes the
-// observers.
+// The cache is a Cache or a Middleware of package bellwether. Options.Observers takes the observers.
 package observe
 
 import (
@@ -16,11 +15,10 @@ import (
 // quick and safe for concurrent use. Calls of Breaker and Evict do not overlap: they run on one
 // goroutine of the cache, and Close waits for it.
 //
-// The functions may call the cache, with two exceptions that would wait for themselves: Close, and
-// Get for a key whose rebuild waits for the function. A panic ends only the function's own call,
-// and Options.OnError gets the panic, except a panic of Error. A runtime.Goexit, as of a test's
-// FailNow, ends the goroutine of the call: a caller's own, or a flight, whose callers get
-// ErrGoexit.
+// The functions may call the cache, with two exceptions that would wait for themselves: Close, and Get
+// for a key whose rebuild waits for the function. A panic ends only the function's own call, and
+// Options.OnError gets the panic, except a panic of Error. A runtime.Goexit, as of a test's FailNow,
+// ends the goroutine of the call: a caller's own, or a flight, whose callers get ErrGoexit.
 //
 // Durations are by this process's monotonic clock.
 type Observer struct {
@@ -28,9 +26,8 @@ type Observer struct {
 	//
 	// stats returns the cache's Stats; it may be called at any time, also after Close. Close calls
 	// detach after the last event; detach may be nil. Several caches may call Attach of the same
-	// Observer at the same time. An error, a panic or a Goexit of Attach prevents the cache:
-	// earlier Observers are detached, and New or NewMiddleware panics with an error that wraps
-	// Attach's.
+	// Observer at the same time. An error, a panic or a Goexit of Attach prevents the cache: earlier
+	// Observers are detached, and New or NewMiddleware panics with an error that wraps Attach's.
 	Attach func(stats func() Stats) (detach func(), err error)
 
 	// Hit is called for each call answered at once by a fresh value of the near tier. It runs in
@@ -58,8 +55,7 @@ type Observer struct {
 	// size there. Expired values are not reported. While 65,536 evictions wait for Evict, further
 	// evictions are not reported.
 	Evict func(key string, bytes int)
-	// Error is called with the errors of Options.OnError, except failed loads: Rebuild reports
-	// failed loads.
+	// Error is called with the errors of Options.OnError, except failed loads, which Rebuild reports.
 	Error func(key string, err error)
 }
 
@@ -85,11 +81,9 @@ const (
 	WayStale
 	// WayCollapsed is a flight begun by another call.
 	WayCollapsed
-	// WayMiss is a flight begun by the call itself, or no answer if the call found neither a value
-	// nor a flight.
+	// WayMiss is a flight begun by the call, or no answer if the call found neither value nor flight.
 	WayMiss
-	// WayBypass is the handler's answer to this request alone, because the response was not
-	// shareable.
+	// WayBypass is the handler's answer to this request alone, because the response was not shareable.
 	WayBypass
 )
 
@@ -128,8 +122,7 @@ const (
 	OutcomeValue Outcome = iota
 	// OutcomeFailed is a failure of the load.
 	OutcomeFailed
-	// OutcomeFenced is a commit refused by the store: the store has a later epoch, or the key was
-	// invalidated.
+	// OutcomeFenced is a commit refused by the store, after a later epoch or an invalidation of the key.
 	OutcomeFenced
 	// OutcomeAbandoned is an abandoned load: its key was invalidated, its lease was lost, another
 	// process's value came first (Options.Hedge), or the cache was closed.
@@ -155,8 +148,7 @@ type Herd struct {
 	// moments are before the commit, so WakeLag is too long rather than too short, and as exact as
 	// the adapter's knowledge of its engine's clock. WakeLag never begins before the flight's wait.
 	WakeLag time.Duration
-	// Loaded reports that the flight's own load made the answer. Otherwise the answer came from the
-	// store.
+	// Loaded reports that the answer came from the flight's own load, and not from the store.
 	Loaded bool
 	// Err is the failure given to the callers, or nil.
 	Err error
