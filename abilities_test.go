@@ -41,7 +41,6 @@ func (f loses) Lost() <-chan struct{} { return f() }
 // quiet is a store without optional interfaces.
 type quiet struct{ driver.Store }
 
-// askable is a store with Fencer as its only optional interface.
 func askable(s driver.Store) driver.Store {
 	return struct {
 		quiet
@@ -49,7 +48,6 @@ func askable(s driver.Store) driver.Store {
 	}{quiet{s}, s.(driver.Fencer)}
 }
 
-// polling is a locker without optional interfaces.
 func polling(l driver.Locker) driver.Locker { return struct{ driver.Locker }{l} }
 
 func batchesBy(store driver.Store, getMany getsMany) driver.Store {

@@ -149,7 +149,6 @@ func receiver(e ast.Expr) string {
 	return ""
 }
 
-// The engines, the contracts and the internal packages do not import the root.
 func TestImports(t *testing.T) {
 	checked := 0
 	for _, dir := range []string{"driver", "observe", "stores", "lockers", "engines", "internal"} {

@@ -49,8 +49,7 @@ func pagesAtOnce(t *testing.T, n int, shared bool, around func(http.Handler) htt
 	return took
 }
 
-// Pages that fetch a part of their own site wait for a slot that other pages hold. All pages are
-// answered, in at most three times the time without the cache.
+// Pages that fetch a part of their own site wait for slots of other pages, and all are answered.
 func TestAsking_PagesThatFetchTheirOwnSite(t *testing.T) {
 	for _, n := range []int{200, 2000} {
 		if n > 200 && testing.Short() {

@@ -118,7 +118,6 @@ func TestAsking_ChainOfEight(t *testing.T) {
 	}
 }
 
-// A chain of loads without end fails at 64 loads.
 func TestAsking_ChainWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
@@ -229,7 +228,6 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 	}
 }
 
-// At most MaxRebuilds loads run at one time, however slow the origin is.
 func TestAsking_SlowOrigin(t *testing.T) {
 	for _, set := range []int{0, 128, 7} {
 		inBubbleBeside(t, fmt.Sprint(set), func(t *testing.T) {

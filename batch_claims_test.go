@@ -14,7 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A GetMany of 10,000 keys makes one store read and one load for each 1,000 keys.
 func TestGetMany_TenThousandKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}

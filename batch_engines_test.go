@@ -20,7 +20,6 @@ import (
 
 // This file tests GetMany over engines that are slow, down or at fault.
 
-// A GetMany waits for a key that another process holds, and loads the other keys meanwhile.
 func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, origin := &batchSource{build: 20 * time.Second}, &batchSource{build: time.Second}
@@ -177,7 +176,6 @@ func TestGetMany_StoreIsDown(t *testing.T) {
 	})
 }
 
-// A lease that is lost during a batch load loses only its own key.
 func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, origin := &batchSource{build: 8 * time.Second}, &batchSource{build: time.Second}

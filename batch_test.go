@@ -154,7 +154,6 @@ func wantAll(t *testing.T, keys []string, values map[string]string, err error) {
 	}
 }
 
-// getAll calls GetMany and checks that each key has a value.
 func getAll(t *testing.T, c interface {
 	GetMany(ctx context.Context, keys []string) (map[string]string, error)
 }, keys []string) {

@@ -50,8 +50,7 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// A hit costs at most 1.5 times a hit of otter. The race detector distorts the ratio, so the file
-// is not built under it.
+// The race detector distorts the ratio, so the file is not built under it.
 func TestHit_BesideOtter(t *testing.T) {
 	ours, otters := hitters(t)
 	bench := func(get func() string) float64 {
@@ -79,7 +78,6 @@ func TestHit_BesideOtter(t *testing.T) {
 	}
 }
 
-// A hit allocates nothing, with observers of hits or of all other events.
 func TestGet_HitsAreNotWatched(t *testing.T) {
 	hits := 0
 	others := observe.Observer{

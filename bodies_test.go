@@ -224,7 +224,6 @@ func TestBodies_SlowReadersOfColdPages(t *testing.T) {
 	})
 }
 
-// A client that reads nothing is given up, however it is served.
 func TestBodies_StalledClients(t *testing.T) {
 	for name, c := range map[string]struct {
 		fields string
@@ -268,7 +267,6 @@ func TestBodies_StalledClients(t *testing.T) {
 	}
 }
 
-// An early rebuild does not wait for the client that has begun it.
 func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	for _, way := range []string{"the store's answer", "a hit"} {
 		inBubble(t, way, func(t *testing.T) {

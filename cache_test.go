@@ -42,7 +42,6 @@ func named(o bellwether.Options) bellwether.Options {
 // ownKey returns the cache's key of an engine's key (see named).
 func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, "test:") }
 
-// cacheOf returns a Cache that is closed at the end of the test.
 func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error), o bellwether.Options) *bellwether.Cache[V] {
 	t.Helper()
 	c := bellwether.New(load, named(o))
@@ -50,7 +49,6 @@ func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error),
 	return c
 }
 
-// answers counts the answers of a crowd of callers.
 type answers struct {
 	mu    sync.Mutex
 	count map[string]int // number of callers by answer and time
@@ -81,7 +79,6 @@ func wantValue[V comparable](t *testing.T, c interface {
 	}
 }
 
-// loaderOf is cacheOf for NewLoader.
 func loaderOf[V any](t *testing.T, load func(context.Context, bellwether.Request[V]) (bellwether.Result[V], error), o bellwether.Options) *bellwether.Cache[V] {
 	t.Helper()
 	c := bellwether.NewLoader(load, named(o))
@@ -242,7 +239,6 @@ func TestGet_BackOffDoubles(t *testing.T) {
 	})
 }
 
-// A failure that is not remembered does not double the pause after the next failure.
 func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	for name, forgotten := range map[string]error{"a context's end": context.Canceled, "one that may be tried at once": advice(0)} {
 		for _, fleet := range []bool{false, true} {
@@ -272,7 +268,6 @@ func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	}
 }
 
-// The near tier keeps nothing of a failure that is not remembered.
 func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 	const keys = 100
 	for name, test := range map[string]struct {
@@ -533,8 +528,7 @@ func TestGet_OwnKey(t *testing.T) {
 	})
 }
 
-// A caller that comes after an invalidation does not get the failure of an earlier load, even if
-// each load is invalidated and fails.
+// A caller from after an invalidation does not get the failure of an earlier load.
 func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -593,8 +587,7 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 				if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
 					t.Errorf("Get = %q, %v", v, err)
 				}
-				// A notice of a load's invalidation may come after the next load's claim, which
-				// then does not load.
+				// An invalidation's notice may follow the next load's claim. The load then does not run.
 				if loads != 5 && !(fleet && loads == 4) {
 					t.Errorf("%d loads, want 5", loads)
 				}
@@ -872,8 +865,7 @@ func TestGet_HitsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// Loads that ask their cache for other keys do not wait for themselves, however many run at one time,
-// because they lend their slots.
+// Any number of loads may ask their cache for other keys, because they lend their slots.
 func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 	const slots = 4
 	type caches struct{ first, second *bellwether.Cache[string] }
@@ -969,7 +961,6 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 	}
 }
 
-// A load that has ended lends no slot to the calls of its goroutines.
 func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// A client is the tests' fake of a ResponseWriter. It records the response and when its parts
-// came, to be read after ServeHTTP has returned. It is a Flusher; a struct of an
-// http.ResponseWriter hides this.
+// A client is the tests' fake of a ResponseWriter. It records the response and when its parts came, to
+// be read after ServeHTTP has returned. It is a Flusher; a struct of an http.ResponseWriter hides this.
 type client struct {
 	*httptest.ResponseRecorder
 
@@ -36,14 +35,12 @@ func newClient() *client {
 	return &client{ResponseRecorder: httptest.NewRecorder(), full: make(chan struct{}), free: make(chan struct{}), made: time.Now()}
 }
 
-// heldClient reads nothing until free is closed, and breaks off at a write deadline.
 func heldClient() *client {
 	w := newClient()
 	w.held, w.deadline = true, (*client).breakOff
 	return w
 }
 
-// slowClient reads rate bytes a second, and breaks off at a write deadline.
 func slowClient(rate int) *client {
 	w := newClient()
 	w.rate, w.deadline = rate, (*client).breakOff

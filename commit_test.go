@@ -7,7 +7,6 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// Size is not called again when the store confirms the near tier's value.
 func TestSize_OnceForAValueThatIsConfirmed(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		sizes := 0

@@ -13,9 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// A key that is read ten times per build makes no caller wait at its expiry. With a beta of 2
-// the rebuild is late with the probability exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs
-// (with 1, once in 40).
+// A key that is read ten times per build makes no caller wait at its expiry. With a beta of 2 the
+// rebuild is late with probability exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs (with 1, once in 40).
 func TestEarlyRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const (
@@ -126,7 +125,6 @@ func TestFleet_LongPause(t *testing.T) {
 	})
 }
 
-// Beyond MaxQueued, callers get ErrOverloaded or a stale value at once.
 func TestOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &source{build: 10 * time.Second}

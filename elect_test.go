@@ -76,7 +76,6 @@ func TestElect_NoLeaseWithoutAPlace(t *testing.T) {
 	})
 }
 
-// A flight that is not elected gives its slot back, so another key loads meanwhile.
 func TestElect_PlaceIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
@@ -226,7 +225,6 @@ func (e *emptyElector) Elect(context.Context, string, uint64, time.Duration) (dr
 	return driver.Election{}, nil
 }
 
-// An empty Election is followed by a load, without a second election.
 func TestElect_EmptyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &emptyElector{Elector: memstore.New()}
@@ -237,7 +235,6 @@ func TestElect_EmptyAnswer(t *testing.T) {
 	})
 }
 
-// If an engine answers no writes, its fresh entries are still served.
 func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
 	for name, by := range map[string]way{"one engine": atOnce, "two": push} {
 		inBubble(t, name, func(t *testing.T) {

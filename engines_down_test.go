@@ -170,7 +170,6 @@ func TestFleet_CorruptEntries(t *testing.T) {
 	}
 }
 
-// During an outage only a few requests wait for an engine.
 func TestFleet_BreakersInAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
 		for _, keys := range []int{1, 50} {
@@ -267,7 +266,6 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 	}
 }
 
-// A caller's expired context does not count as a failure of the store.
 func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{})

@@ -53,7 +53,6 @@ func harms() map[string]error {
 	return errs
 }
 
-// wantHarm checks the callers' error for a load with a harmful error.
 func wantHarm(t *testing.T, name string, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*bellwether.PanicError](err); !ok && !(strings.HasSuffix(name, "exits") && errors.Is(err, bellwether.ErrGoexit)) {
@@ -192,7 +191,6 @@ func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 	})
 }
 
-// Clients that leave during a claim do not count as errors of the store.
 func TestErrors_LeavingClientsAreNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told string

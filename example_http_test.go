@@ -23,7 +23,6 @@ func get(h http.Handler, url string) {
 	fmt.Println(strings.TrimSpace(w.Body.String()))
 }
 
-// getWith is get with a field in the request.
 func getWith(h http.Handler, url, field, value string) {
 	r := httptest.NewRequest(http.MethodGet, url, nil)
 	r.Header.Set(field, value)
@@ -50,9 +49,8 @@ func ExampleMiddleware_Handler() {
 	// call 2
 }
 
-// Compression belongs inside the cache. The outer middleware reduces Accept-Encoding to two
-// variants. The inner one sets Vary on all responses, because chi's Compress sets it on compressed
-// responses only.
+// Compression belongs inside the cache. The outer middleware reduces Accept-Encoding to two variants.
+// The inner one sets Vary on all responses, because chi's Compress sets it on compressed responses only.
 func ExampleMiddleware_Handler_compression() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()

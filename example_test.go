@@ -331,8 +331,7 @@ func ExampleOptions_patience() {
 	// Output: 1 2
 }
 
-// A popular value is rebuilt before it expires. The usual beta is 1; this one keeps the example
-// short.
+// A popular value is rebuilt before it expires. The usual beta is 1; this one keeps the example short.
 func ExampleOptions_earlyRefresh() {
 	next, again := versions(), make(chan struct{})
 	var once sync.Once
@@ -425,8 +424,7 @@ func ExampleOptions_tTLJitter() {
 	// Output: 4 keys, and as many TTLs
 }
 
-// With MaxRebuilds loads under way and MaxQueued keys waiting, callers of a further key get an
-// error.
+// With MaxRebuilds loads under way and MaxQueued keys waiting, callers of a further key get an error.
 func ExampleOptions_maxRebuilds() {
 	running, hold := make(chan bool), make(chan struct{})
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
@@ -494,8 +492,7 @@ func ExampleCodec() {
 	// user 42
 }
 
-// OnError gets an error that no caller gets: the store has no room for the value, and the caller
-// has it.
+// OnError gets an error that no caller gets: the store has no room for the value, and the caller has it.
 func ExampleOptions_onError() {
 	small := memstore.New()
 	small.MaxBytes = 1000
@@ -512,8 +509,7 @@ func ExampleOptions_onError() {
 	// true
 }
 
-// This observer gets herds only: the number of callers that a rebuild has answered, and their
-// waits.
+// This observer gets herds only: the number of callers that a rebuild has answered, and their waits.
 func ExampleOptions_observers() {
 	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{{
 		Herd: func(h observe.Herd) { fmt.Println("a herd at", h.Key, "of", h.Callers) },
@@ -688,8 +684,7 @@ func ExampleOptions_hedge() {
 	// Output: {user 42} <nil>
 }
 
-// Sweeps carries an invalidation by prefix or tag to the other processes. With the near tier off they
-// follow at once.
+// Sweeps carries invalidations by prefix or tag to the other processes, at once without a near tier.
 func ExampleOptions_sweeps() {
 	o := bellwether.Options{
 		TTL: time.Hour, Sweeps: true,

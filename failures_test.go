@@ -82,7 +82,6 @@ func TestFleet_FailureIsShared(t *testing.T) {
 	}
 }
 
-// A context's error of a load answers the waiting callers, and is not remembered.
 func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
 		everyWay(t, func(t *testing.T, by way) {
@@ -225,8 +224,7 @@ func TestFailures_LateNoticeOfAnEarlierInvalidation(t *testing.T) {
 	}
 }
 
-// A sweep of other keys that the store does not take, during the look after a failed load, leaves the
-// failure.
+// During the look of a failed load, a sweep of other keys that the store refuses leaves the failure.
 func TestFailures_SweepHereOfOtherKeys(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Minute, Sweeps: true}
@@ -255,8 +253,7 @@ func TestFailures_SweepHereOfOtherKeys(t *testing.T) {
 	})
 }
 
-// An invalidation makes a load void that overruns its time. Without a store the next load follows at
-// once.
+// Without a store, the next load follows at once after an invalidated load that overruns its time.
 func TestFailures_InvalidatedWithoutAStore(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		o := bellwether.Options{RebuildTimeout: time.Second, MaxWait: time.Minute}

@@ -12,8 +12,7 @@ var errOrigin = errors.New("origin is broken")
 // A graveyard records from when on each process must not serve a version of one key.
 type graveyard struct {
 	mu sync.Mutex // guards the fields below
-	// dead has the end of each version by process, or zero. A call keeps its slice, so
-	// slices are not modified.
+	// dead has each version's end by process, or zero. Calls keep their slices, so no slice is modified.
 	dead map[int][]time.Time
 }
 

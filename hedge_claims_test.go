@@ -23,8 +23,7 @@ func TestHedge_OriginHangs(t *testing.T) {
 			wg.Go(func() { f.get(1, fmt.Sprint("k", i)) })
 		}
 		wg.Wait()
-		// Each process has one hedge saved, and earns one for each load, until half of the
-		// known loads are slow.
+		// A process has one hedge saved, and earns one per load until half of the known loads are slow.
 		if hedges := f.hedges(); hedges > 4*8 {
 			t.Errorf("%d hedges of 4 processes", hedges)
 		}

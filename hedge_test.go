@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// hedgers starts n processes that hedge rebuilds of three times the usual second, with
-// one hedge saved each.
+// hedgers starts n processes with a saved hedge each, which hedge rebuilds of three times the usual 1 s.
 func hedgers(t *testing.T, n int, by way) *fleet {
 	t.Helper()
 	return hedgersOf(t, n, by, bellwether.Options{})
@@ -120,7 +119,6 @@ func TestHedge_HolderCommitsLate(t *testing.T) {
 	})
 }
 
-// A hedge is cancelled when the slow holder commits first.
 func TestHedge_HolderIsFirst(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := hedgers(t, 10, by)

@@ -71,7 +71,6 @@ func TestHot_HitsAreAlikeEitherWay(t *testing.T) {
 	}
 }
 
-// The near tier uses as much memory as it counts, also after requests and validations.
 func TestHot_HitsTakeWhatIsCounted(t *testing.T) {
 	for _, tt := range []struct{ pages, fields, value, body int }{
 		{pages: 5000, fields: 1, value: 1, body: 1 << 10},

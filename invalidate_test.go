@@ -214,7 +214,6 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 	})
 }
 
-// A handler that invalidates its own page each time answers with its fifth run.
 func TestInvalidate_ByThePagesOwnHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site

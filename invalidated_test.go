@@ -60,7 +60,6 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	}
 }
 
-// No caller gets the value of a rebuild that ran during an Invalidate in any process.
 func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 	for name, rebuilder := range map[string]int{"here": 0, "there": 1} {
 		for _, deaf := range []bool{false, true} {

@@ -13,7 +13,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// itemOf returns a value of an epoch, fresh for ttl from now.
 func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
 	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, TrustedUntil: forever}
 	e.weigh("k", it)
@@ -150,7 +149,6 @@ func newTestEngine(t *testing.T, store driver.Store) *engine[string] {
 	return e
 }
 
-// Values of put count towards the near tier's bytes.
 func TestEnginePut_CountsBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, &hookedStore{committed: func(string) {}})
@@ -164,7 +162,6 @@ func TestEnginePut_CountsBytes(t *testing.T) {
 	})
 }
 
-// A value that is invalidated after its commit does not enter the near tier.
 func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
 	s := &hookedStore{}
 	e := newTestEngine(t, s)

@@ -95,7 +95,6 @@ func TestNewLoader_NotModified(t *testing.T) {
 	}
 }
 
-// NotModified without a Previous is an error.
 func TestNewLoader_NothingToBeNotModified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := loaderOf(t, func(context.Context, bellwether.Request[string]) (bellwether.Result[string], error) {

@@ -100,8 +100,7 @@ func TestLookout_NoAnswer(t *testing.T) {
 	}
 }
 
-// A strictEngine records keys that a GetMany has twice: the contract of driver.BatchGetter says that
-// they are distinct.
+// A strictEngine records repeated keys of a GetMany, which driver.BatchGetter's contract forbids.
 type strictEngine struct {
 	batchingEngine
 	mu      sync.Mutex

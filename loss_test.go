@@ -15,7 +15,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A LossNotifier ends the load's context at once, with the cause. The caller gets the next load's value.
 func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type end struct {

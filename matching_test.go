@@ -77,7 +77,6 @@ func TestCache_InvalidateMatching(t *testing.T) {
 	}
 }
 
-// A load that runs during a sweep of its tag is not served to callers after the sweep.
 func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{Sweeps: true, TTL: time.Hour})
@@ -95,7 +94,6 @@ func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
 	})
 }
 
-// InvalidateMatching needs Options.Sweeps in a fleet, and not in a single process.
 func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{})
@@ -115,8 +113,7 @@ func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 	})
 }
 
-// A sweep of a tag with 100,000 values takes as few engine calls as with one value. No value is
-// served after the call, in other processes after NearTTL.
+// A sweep of a tag with 100,000 values takes as few engine calls as with one value.
 func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 	many := 100_000
 	if testing.Short() {

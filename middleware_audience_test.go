@@ -139,7 +139,6 @@ func TestAudience_PageForAllThatBreaksOff(t *testing.T) {
 	})
 }
 
-// A client with failing requests does not make other clients' requests fail.
 func TestAudience_FailuresTakeNoPageDown(t *testing.T) {
 	for name, fail := range ownFailures {
 		t.Run(name, func(t *testing.T) {
@@ -169,8 +168,7 @@ func TestAudience_FailuresTakeNoPageDown(t *testing.T) {
 	}
 }
 
-// A failure answers an anonymous herd after one call in each process, and is not remembered (RFC
-// 9111 section 4.2.2).
+// One failure per process answers an anonymous herd, and is not remembered (RFC 9111 section 4.2.2).
 func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
 	for name, fail := range ownFailures {
 		t.Run(name, func(t *testing.T) {
@@ -333,7 +331,6 @@ func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
 	}
 }
 
-// Reloads of one client do not make other clients' page be built again.
 func TestAudience_ReloadsOfOneClient(t *testing.T) {
 	for name, answer := range unshareable {
 		t.Run(name, func(t *testing.T) {
@@ -390,8 +387,7 @@ func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
 	}
 }
 
-// If the second response is private too, all waiting clients in the fleet are released, and the
-// next herd does not queue.
+// A second private response releases all waiting clients of the fleet, and the next herd does not queue.
 func TestAudience_SecondAnswerLetsTheOthersGo(t *testing.T) {
 	answer := unshareable["private"]
 	inPairs(t, bellwether.HTTPOptions{}, unshared(200*time.Millisecond, "max-age=1", answer), func(t *testing.T, p pair) {
@@ -506,7 +502,6 @@ func TestAudience_ErrorThatBreaksOff(t *testing.T) {
 	})
 }
 
-// A client outside an error's audience does not wait for the end of the error's body.
 func TestAudience_SlowErrorBodyHoldsUpNoOther(t *testing.T) {
 	h := own(0, func(w http.ResponseWriter, name string) {
 		w.WriteHeader(http.StatusInternalServerError)

@@ -54,7 +54,6 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 	}
 }
 
-// A request with a method override always reaches the handler.
 func TestBypass_MethodOverride(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, page(time.Second, "page"))

@@ -220,7 +220,6 @@ func TestCredentials_Fleet(t *testing.T) {
 	}
 }
 
-// A request with Authorization leaves the stale page of anonymous clients in the cache.
 func TestCredentials_LeaveWhatIsStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var broken atomic.Bool
@@ -265,7 +264,6 @@ func TestCredentials_DoNotScatterTheHerd(t *testing.T) {
 	})
 }
 
-// A request with Authorization does not validate a stored response that is not for it.
 func TestCredentials_ValidateNothingOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

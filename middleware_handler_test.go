@@ -216,7 +216,6 @@ func TestHandler_PanicIsTold(t *testing.T) {
 	}
 }
 
-// After a refused Write, later bytes are refused too.
 func TestHandler_HoleInBody(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")

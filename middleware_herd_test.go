@@ -103,7 +103,6 @@ func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
 	}
 }
 
-// Clients that join a streamed body get its beginning at once.
 func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -279,7 +278,6 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	})
 }
 
-// If the first client leaves and the response is private, other clients do not get it.
 func TestHerd_FirstClientOfAPrivatePageLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -94,7 +94,6 @@ func TestHidden_OnEveryWay(t *testing.T) {
 				check("the trailers", res.Trailer)
 				return res.StatusCode, string(body), res.Header
 			}
-			// want sends a request and checks its status and Cache-Status.
 			want := func(status int, way, method, path string, fields ...string) {
 				t.Helper()
 				got, body, h := ask(method, path, fields...)
@@ -133,7 +132,6 @@ func TestHidden_OnEveryWay(t *testing.T) {
 	}
 }
 
-// HiddenFields also removes fields of an outer middleware.
 func TestHidden_OfAMiddlewareAround(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Cache-Tag"}}, page(0, "page"))
 	odd := "cache-tag"

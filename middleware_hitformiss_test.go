@@ -200,7 +200,6 @@ func TestHitForMiss_OnceTooLarge(t *testing.T) {
 	})
 }
 
-// A 304 or a 206 of a shareable page does not prolong hit-for-miss.
 func TestHitForMiss_NotModifiedDoesNotProlong(t *testing.T) {
 	for name, fields := range map[string][]string{"304": {"If-None-Match", `"v"`}, "206": {"Range", "bytes=0-1"}} {
 		t.Run(name, func(t *testing.T) {

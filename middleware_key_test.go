@@ -484,7 +484,6 @@ func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
 	}
 }
 
-// A flood of values of a retargeting field does not keep the page without it out of the cache.
 func TestKey_RetargetingFloodLeavesThePage(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(100 * time.Millisecond)

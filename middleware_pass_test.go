@@ -82,7 +82,6 @@ func TestPass_ResponseController(t *testing.T) {
 	}
 }
 
-// Flush returns ErrNotSupported through our wrapper if the client's writer cannot flush.
 func TestPass_FlushIsNotPretended(t *testing.T) {
 	plain := struct{ http.ResponseWriter }{httptest.NewRecorder()} // hides the recorder's Flush
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -240,8 +239,7 @@ func TestPass_Connect(t *testing.T) {
 	}
 }
 
-// Other methods reach the handler each time. Unsafe methods invalidate the stored page, safe
-// methods leave it.
+// Other methods reach the handler each time. Only unsafe methods invalidate the stored page.
 func TestPass_OtherMethods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var version atomic.Int32
@@ -544,7 +542,6 @@ func TestPass_PrivateHasNoDateOfReceipt(t *testing.T) {
 	})
 }
 
-// After a writer panics, no timer sets a deadline on its connection.
 func TestPass_WriterThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

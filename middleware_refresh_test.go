@@ -33,8 +33,7 @@ func counting(s **site) http.HandlerFunc {
 	}
 }
 
-// Many refreshes of one moment are one run. Clients have the stored page meanwhile, and the new one
-// once Refresh has returned.
+// Many refreshes of one moment are one run. Clients have the stored page until Refresh has returned.
 func TestMiddleware_Refresh(t *testing.T) {
 	for name, o := range map[string]bellwether.HTTPOptions{
 		"alone":              {},
@@ -73,8 +72,7 @@ func TestMiddleware_Refresh(t *testing.T) {
 	}
 }
 
-// A page that nobody has asked for is made, and a request that http.NewRequest has made will do,
-// behind a router.
+// Refresh makes a page without earlier requests, by a request of http.NewRequest, behind a router.
 func TestMiddleware_Refresh_ThroughARouter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site

@@ -406,7 +406,6 @@ func TestReply_GuessedTypeOfATemplate(t *testing.T) {
 	}
 }
 
-// A client that joins a long body gets the current Age.
 func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -425,7 +424,6 @@ func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
 	})
 }
 
-// The context of a private response's handler does not end because its client gets no body.
 func TestReply_PrivateWithoutBody(t *testing.T) {
 	for _, r := range []*http.Request{
 		request("GET", "http://a/p"), request("HEAD", "http://a/p"), request("GET", "http://a/p", "If-None-Match", `"e"`),
@@ -534,7 +532,6 @@ func TestReply_RangeOfUnkept(t *testing.T) {
 	}
 }
 
-// A request for more than 16 ranges gets the whole body.
 func TestReply_ManyRanges(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, page(0, strings.Repeat("0123456789", 100)))
 	s.get("http://a/p")
@@ -670,8 +667,7 @@ func typeOf(t *testing.T, url string) string {
 	return resp.Header.Get("Content-Type")
 }
 
-// If-Range does not match a Last-Modified in the second of the Date, which is weak (RFC 9110
-// section 8.8.2.2).
+// If-Range does not match a weak Last-Modified in the second of the Date (RFC 9110 section 8.8.2.2).
 func TestReply_IfRangeWeakDate(t *testing.T) {
 	for modified, want := range map[string]int{"Sat, 01 Jan 2000 00:00:10 GMT": 200, "Sat, 01 Jan 2000 00:00:09 GMT": 206} {
 		synctest.Test(t, func(t *testing.T) { // a bubble begins in 2000
@@ -821,7 +817,6 @@ func TestReply_SuffixOfNoBytes(t *testing.T) {
 	})
 }
 
-// A response with a header beyond the bound is not stored.
 func TestReply_LargeHeaderIsNotKept(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")

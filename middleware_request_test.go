@@ -237,7 +237,6 @@ func TestRequest_PragmaIsIgnored(t *testing.T) {
 	})
 }
 
-// A client with max-stale does not get an invalidated response.
 func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := quiet{memstore.New()} // without notices

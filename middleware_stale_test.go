@@ -192,7 +192,6 @@ func TestStale_RequestIfErrorInAHerd(t *testing.T) {
 	})
 }
 
-// Cache-Status is hit for a page that is served while the store is down.
 func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())

@@ -296,7 +296,6 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 	s.wantCalls(t, 1) // the PUT has invalidated the page
 }
 
-// The handler of an unsafe request can hijack the connection, and its response is not stored.
 func TestPost_Hijack(t *testing.T) {
 	server := serve(t, newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -381,7 +380,6 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// The age of a stored POST response counts from its header.
 func TestPost_Age(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

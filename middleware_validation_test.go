@@ -116,7 +116,6 @@ func TestValidation_FindsNewContent(t *testing.T) {
 	})
 }
 
-// A client's own condition is answered after the validation.
 func TestValidation_ClientsConditionIsAnsweredAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}}
@@ -134,8 +133,7 @@ func TestValidation_ClientsConditionIsAnsweredAfterIt(t *testing.T) {
 	})
 }
 
-// A 304 with another strong tag says nothing about the stored response, and the handler is asked
-// again (RFC 9111 section 4.3.4).
+// After a 304 with another strong tag the handler is asked again (RFC 9111 section 4.3.4).
 func TestValidation_NotModifiedAboutAnotherResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Etag": {`"2"`}}}
@@ -483,7 +481,6 @@ func TestValidation_StaleMustRevalidate304IsNotShared(t *testing.T) {
 	}
 }
 
-// The reply for a private 304 has the 304's Age.
 func TestValidation_AgeOfAPrivate304(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -349,7 +349,6 @@ func TestVary_GrowthBehindAnInvalidation(t *testing.T) {
 	})
 }
 
-// A private response with one more name does not change the signpost.
 func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		if c := r.Header.Get("Cookie"); strings.Contains(c, "session") {

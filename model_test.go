@@ -27,10 +27,9 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the model: it calls, invalidates, cuts off, stops, kills and replaces a fleet
-// of real caches in an order that a seed or a shrinker chooses, and checks each answer against
-// the promises. TestModel plays scenarios with the race detector. sim/ plays many more, and
-// can repeat each exactly.
+// This file is the model: it calls, invalidates, cuts off, stops, kills and replaces a fleet of real
+// caches in an order that a seed or a shrinker chooses, and checks each answer against the promises.
+// TestModel plays scenarios with the race detector. sim/ plays many more, and can repeat each exactly.
 
 // A scenario is the drawn part of one play. Seed determines the rest.
 type scenario struct {
@@ -87,7 +86,6 @@ var (
 	}
 )
 
-// scenarios draws scenarios with at least this number of steps.
 func scenarios(least int) *rapid.Generator[scenario] {
 	return rapid.Custom(func(t *rapid.T) scenario { return drawScenario(t, least) })
 }
@@ -266,7 +264,6 @@ func (n *modelNode) alone(began time.Time) bool {
 	return n.stopped != nil || began.Sub(n.resumed).Abs() < 2*time.Second
 }
 
-// runs waits until the process is not stopped.
 func (n *modelNode) runs() { n.store.runs() }
 
 // stood reports how often the process was stopped, and whether it is stopped now.
@@ -665,8 +662,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	return run
 }
 
-// needless returns why no load of the key is due in a healthy fleet, and the load that makes it so,
-// or "". o.mu is held.
+// needless returns why a healthy fleet needs no load of the key, or "", and its last load. o.mu is held.
 func (o *modelOrigin) needless(key string) (why string, last *modelRun) {
 	w := o.world
 	last = o.last[key]
@@ -934,9 +930,8 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	if !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
 	}
-	// Values move forward. A process in an outage or after a stop is on its own for a
-	// while, responses to credentials bypass the cache, and loads of one instant claim
-	// their epochs in any order.
+	// Values move forward. A process in an outage or after a stop is on its own for a while, responses
+	// to credentials bypass the cache, and loads of one instant claim their epochs in any order.
 	if w.Trouble != "outages" && (w.Face != "HTTP" || c.key == 0 && !w.Users) {
 		least, _, _ := w.origin.times(c.least)
 		if _, beside := w.origin.setBeside(version, least); version < c.least && !began.Equal(least) && !beside {
@@ -1305,8 +1300,7 @@ func (w *world) rest(t *testing.T) {
 // modelTries is the number of plays of a scenario, because goroutines run in any order.
 const modelTries = 3
 
-// TestModel plays scenarios, and shrinks failing ones. With BELLWETHER_SCENARIO, which
-// sim/ sets, it plays one.
+// TestModel plays scenarios and shrinks failures, or plays the one of BELLWETHER_SCENARIO, set by sim/.
 func TestModel(t *testing.T) {
 	if seed, ok := os.LookupEnv("BELLWETHER_SCENARIO"); ok {
 		replayScenario(t, seed, os.Getenv("BELLWETHER_STEPS"))

@@ -293,7 +293,6 @@ func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
 	})
 }
 
-// An unchanged entry is not decoded again.
 func TestNearOff_DecodesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var decoded atomic.Int32
@@ -316,7 +315,6 @@ func TestNearOff_DecodesOnce(t *testing.T) {
 	})
 }
 
-// GetMany reads all its keys with one call of the store.
 func TestNearOff_GetMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -365,7 +363,6 @@ func TestNearOff_EarlyRefresh(t *testing.T) {
 	})
 }
 
-// nearOffSites returns n processes without a near tier, with one store.
 func nearOffSites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
 	locker := locallock.New()

@@ -17,7 +17,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A notice brings the value to waiting callers, without a second read of the store.
 func TestNotice_BringsTheValueToThoseWhoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const build = 900 * time.Millisecond // before the first look without a notice
@@ -111,7 +110,6 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 	})
 }
 
-// A notice of an invalidation ends only the loads that began before the invalidation.
 func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, notices, bellwether.Options{})

@@ -33,7 +33,6 @@ type record struct {
 	errs     []error
 }
 
-// observer returns an observer that fills the record.
 func (r *record) observer() observe.Observer {
 	lock := func(f func()) {
 		r.mu.Lock()
@@ -111,7 +110,6 @@ func watched(o bellwether.Options) (*record, bellwether.Options) {
 	return r, o
 }
 
-// A herd is reported as one Rebuild and one Herd, with its callers and their total wait.
 func TestObserver_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{TTL: time.Minute})
@@ -261,7 +259,6 @@ func TestObserver_WakeLag(t *testing.T) {
 	})
 }
 
-// However many processes wait for a dead holder, there is one Takeover.
 func TestObserver_Takeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}, MaxWait: time.Minute})
@@ -302,7 +299,6 @@ func TestObserver_ReleaseIsNoTakeover(t *testing.T) {
 	})
 }
 
-// A fenced commit is OutcomeFenced, and a cancelled load OutcomeAbandoned.
 func TestObserver_FencedAndAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
@@ -408,7 +404,6 @@ func TestObserver_Evict(t *testing.T) {
 	})
 }
 
-// Calls of Evict do not overlap, and Close waits for them.
 func TestObserver_CloseWaitsForEvict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gauge
@@ -448,7 +443,6 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 	})
 }
 
-// A panic of an observer goes to OnError, and callers get their values.
 func TestObserver_Panics(t *testing.T) {
 	if !survives(t) {
 		return
@@ -799,7 +793,6 @@ func TestAttach_Fails(t *testing.T) {
 	}
 }
 
-// If an observer's detach panics or exits, the others are still detached.
 func TestDetach_Fails(t *testing.T) {
 	for way, fail := range map[string]func(){"panic": func() { panic("detaching") }, "Goexit": runtime.Goexit} {
 		for name, face := range faces {

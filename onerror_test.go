@@ -91,7 +91,6 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 	}
 }
 
-// OnError gets a handler's error that stale-while-revalidate hides from the clients.
 func TestOnError_HandlerFailsBehindAStalePage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

@@ -81,7 +81,6 @@ func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
 }
 
 // If callers ask for more than the store can do, the excess times out and the others are answered.
-// When the excess ends, all are answered.
 func TestOverload_OfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := busyStore(time.Millisecond)
@@ -164,7 +163,6 @@ func manyLeavers() int {
 	return 200 * 60
 }
 
-// If every caller leaves before the store answers, flights do not pile up.
 func TestOverload_CallersThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := wiredTo(memstore.New())

@@ -11,7 +11,6 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// Above MaxBodyBytes a slow client that others wait for is broken off.
 func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 	const size = 48 // MiB
 	for _, rate := range []int{1, 10_000, 700_000} {

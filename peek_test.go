@@ -56,7 +56,6 @@ func since(c *bellwether.Cache[string]) time.Duration {
 	return age
 }
 
-// The age includes the time in another process.
 func TestPeek_AgeOfAnotherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, locker := memstore.New(), locallock.New()

@@ -25,9 +25,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is one table of callers' answers by a flight's phase and the event in the phase.
-// testdata/phases.txt has the cells. BELLWETHER_PHASES=update adds new cells; remove the file first
-// if cells have changed.
+// This file is a table of callers' answers by a flight's phase and the event in it. testdata/phases.txt
+// has the cells. BELLWETHER_PHASES=update adds new cells; for changed cells remove the file first.
 //
 // In each cell a caller asks process p for a key, whose flight is held in the phase. The event
 // happens, a second caller asks p, and the flight goes on. After the faults, p and another process
@@ -533,8 +532,7 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 
 func (s *stage) check(t *testing.T, event string, before int, second, after string) {
 	t.Helper()
-	// No value from before an invalidation or a Set is served after it, except a softly
-	// swept value as stale.
+	// After an invalidation or a Set no earlier value is served, except a softly swept value as stale.
 	if softly := strings.HasPrefix(event, "softly") && s.as == "stale"; !softly && s.err == nil && (strings.HasPrefix(event, "invalidated") || strings.HasPrefix(event, "set ") || strings.Contains(event, "swept")) {
 		served := strings.Fields(after)
 		if !strings.HasSuffix(event, "elsewhere") || s.as == "near off" { // else within NearTTL

@@ -14,7 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Ping names the failing engines, within EngineTimeout.
 func TestPing(t *testing.T) {
 	for name, of := range map[string]struct {
 		store, locker fault

@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// The table of states in docs/design.md is equal to transitions.
 func TestTransitions_InTheDesign(t *testing.T) {
 	text, err := os.ReadFile("docs/design.md")
 	if err != nil {

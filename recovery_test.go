@@ -97,7 +97,6 @@ func TestRecovery_OneEarlyTry(t *testing.T) {
 	})
 }
 
-// A key has only one early try until it succeeds.
 func TestRecovery_OneEarlyTryUntilItSucceeds(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 1, by, bellwether.Options{TTL: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: 100 * time.Hour})

@@ -86,7 +86,6 @@ func TestRefresh_ValueOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// Processes that refresh a key at one time load it once, whether or not they have a value.
 func TestRefresh_OneInTheFleet(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		for _, warm := range []bool{true, false} {

@@ -198,7 +198,6 @@ func TestSet_LaterEpochStays(t *testing.T) {
 	})
 }
 
-// A Set that the store does not take returns ErrUnavailable, and drops this process's value.
 func TestSet_StoreDown(t *testing.T) {
 	for name, f := range map[string]fault{"refuses": refuse, "silent": blackHole, "claims only": on(blackHole, "commit")} {
 		inBubble(t, name, func(t *testing.T) {
@@ -224,7 +223,6 @@ func TestSet_StoreDown(t *testing.T) {
 	}
 }
 
-// A Set with a value that cannot be stored invalidates the key in the fleet.
 func TestSet_ValueNotTaken(t *testing.T) {
 	broken := errors.New("broken")
 	for name, of := range map[string]struct {

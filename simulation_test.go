@@ -20,9 +20,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file checks the tables of docs/fleets.md with fleets of up to 10,000 nodes around one
-// engine, which has delays and counts its requests and pushes. Bubble time is exact, and random
-// delays are averaged.
+// This file checks the tables of docs/fleets.md with up to 10,000 nodes around one engine, which has
+// delays and counts requests and pushes. Bubble time is exact, and random delays are averaged.
 
 const (
 	simTrip     = time.Millisecond       // round trip between a node and the engine

@@ -184,8 +184,7 @@ func TestPollInterval_LatenessAndReads(t *testing.T) {
 	}
 }
 
-// A build of known length is seen with few looks: at once if it takes its usual time, else a pause
-// or a sixteenth late.
+// Few looks see a build of known length: at once after its usual time, else a pause or a sixteenth late.
 func TestPollBuild_LatenessAndReads(t *testing.T) {
 	for range 5000 {
 		usual := 16*minPoll + time.Duration(rand.Int64N(int64(time.Second)))

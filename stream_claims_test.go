@@ -27,7 +27,6 @@ import (
 
 const streamServer = "BELLWETHER_STREAM_SERVER" // its value: MaxBodyBytes in bytes
 
-// Runs the server instead of the tests if streamServer is set.
 func init() {
 	limit, err := strconv.ParseInt(os.Getenv(streamServer), 10, 64)
 	if err != nil {
@@ -203,8 +202,7 @@ func dawdle(c net.Conn, done <-chan struct{}) (int, error) {
 	}
 }
 
-// herdOf has fast clients read n bytes, beside a slow client if slow. It returns the fast clients'
-// time and the process's peak.
+// herdOf has fast clients read n bytes, beside a slow client if slow. took is the fast clients' time.
 func herdOf(t *testing.T, limit int64, n, fast int, slow bool) (took time.Duration, peak int64) {
 	t.Helper()
 	p := startStream(t, limit)
@@ -284,8 +282,7 @@ func TestClaim_StreamOverTheLimit(t *testing.T) {
 	const (
 		size  = 64 << 20
 		limit = 4 << 20
-		// A process with these tests alone has 19,016 KiB before the first request. Other linked
-		// code does not count.
+		// These tests alone have 19,016 KiB before the first request. Other linked code does not count.
 		maxGrowth = limit + 32<<20 - 19_016<<10
 		fast      = 50
 	)

@@ -119,7 +119,6 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	}
 }
 
-// A client can join a response while the store is down.
 func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32

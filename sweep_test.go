@@ -66,8 +66,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// The log is read at the start, and then by the first request that finds it old, in one
-// GetMany with its key.
+// The log is read at the start, and then in the GetMany of the first request that finds the log old.
 func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
@@ -361,7 +360,6 @@ func withStalePage(t *testing.T, store driver.Store) *site {
 	return s
 }
 
-// While the store is down, a sweep ends the use of a stale page that is being rebuilt.
 func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())

@@ -82,7 +82,6 @@ func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 	}
 }
 
-// Calls that queue for a silent engine do not time out one after another.
 func TestGet_SilentEngineIsNotQueuedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 2000
@@ -107,7 +106,6 @@ func TestGet_SilentEngineIsNotQueuedFor(t *testing.T) {
 	})
 }
 
-// Calls that leave the queue do not use up turns.
 func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{})
@@ -147,7 +145,6 @@ func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 	})
 }
 
-// With a very short EngineTimeout, calls still end.
 func TestGet_ShortEngineTimeout(t *testing.T) {
 	for _, timeout := range []time.Duration{1, 2, 3, 4, time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {

@@ -119,7 +119,6 @@ func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 	})
 }
 
-// Stale values are served at once while a rebuild waits for a slot.
 func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -267,7 +266,6 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 	}
 }
 
-// A value without a lifetime ends the stale value before it.
 func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 	for _, stored := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 
 // This file tests processes that wait for another holder or for a slot.
 
-// Stale values are served at once while another process rebuilds, with few calls of the engines.
 func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 4, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
@@ -173,7 +172,6 @@ func TestFleet_NothingIsTrusted(t *testing.T) {
 	})
 }
 
-// A flight that waits for a slot takes a value that another process makes meanwhile.
 func TestFleet_WaitingForASlot(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})

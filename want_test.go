@@ -82,7 +82,6 @@ func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
 	})
 }
 
-// Calls that come during a load and do not accept its value share the next load.
 func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
@@ -212,7 +211,6 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 	}
 }
 
-// After a failed try to replace a fresh value, no process tries again during the pause.
 func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()

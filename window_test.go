@@ -57,7 +57,6 @@ func TestBatchWindow(t *testing.T) {
 	}
 }
 
-// A full batch is loaded at once, and the rest at the end of the window.
 func TestBatchWindow_Full(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{}
@@ -77,7 +76,6 @@ func TestBatchWindow_Full(t *testing.T) {
 	})
 }
 
-// Close answers the callers of an open window at once.
 func TestBatchWindow_Close(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := bellwether.NewBatch((&batchSource{}).load, bellwether.Options{TTL: time.Minute, BatchWindow: time.Minute})
@@ -99,8 +97,7 @@ func TestBatchWindow_Close(t *testing.T) {
 	})
 }
 
-// A caller that leaves while the window is open does not end the read of the batch, which later
-// callers need.
+// A caller that leaves an open window does not end the batch's read, which later callers need.
 func TestBatchWindow_FirstCallerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{}

@@ -26,7 +26,6 @@ func blackHole(ctx context.Context, _ string) error {
 	return ctx.Err()
 }
 
-// takes is a fault that delays a call.
 func takes(d time.Duration) fault {
 	return func(ctx context.Context, _ string) error {
 		select {

@@ -10,8 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// If a store takes no writes, beside a working locker, callers wait for no other process and no
-// timeout once this is known.
+// With a working locker and a store known to take no writes, callers wait for no process and no timeout.
 func TestFleet_StoreTakesNoWrites(t *testing.T) {
 	const n, timeout = 4, 500 * time.Millisecond
 	for name, f := range map[string]fault{"silent": blackHole, "refuses": refuse} {

@@ -1,5 +1,4 @@
-// Package bellwetherotel exports a cache's Stats and events to OpenTelemetry, with a span for each
-// rebuild.
+// Package bellwetherotel exports a cache's Stats and events to OpenTelemetry, and a span per rebuild.
 //
 // A rebuild belongs to no caller. Its span is a child of the span of the call that began the
 // rebuild, so a trace leads to it, and has links to the spans of the collapsed calls.
@@ -35,8 +34,7 @@ import (
 
 const scope = "github.com/bellwether-go/bellwether/bellwetherotel"
 
-// Options configure [Observe]. The zero Options suit a program with one cache and the global
-// providers.
+// Options configure [Observe]. The zero Options suit a program with one cache and the global providers.
 type Options struct {
 	// Name is the attribute bellwether.cache.name of all metrics and spans. It tells the caches of
 	// one program apart. An empty Name leaves the attribute out.
@@ -89,7 +87,6 @@ type telemetry struct {
 	byState   map[change]metric.MeasurementOption
 }
 
-// A change is the attributes of a breaker's change.
 type change struct {
 	engine observe.Engine
 	to     observe.BreakerState
@@ -313,8 +310,7 @@ func truth(b bool) int64 {
 	return 0
 }
 
-// owners are the open caches observed by this package. OpenTelemetry would mix the metrics of two
-// caches with the same name.
+// owners are the observed open caches. OpenTelemetry would mix the metrics of two caches with one name.
 var owners sync.Map // of owner to nil
 
 // An owner is a name in use at a provider.

@@ -40,8 +40,7 @@ func newCollector(t *testing.T, o Options) *collector {
 	return c
 }
 
-// collect returns all numbers by metric name and attribute values. A histogram's number is its
-// count.
+// collect returns all numbers by metric name and attribute values. A histogram's number is its count.
 func (c *collector) collect(t *testing.T) map[string]float64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -86,8 +85,7 @@ func (c *collector) collect(t *testing.T) map[string]float64 {
 	return got
 }
 
-// TestObserve_EveryField sees each field of Stats as a metric with the field's own value, until the
-// cache is closed.
+// TestObserve_EveryField sees each field of Stats as a metric with its value, until the cache is closed.
 func TestObserve_EveryField(t *testing.T) {
 	var s observe.Stats
 	v := reflect.ValueOf(&s).Elem()
@@ -294,7 +292,6 @@ func TestObserve_Names(t *testing.T) {
 	open(same).Close()
 }
 
-// TestObserve_GlobalProviders sets the global providers before the observer is made.
 func TestObserve_GlobalProviders(t *testing.T) {
 	c := newCollector(t, Options{})
 	otel.SetMeterProvider(c.options.MeterProvider)

@@ -85,9 +85,8 @@ var (
 // The cache registers the metrics with registry when it is made, and unregisters them at the end of
 // its Close. A nil registry is [prometheus.DefaultRegisterer].
 //
-// The label cache="name" tells the caches of one program apart. An empty name leaves the label out,
-// for the only cache of a registry. All other labels have a fixed set of values, and no key is ever
-// a label.
+// The label cache="name" tells the caches of one program apart. An empty name leaves the label out, for
+// the only cache of a registry. All other labels have a fixed set of values, and no key is ever a label.
 //
 // New and NewMiddleware panic if registry refuses the metrics, as for a second cache with the same
 // name, and if a second cache uses the same observer.
@@ -166,8 +165,7 @@ func newCollector(name string) *collector {
 	return c
 }
 
-// from is the source of a herd's wake: a load of this process, or another process's commit in the
-// store.
+// from is the source of a herd's wake: a load of this process, or another process's commit in the store.
 func from(loaded bool) string {
 	if loaded {
 		return "load"

@@ -19,8 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// TestObserve_EveryField sees each field of Stats as a metric with the field's own value and a help
-// text.
+// TestObserve_EveryField sees each field of Stats as a metric with its own value and a help text.
 func TestObserve_EveryField(t *testing.T) {
 	var s observe.Stats
 	var want strings.Builder
@@ -68,8 +67,7 @@ func TestObserve_EveryField(t *testing.T) {
 	}
 }
 
-// TestObserve_Herd has a fleet of two: one process rebuilds after a dead holder's lease, the other
-// waits for it.
+// TestObserve_Herd has two processes: one rebuilds after a dead holder's lease, the other waits for it.
 func TestObserve_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCollector("") // of both caches: the test reads only its counts
@@ -181,8 +179,7 @@ func hits(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
 	return got
 }
 
-// TestObserve_Registry has two named caches in one registry. One cache is closed, and a third takes
-// its name.
+// TestObserve_Registry has two named caches in one registry. A third takes the name of a closed cache.
 func TestObserve_Registry(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	users := bellwether.New(load, options(Observe(registry, "users")))
@@ -213,8 +210,7 @@ func TestObserve_DefaultRegistry(t *testing.T) {
 	}
 }
 
-// TestObserve_Refused has New panic if a cache cannot have its own metrics, rather than lose the
-// figures in silence.
+// TestObserve_Refused has New panic: a cache without its own metrics would lose its figures in silence.
 func TestObserve_Refused(t *testing.T) {
 	twice := Observe(prometheus.NewRegistry(), "users")
 	registry := prometheus.NewRegistry()

@@ -90,7 +90,6 @@ func TestObserve_Pause(t *testing.T) {
 	})
 }
 
-// The log shows a store going down and coming back.
 func TestObserve_StoreDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)

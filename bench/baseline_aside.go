@@ -73,7 +73,6 @@ func aside(rdb *redis.Client, p policy, load loader) got {
 	}
 }
 
-// flown is get behind singleflight.
 func flown(get got) got {
 	var group singleflight.Group
 	return func(ctx context.Context, key string) (string, error) {

@@ -273,7 +273,6 @@ func TestOrigin_LogsWhatItLoads(t *testing.T) {
 	}
 }
 
-// TestServers_Go runs each Go server, loads it, and counts.
 func TestServers_Go(t *testing.T) {
 	l := &life{}
 	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections)

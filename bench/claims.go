@@ -9,7 +9,6 @@ import (
 
 // This file holds the figures of a run to their bounds.
 
-// A claim is a figure and its bound.
 type claim struct {
 	what  string
 	got   []float64 // of each round; empty: not measured in this run
@@ -18,7 +17,6 @@ type claim struct {
 	unit  string
 }
 
-// holds reports whether the median of the rounds is within the bound.
 func (c claim) holds() bool {
 	if c.floor {
 		return medianOf(c.got) >= c.bound
@@ -26,7 +24,6 @@ func (c claim) holds() bool {
 	return medianOf(c.got) <= c.bound
 }
 
-// figure is the median, with the range of the rounds.
 func (c claim) figure() string {
 	s := fmt.Sprintf("%.3g%s", medianOf(c.got), c.unit)
 	if len(c.got) > 1 {

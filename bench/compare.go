@@ -109,7 +109,6 @@ func ratio(x, y float64) string {
 	return fmt.Sprintf("%.2f", y/x)
 }
 
-// noise is "~" if the two ranges overlap.
 func noise(x, y []float64) string {
 	if slices.Max(x) < slices.Min(y) || slices.Max(y) < slices.Min(x) {
 		return ""

@@ -38,8 +38,7 @@ type engines struct {
 // as it is, and counts the commands of all its clients.
 func startEngines() (e *engines, err error) {
 	e = &engines{tb: &life{}}
-	// 1,000 keys in 8 processes exceed memcached's 1,024 connections: gomemcache opens one for each
-	// request.
+	// 1,000 keys in 8 processes exceed memcached's 1,024 connections: gomemcache opens one per request.
 	err = e.tb.do(func() {
 		e.servers = map[string]*testserver.Server{
 			redisEngine:     testserver.Redis(e.tb),

@@ -10,7 +10,6 @@ import (
 
 // This file is the common part of the commands' flags.
 
-// A flagSet is the flags of a command.
 type flagSet struct {
 	*flag.FlagSet
 	isQuick, isFull *bool  // nil: the command has one size
@@ -21,7 +20,6 @@ func newFlags(command string) *flagSet {
 	return &flagSet{FlagSet: flag.NewFlagSet(command, flag.ExitOnError)}
 }
 
-// sizes adds -quick and -full, with quick as the default.
 func (f *flagSet) sizes(quick, full string) {
 	f.isQuick = f.Bool("quick", false, quick+" (the default)")
 	f.isFull = f.Bool("full", false, full)
@@ -64,7 +62,6 @@ func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
 	return chosen, nil
 }
 
-// draws adds the directory of the pictures.
 func (f *flagSet) draws() { f.StringVar(&f.dir, "o", "docs", "write the pictures to this `directory`") }
 
 // parse reads the arguments, and creates the directory.
@@ -79,7 +76,6 @@ func (f *flagSet) parse(args []string) error {
 	return os.MkdirAll(f.dir, 0o755)
 }
 
-// sized returns the size for -full or -quick.
 func sized[T any](f *flagSet, quick, full T) T {
 	if *f.isFull {
 		return full

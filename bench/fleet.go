@@ -82,7 +82,6 @@ func (w *worker) kill() {
 	w.cmd.Process.Kill()
 }
 
-// tell gives an order to one worker.
 func (w *worker) tell(o order) (report, error) {
 	if err := w.in.Encode(o); err != nil {
 		return report{}, fmt.Errorf("a worker has ended: %w", err)

@@ -57,7 +57,6 @@ var httpColumns = []column[httpMeasurement]{
 	{"failures", func(m httpMeasurement) float64 { return float64(m.Failures) }, "%.4g", false},
 }
 
-// An httpLoad is a way to load a server.
 type httpLoad struct {
 	name, what string
 	path       string // of newHandler, without the key
@@ -256,7 +255,6 @@ func printHTTP(w io.Writer, r *record) {
 	}
 }
 
-// httpRounds are a server's measurements under a load.
 func (r *record) httpRounds(load, server string) (ms []httpMeasurement) {
 	for _, m := range r.HTTP {
 		if m.Load == load && m.Server == server {
@@ -266,7 +264,6 @@ func (r *record) httpRounds(load, server string) (ms []httpMeasurement) {
 	return ms
 }
 
-// roundRatios are the rounds' ratios of a to b.
 func roundRatios(a, b []httpMeasurement, of func(httpMeasurement) float64) []float64 {
 	return ofRounds(a, b, func(m httpMeasurement) int { return m.Round }, func(a, b httpMeasurement) (float64, bool) {
 		return of(a) / of(b), of(b) > 0 && of(a) >= 0

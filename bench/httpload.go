@@ -104,7 +104,6 @@ request = function()
 end
 `
 
-// runWrk loads a URL for a while. With misses, every tenth request has a path of its own.
 func runWrk(url string, connections int, d time.Duration, misses bool, dir string) (throughput, error) {
 	args := []string{"-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%d", int(d.Seconds()))}
 	if misses {

@@ -32,7 +32,6 @@ type serverConfig struct {
 	Admin string // the address that reports the handler's runs
 }
 
-// The sizes of bodies.
 var bodies = map[string][]byte{
 	"1k": bytes.Repeat([]byte("b"), 1<<10), "64k": bytes.Repeat([]byte("b"), 64<<10), "1m": bytes.Repeat([]byte("b"), 1<<20),
 }
@@ -61,7 +60,6 @@ func newHandler(runs *atomic.Int64) http.Handler {
 	return mux
 }
 
-// middlewares are the Go middlewares around the handler.
 var middlewares = map[string]func(http.Handler) (http.Handler, error){
 	"bare": func(h http.Handler) (http.Handler, error) { return h, nil },
 	"bellwether": func(h http.Handler) (http.Handler, error) {
@@ -72,8 +70,7 @@ var middlewares = map[string]func(http.Handler) (http.Handler, error){
 		if err != nil {
 			return nil, err
 		}
-		// It ignores Cache-Control. Its TTL fits the expiring responses here, and refreshes the
-		// others too.
+		// It ignores Cache-Control. Its TTL fits the expiring responses, and also refreshes the others.
 		c, err := httpcache.NewClient(httpcache.ClientWithAdapter(adapter), httpcache.ClientWithTTL(time.Second))
 		if err != nil {
 			return nil, err

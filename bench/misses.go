@@ -71,7 +71,6 @@ func (w *workerSide) misses(o order) error {
 	return nil
 }
 
-// missColumns are the columns of the table of misses.
 var missColumns = []column[measurement]{
 	{"requests", func(m measurement) float64 { return m.Requests }, "%.2f", false},
 	{"bytes", func(m measurement) float64 { return m.Bytes }, "%.0f", false},

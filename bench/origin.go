@@ -18,10 +18,8 @@ import (
 // This file is the origin: the load, and the log of all processes' loads. The log is a file with
 // one write for each record, so it has the loads of killed processes.
 
-// errOrigin is the failure of a failing origin.
 var errOrigin = errors.New("the origin fails")
 
-// behaviour is the origin's present behaviour.
 type behaviour struct {
 	Load     time.Duration // the duration of a load
 	Fails    bool

@@ -46,7 +46,6 @@ type picture struct {
 	styles       []draw.LineStyle
 }
 
-// panel adds a panel below the others.
 func (p *picture) panel(caption string) *plot.Plot {
 	panel := plot.New()
 	panel.Y.Min = 0
@@ -68,7 +67,6 @@ func (p *picture) logPanel(caption string, least float64, label string) *plot.Pl
 	return panel
 }
 
-// line draws points in a panel.
 func (p *picture) line(panel *plot.Plot, name string, style draw.LineStyle, points plotter.XYs) error {
 	if _, log := panel.Y.Scale.(plot.LogScale); log {
 		for i := range points {
@@ -108,7 +106,6 @@ func grid() *plotter.Grid {
 	return g
 }
 
-// save draws the picture.
 func (p *picture) save(height vg.Length, path string) error {
 	svg := vgsvg.New(pictureWidth, height)
 	c := draw.New(svg)

@@ -146,9 +146,8 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 	return pic.save(13*vg.Centimeter, path)
 }
 
-// expiriesShown is how long callers come: until the queue after the last expiry is empty. Without
-// protection each caller during the first load queues for a place, and the value expires a TTL
-// after the last load.
+// expiriesShown is how long callers come: until the last expiry's queue is empty. Without protection
+// each caller during the first load queues for a place, and the value expires a TTL after the last load.
 func (p plotSize) expiriesShown() time.Duration {
 	queued := p.Rate * float64(p.Processes) * p.Load.Seconds()
 	queue := time.Duration(math.Ceil(queued/originPlaces)+1) * p.Load

@@ -172,7 +172,6 @@ func (l *life) start(cmd *exec.Cmd) int {
 	return cmd.Process.Pid
 }
 
-// await waits until the server answers.
 func (s *server) await(l *life) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var err error
@@ -190,7 +189,6 @@ func (s *server) await(l *life) {
 	l.Fatalf("%s does not answer after 10 s: %v", s.name, err)
 }
 
-// runs returns the handler's number of runs.
 func (s *server) runs() (int, error) {
 	resp, err := http.Get(s.admin)
 	if err != nil {

@@ -71,7 +71,6 @@ func newRecord(bench string, size any) *record {
 	}
 }
 
-// commandLine is the shell command for these arguments.
 func commandLine(args []string) string {
 	line := "go run ./bench"
 	for _, arg := range args {
@@ -93,7 +92,6 @@ func cpu() string {
 	return runtime.GOARCH
 }
 
-// versions returns the versions of the installed servers.
 func versions() map[string]string {
 	v := map[string]string{}
 	for name, args := range map[string][]string{
@@ -152,7 +150,6 @@ func (r *record) where(w io.Writer) {
 	}
 }
 
-// each returns the results of of.
 func each[T, X any](all []T, of func(T) X) (xs []X) {
 	for _, x := range all {
 		xs = append(xs, of(x))
@@ -169,7 +166,6 @@ func medianOf(xs []float64) float64 {
 	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
 }
 
-// median is the median of of over the rounds.
 func median[T any](rounds []T, of func(T) float64) float64 { return medianOf(each(rounds, of)) }
 
 // A column is a table's column: the median of a row's rounds, or the most, for the longest waits.
@@ -193,7 +189,6 @@ func (c column[T]) text(rounds []T) string {
 	return fmt.Sprintf(c.format, v)
 }
 
-// rounds are a strategy's measurements in a scenario.
 func (r *record) rounds(scenario, strategy string) []measurement {
 	var ms []measurement
 	for _, m := range r.Measurements {
@@ -254,7 +249,6 @@ func printHerd(w io.Writer, r *record, size size, chosen []scenario) {
 	}
 }
 
-// first returns the first strategy with measurements in a scenario.
 func (r *record) first(scenario string) string {
 	for _, s := range strategies {
 		if len(r.rounds(scenario, s.name)) > 0 {

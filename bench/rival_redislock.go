@@ -28,8 +28,7 @@ var redislockAside = strategy{
 			}
 			lock, err := locker.Obtain(ctx, "lock:"+key, p.Lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)})
 			if err != nil {
-				// Obtain gives up after the length of the lease. The strategy then loads without
-				// the lock.
+				// Obtain gives up after a lease's length. The strategy then loads without the lock.
 				return load(ctx, key)
 			}
 			defer lock.Release(context.WithoutCancel(ctx))

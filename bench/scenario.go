@@ -204,7 +204,6 @@ var scenarios = []scenario{
 	},
 }
 
-// errNotApplicable reports that a scenario does not suit a strategy.
 var errNotApplicable = fmt.Errorf("not applicable")
 
 // A trial is a strategy in one scenario, once.
@@ -439,7 +438,6 @@ func (x *trial) finish() error {
 	return x.bench.fleet.mend()
 }
 
-// applies reports whether the scenario is for the strategy.
 func (s scenario) applies(to strategy, in size) bool {
 	if in.Brief && s.brief != nil && !slices.ContainsFunc(s.brief, func(b strategy) bool { return b.name == to.name }) {
 		return false

@@ -14,11 +14,9 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// This file is `bench outage`: the store is killed for a time under a steady herd of mixed keys
-// with stale values. No call may fail because of that, and the origin's concurrent loads stay
-// within its bound.
+// This file is `bench outage`: the store is killed for a time under a steady herd of mixed keys with
+// stale values. No call may fail, and the origin's concurrent loads stay within its bound.
 
-// An outageSize is the extent of an outage run.
 type outageSize struct {
 	Name                string
 	Processes, Keys     int
@@ -85,7 +83,6 @@ func runOutage(args []string) error {
 	return errors.Join(broken...)
 }
 
-// measureOutage puts one strategy through an outage of its engines.
 func measureOutage(size outageSize, s strategy) (*outageCurve, error) {
 	b, err := newHerdBench(herdSize(size))
 	if err != nil {

@@ -79,7 +79,6 @@ type got func(ctx context.Context, key string) (string, error)
 func (g got) Get(ctx context.Context, key string) (string, error) { return g(ctx, key) }
 func (got) Close()                                                {}
 
-// closing is a cache with an end.
 type closing struct {
 	got
 	end func()

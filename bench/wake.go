@@ -21,8 +21,7 @@ const (
 // wakeLimits are the bounds of the 99th percentile, in milliseconds. memcached cannot push.
 var wakeLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 5}
 
-// wakes runs one burst after another, each for its own cold key. A key gives one lag for each
-// waiting process.
+// wakes runs bursts in sequence, each for its own cold key. A key gives one lag per waiting process.
 //
 // The lag begins at the end of the load in the origin's log. It includes the commit, so it is
 // rather too long than too short. The log and the callers share one clock.

@@ -40,8 +40,7 @@ type order struct {
 	First, Leave time.Duration
 
 	// Of drive: callers come Rate times a second for For, at random moments of Seed, whether or not
-	// earlier callers have answers. Zipf is the exponent of the keys' popularity, 0 for equal
-	// popularity.
+	// earlier callers have answers. Zipf is the exponent of the keys' popularity; 0: equal.
 	Rate float64
 	For  time.Duration
 	Seed uint64
@@ -258,7 +257,6 @@ func (t *tally) wait() {
 	}
 }
 
-// report is the result of the calls.
 func (t *tally) report() report {
 	r := report{Calls: len(t.calls), Process: os.Getpid(), CPU: t.cpu, Wire: t.wire}
 	h := newHistogram()

@@ -12,16 +12,14 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file plants mistakes of other locks and caches before a correct store or locker. Their runs
-// must fail.
+// This file plants mistakes of other locks and caches before correct engines. Their runs must fail.
 
 // A bug is planted in every process of a run.
 type bug struct {
 	name string
 	// check must catch the bug.
 	check check
-	// seed is the seed of the run that catches the bug, with its engines. Without a store it runs
-	// the locker alone.
+	// seed is the seed of the catching run, with its engines. Without a store the locker runs alone.
 	seed          int64
 	locker, store string
 
@@ -153,7 +151,6 @@ func notified(original, s driver.Store) driver.Store {
 	return s
 }
 
-// A leaseBug is a mistake of leases.
 type leaseBug interface {
 	renew(ctx context.Context, l driver.Lease, ttl time.Duration) error
 	release(ctx context.Context, key string, l driver.Lease) error

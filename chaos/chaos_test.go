@@ -249,14 +249,12 @@ func (b bug) run(t *testing.T) *findings {
 	return runLocks(t, e, b.seed, bugTime, b)
 }
 
-// A bug must show in one of bugRuns runs of bugTime each, usually the first: a starved machine does
-// little.
+// A bug must show in one of bugRuns runs of bugTime, usually the first: a starved machine does little.
 const (
 	bugRuns = 16
 	bugTime = 3 * time.Second
 )
 
-// TestBugs_TableInTheDocs holds docs/chaos.md to the list of bugs.
 func TestBugs_TableInTheDocs(t *testing.T) {
 	doc, err := os.ReadFile("../docs/chaos.md")
 	if err != nil {

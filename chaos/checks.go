@@ -13,8 +13,7 @@ import (
 const (
 	// breakerPause is how long the cache does not ask an engine that has not answered.
 	breakerPause = 1200 * time.Millisecond
-	// boundSlack is a running process's allowed excess over a bound: a busy machine wakes no
-	// goroutine at once.
+	// boundSlack is how much a running process may exceed a bound: a busy machine wakes goroutines late.
 	boundSlack = time.Second
 )
 
@@ -143,8 +142,7 @@ func (p *past) answered(who being, s span) bool {
 // A cancelled load ends when it was last seen to be wanted. After any process's commit without an
 // answer, an entry may stand for a while that sends each process to a load of its own.
 //
-// A hedge may run beside the load of a holder, but not beside another hedge, for as long as a
-// rebuild may.
+// A hedge may run beside a holder's load, but not beside another hedge, for as long as a rebuild may.
 func (p *past) one(key string, events []event, hedged map[callID]bool) {
 	loads := loadsAmong(events)
 	before := p.before()
@@ -178,8 +176,7 @@ func (p *past) before() int64 {
 	return int64(p.plan.times.Lease + p.plan.times.Engine + breakerPause)
 }
 
-// healthy reports whether the process of a load was calm in s, and its commits of these events get
-// answers.
+// healthy reports whether a load's process was calm in s, and its commits of these events get answers.
 func (p *past) healthy(events []event, load event, s span) bool {
 	if !p.calm(being{load.Worker, load.Life}, s) {
 		return false
@@ -358,8 +355,7 @@ func (p *past) bounds() {
 	}
 }
 
-// recovered checks the time after the faults against "one rebuild, and all processes fresh within
-// seconds".
+// recovered checks the time after faults against "one rebuild, and all processes fresh within seconds".
 func (p *past) recovered() {
 	if p.calmAt == 0 {
 		return // a run with a bug of another check, which does not wait for recovery

@@ -8,8 +8,7 @@
 //	go test -race ./chaos -run 'TestFleet$' -args -seed=7 -locker=etcd -store=redis -duration=1m
 //	make chaos DURATION=30m                                  # seeds of its own, each printed
 //
-// A seed replays the schedule of decisions. The interleaving of the processes also depends on the
-// machine.
+// A seed replays the schedule of decisions. The processes' interleaving also depends on the machine.
 //
 // The checks are sound: each reported violation is a violation, however slow the machine. They
 // judge times from the safe side. They count and leave out events of a starved process or a faulty

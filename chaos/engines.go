@@ -62,8 +62,7 @@ const (
 	dialTimeout = 500 * time.Millisecond
 	callTimeout = 500 * time.Millisecond
 
-	// sessionTimeout exceeds any lease here: a holder cut off from ZooKeeper stops before its
-	// session ends.
+	// sessionTimeout exceeds any lease: a holder cut off from ZooKeeper stops before its session ends.
 	sessionTimeout = 3 * time.Second
 
 	table = "chaos"

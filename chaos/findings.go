@@ -100,7 +100,6 @@ type gapMeter struct {
 	gaps []span
 }
 
-// newGapMeter returns a gapMeter that calls note for each gap.
 func newGapMeter(note func(span)) *gapMeter {
 	m := &gapMeter{note: note, end: make(chan struct{})}
 	m.done.Go(func() {

@@ -22,7 +22,6 @@ import (
 // This file is the supervisor: it starts the engines, the proxies, the origin and the workers,
 // carries out a schedule, and collects the history.
 
-// A fleetRun is a run of a fleet.
 type fleetRun struct {
 	tb      testing.TB
 	seed    int64

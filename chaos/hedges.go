@@ -45,9 +45,8 @@ func hedgesAmong(all []event, key string) map[callID]bool {
 // the last load.
 const mostRefused = 5
 
-// loser checks the answers against "first commit wins": a value that the store has refused, or that
-// a process with an epoch for it has given up, answers no call. The callers of a flight whose loads
-// all fail are exempt.
+// loser checks the answers against "first commit wins": no call gets a value that the store refused, or
+// that a process with an epoch for it gave up. The callers of a flight whose loads all fail are exempt.
 //
 // A commit without an answer may have been the first. A process without answers makes values
 // without its store. And a store that commits in two steps may have had in between a value that it
@@ -97,8 +96,7 @@ func (p *past) loser(events []event) {
 	}
 }
 
-// readFor reports whether the process that served g had read the value in the store, by the key's
-// events.
+// readFor reports whether the process that served g had read the value in the store.
 func readFor(events []event, g event) bool {
 	return slices.ContainsFunc(events, func(e event) bool {
 		return (e.Kind == kindRead || e.Kind == kindClaim) && e.Result == done && e.Version == g.Version &&
@@ -109,8 +107,7 @@ func readFor(events []event, g event) bool {
 // hedge checks that a key's hedges are harmless: a hedge that finds the holder's commit after its
 // load commits nothing. Nor does a hedge whose load has failed.
 //
-// A hedge without answers cannot find that commit. Nor can it if the holder's value has expired or
-// was invalidated.
+// A hedge cannot find that commit without answers, or if the holder's value expired or was invalidated.
 func (p *past) hedge(events []event, hedged map[callID]bool) {
 	for _, l := range loadsAmong(events) {
 		if !hedged[l.call()] {

@@ -23,8 +23,7 @@ import (
 // around a store and a locker that record each call at the boundary to the cache. A planted bug
 // lies behind that boundary, so the history shows the cache's own view.
 
-// now returns the machine's monotonic clock in nanoseconds, common to all processes unlike package
-// time's.
+// now is the machine's monotonic clock in nanoseconds, which all processes share, unlike package time's.
 func now() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

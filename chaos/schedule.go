@@ -26,7 +26,6 @@ const (
 	invalidate  deed = "invalidate"
 )
 
-// A step is an act of a schedule.
 type step struct {
 	at     time.Duration
 	do     deed

@@ -25,8 +25,7 @@ const (
 	quickest = "expired lease believed too long"
 )
 
-// modelFiles are the test files that the model needs: without the others a module compiles in a
-// third of the time.
+// modelFiles are the model's test files: without the others a module compiles in a third of the time.
 var modelFiles = []string{"model_test.go", "network_test.go", "abilities_test.go", "graveyard_test.go", "export_test.go"}
 
 // modelOnly returns an overlay that empties all other test files.
@@ -108,9 +107,8 @@ func TestBugs_AreFound(t *testing.T) {
 	}
 }
 
-// find plays the runs side by side. It returns after how many scenarios most have broken a promise,
-// 0 after bugBound: the median of all runs, so the slower need not go on. Each failed run has its
-// violation.
+// find plays the runs side by side. It returns after how many scenarios most have broken a promise, or 0
+// after bugBound: a median, so the slower runs may stop. Each failed run has its violation.
 func find(t *testing.T, h *host) (median int, violations []string) {
 	violations = make([]string, bugRuns)
 	for played := 1; played <= bugBound; played++ {

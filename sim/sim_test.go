@@ -28,8 +28,7 @@ var (
 	trace = flag.Bool("trace", false, "print all that happens in the first scenario")
 )
 
-// moduleVariable names a child process's file of compiled tests, cacheVariable the directory of
-// wazero's compilations.
+// moduleVariable names a child process's file of compiled tests, cacheVariable wazero's directory.
 const (
 	moduleVariable = "BELLWETHER_SIM_MODULE"
 	cacheVariable  = "BELLWETHER_SIM_CACHE"

@@ -19,7 +19,6 @@ import (
 
 // This file is the operators' listener. The site's clients cannot reach it.
 
-// adminRouter returns the handler of the second listener.
 func (s *server) adminRouter() http.Handler {
 	r := chi.NewRouter()
 	// A page of another site in an operator's browser can send a POST here.
@@ -127,7 +126,6 @@ func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// matched returns the match that a query selects.
 func matched(query string) (m bellwether.Match, err error) {
 	q, err := url.ParseQuery(query)
 	if err != nil {

@@ -254,7 +254,6 @@ const legible = `(() => {
 	return faults
 })()`
 
-// isLegible fails if a text of the page is not legible.
 func isLegible(t *testing.T, ctx context.Context, where string) {
 	t.Helper()
 	if faults := is[[]string](t, ctx, legible); len(faults) > 0 {
@@ -262,7 +261,6 @@ func isLegible(t *testing.T, ctx context.Context, where string) {
 	}
 }
 
-// texts checks the texts of elements of the page.
 func texts(t *testing.T, ctx context.Context, want map[string]string) {
 	t.Helper()
 	for selector, want := range want {
@@ -336,7 +334,6 @@ func TestBrowser_Reload(t *testing.T) {
 	}
 }
 
-// TestBrowser_AxesStay holds that no axis moves while a herd runs, and that curves reach the present.
 func TestBrowser_AxesStay(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"3000"}, "capacity": {"500"}})
@@ -366,7 +363,6 @@ func TestBrowser_AxesStay(t *testing.T) {
 	}
 }
 
-// spaces replaces non-breaking spaces by plain ones.
 func spaces(texts []string) (plain []string) {
 	for _, text := range texts {
 		plain = append(plain, strings.ReplaceAll(text, "\u00a0", " "))
@@ -374,8 +370,7 @@ func spaces(texts []string) (plain []string) {
 	return plain
 }
 
-// TestBrowser_StaleAndFailures holds that cards show stale answers and failures, and keep their
-// settings.
+// TestBrowser_StaleAndFailures holds that cards show staleness and failures, and keep their settings.
 func TestBrowser_StaleAndFailures(t *testing.T) {
 	front, _ := newTestServer(t)
 	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
@@ -458,7 +453,6 @@ func TestBrowser_Presentation(t *testing.T) {
 	inBrowser(t, ctx, chromedp.KeyEvent(kb.Escape), until(`location.hash === '' && document.getElementById('controls').checkVisibility()`))
 }
 
-// TestBrowser_NoScript holds that a browser without JavaScript explains the empty page.
 func TestBrowser_NoScript(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 320, 700)

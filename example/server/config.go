@@ -163,7 +163,6 @@ func parse(args []string) (config, error) {
 	return c, nil
 }
 
-// usage prints the flags, each with its default.
 func usage(w io.Writer) {
 	fmt.Fprint(w, "A caching reverse proxy: a page is built once for all waiting clients.\n\nusage: server [flags]\n\n")
 	new(config).flags().VisitAll(func(f *flag.Flag) {

@@ -43,10 +43,8 @@ func demo(r chi.Router, live *pen) {
 	r.Get("/error", new(page).fail)
 }
 
-// A page counts how often it was built.
 type page struct{ builds atomic.Int64 }
 
-// built returns the page's text about itself.
 func (p *page) built(began time.Time) string {
 	return fmt.Sprintf("build %d by process %d, at %s, in %v\n",
 		p.builds.Add(1), os.Getpid(), time.Now().Format("15:04:05.000"), time.Since(began).Round(time.Millisecond))

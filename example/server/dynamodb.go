@@ -40,8 +40,7 @@ func (e *engines) connectDynamoDB(c config) {
 		// The second attempt finds a lost reply. More would only lengthen outages before the breaker.
 		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
 			o.MaxAttempts, o.MaxBackoff = 2, 100*time.Millisecond
-			// Without it there is no second attempt after some hundred failures, at the end of an
-			// outage.
+			// Without it there is no second attempt after some hundred failures, at an outage's end.
 			o.RateLimiter = ratelimit.None
 		}),
 	}

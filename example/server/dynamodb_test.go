@@ -8,7 +8,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestDynamoDB_TableLost removes the table under a running server.
 func TestDynamoDB_TableLost(t *testing.T) {
 	dynamo := testserver.DynamoDB(t)
 	dynamo.OwnOrSkip(t)

@@ -123,7 +123,6 @@ func connect(c config) (*engines, error) {
 	return e, nil
 }
 
-// join sets the engines in the cache's fleet.
 func (e *engines) join(f *bellwether.Fleet) {
 	if e.both != nil {
 		f.Engine = e.both

@@ -26,7 +26,6 @@ const (
 //go:embed live.html
 var livePage string
 
-// routes adds the page and its commands to r.
 func (p *pen) routes(r chi.Router) {
 	r.Get("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -102,8 +101,7 @@ func (l *listeners) leave() {
 	l.count--
 }
 
-// events sends the state to one listener, at once and after each change, until the listener leaves or
-// the server drains.
+// events sends a listener the state, now and after each change, until it leaves or the server drains.
 func (p *pen) events(w http.ResponseWriter, r *http.Request) {
 	// Only a request for events gets its own ResponseWriter. Another response is for all clients.
 	if !strings.Contains(r.Header.Get("Accept"), "text/event-stream") {

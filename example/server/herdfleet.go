@@ -88,8 +88,7 @@ func (l *ledger) entry(page int) driver.Entry {
 	return e
 }
 
-// A switched is the fleet's locker, with a switch that kills it. A dead locker refuses all requests,
-// also renewals and releases.
+// A switched is the fleet's locker with a kill switch: dead, it refuses all requests, even a release.
 type switched struct {
 	*locallock.Locker
 	down atomic.Bool

@@ -54,7 +54,6 @@ func (o *herdOrigin) loaded() int {
 	return o.loads
 }
 
-// loading returns the number of a page's running loads.
 func (o *herdOrigin) loading(page int) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()

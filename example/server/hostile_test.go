@@ -144,7 +144,6 @@ const (
 	panics   // the handler in the server's process panics, by panicByCookie
 )
 
-// A hostilePage is a page of the hostileOrigin.
 type hostilePage struct {
 	kind string // one of kinds
 	path string // after the run's prefix, without the number of the URL
@@ -290,7 +289,6 @@ type hostileOrigin struct {
 	serial atomic.Int64
 }
 
-// page returns the page of a path.
 func (o *hostileOrigin) page(path string) (hostilePage, bool) {
 	path = path[:strings.LastIndexByte(path, '/')+1]
 	i := slices.IndexFunc(o.pages, func(p hostilePage) bool { return o.prefix+p.path == path })
@@ -379,9 +377,8 @@ type visitor struct {
 	client http.Client
 }
 
-// newVisitor returns the client of a number. A third of the clients are anonymous, a third have a
-// cookie, and a third have Authorization, half of these with a cookie. Half of each third speak
-// HTTP/1.1, half h2c.
+// newVisitor returns the client of a number. A third is anonymous, a third has a cookie, and a third has
+// Authorization, half of these with a cookie. Half of each third speaks HTTP/1.1, half h2c.
 func newVisitor(n int) *visitor {
 	v := &visitor{identity: identity{Client: strconv.Itoa(n)}}
 	account := strconv.Itoa(n)
@@ -417,7 +414,6 @@ type visit struct {
 	answer
 }
 
-// visit asks a server for a page by its path.
 func (v *visitor) visit(p hostilePage, server *process, path string, random *rand.Rand) visit {
 	out := visit{page: p, asks: v.identity, path: path}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -16,9 +16,8 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file is the pen behind the live page: its settings, the release of a herd on three
-// strategies, and the view of both. strategies.go has the strategies, live.html the page, and
-// events.go their connection.
+// This file is the pen behind the live page: its settings, the release of a herd on three strategies,
+// and the view of both. strategies.go has the strategies, live.html the page, events.go the connection.
 
 const (
 	herdProcesses = 4                // of each strategy, simulated in this process
@@ -232,7 +231,6 @@ type view struct {
 	Without      strategyView   `json:"without"`
 }
 
-// look returns the whole state.
 func (p *pen) look() view {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,7 +48,6 @@ func released(t *testing.T, front string, form url.Values) (v view) {
 	return v
 }
 
-// each returns the views of the three strategies.
 func (v view) each() map[string]strategyView {
 	return map[string]strategyView{"bellwether": v.Bellwether, "singleflight": v.Singleflight, "without": v.Without}
 }
@@ -108,7 +107,6 @@ func TestLive_LockerDown(t *testing.T) {
 	}
 }
 
-// TestLive_StaleAndFailures holds that only Bellwether serves a stale page while the origin fails.
 func TestLive_StaleAndFailures(t *testing.T) {
 	front, _ := newTestServer(t)
 	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
@@ -164,7 +162,6 @@ func TestLive_FailureIsShared(t *testing.T) {
 	})
 }
 
-// TestLive_MadeWith holds that a result keeps its settings, and names later changes.
 func TestLive_MadeWith(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd", url.Values{"herd": {"20"}, "delay_ms": {"700"}, "ttl_s": {"9"}})
@@ -187,7 +184,6 @@ func TestLive_MadeWith(t *testing.T) {
 	}
 }
 
-// TestLive_TimeLimit holds that a request without an answer at the limit counts as failed.
 func TestLive_TimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPen()
@@ -275,7 +271,6 @@ func TestLive_AxisGrows(t *testing.T) {
 	}
 }
 
-// TestLive_PageNamesItsLimits holds that the page's text has the pen's numbers.
 func TestLive_PageNamesItsLimits(t *testing.T) {
 	for _, want := range []string{
 		fmt.Sprintf("A request without an answer after %.0f s has failed.", herdTime.Seconds()),
@@ -359,7 +354,6 @@ func listen(t *testing.T, front string) (*bufio.Scanner, *http.Response) {
 	return lines, resp
 }
 
-// event reads the next event.
 func event(t *testing.T, lines *bufio.Scanner) (v view) {
 	t.Helper()
 	for lines.Scan() {

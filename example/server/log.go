@@ -15,8 +15,7 @@ import (
 
 // This file keeps the log short: a line at each end of an outage, and frequent events once a minute.
 
-// A lookout finds out when an engine stops answering, and when it answers again. Otherwise it asks
-// nothing.
+// A lookout finds out when an engine stops answering and answers again. Otherwise it asks nothing.
 type lookout struct {
 	log     *slog.Logger
 	engines []engine
@@ -80,8 +79,7 @@ func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time
 	return since
 }
 
-// repeats logs the first event of a kind, and then one a minute with a count. All methods are safe
-// for concurrent use.
+// repeats logs a kind's first event, and then one a minute with a count. It is safe for concurrent use.
 type repeats struct {
 	log *slog.Logger
 

@@ -21,11 +21,9 @@ func main() {
 	os.Exit(command(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// command is the program. Its exit status is 0 after -h or a signal, 1 if it cannot serve, 2 for
-// bad flags.
+// command is the program. Its status is 0 after -h or a signal, 1 if it cannot serve, 2 for bad flags.
 func command(args []string, stdout, stderr io.Writer) int {
-	// The signals stay caught to the end: a second one must change neither the bounded shutdown nor
-	// the exit status.
+	// The signals stay caught to the end: a second one must not change bounded shutdown or exit status.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 

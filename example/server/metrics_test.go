@@ -40,8 +40,7 @@ func TestMetrics_OnTheAdminListener(t *testing.T) {
 	}
 }
 
-// TestMetrics_Documented holds the metrics' documentation to the metrics: each metric has its line
-// in docs/operations.md, and the dashboard and the alerts use no other.
+// TestMetrics_Documented holds the metrics' documentation, dashboard and alerts to the metrics.
 func TestMetrics_Documented(t *testing.T) {
 	cache, metrics := newCache(bellwether.HTTPOptions{})
 	defer cache.Close()

@@ -465,9 +465,8 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// A request without a body that net/http would repeat reaches the upstream with the length 0. Sent
-// with a body of an unknown type, POST and PUT would lose "Content-Length: 0", and a TRACE would get
-// content.
+// A request without a body that net/http would repeat reaches the upstream with the length 0. Sent with
+// a body of an unknown type, POST and PUT would lose "Content-Length: 0", and a TRACE would get content.
 func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
 	for _, method := range []string{"POST", "PUT", "PATCH", "TRACE"} {
 		var length int64

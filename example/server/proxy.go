@@ -26,8 +26,7 @@ import (
 // rebuild, so the upstream must answer by it only with a private response.
 //
 // An upstream that does not answer is a 502. The cache hands it to all waiting clients, or serves a
-// stale response instead. A body that breaks off ends in a panic with http.ErrAbortHandler, by
-// which the cache recognises it.
+// stale response. A broken body is a panic with http.ErrAbortHandler, by which the cache recognises it.
 func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.Transport) {
 	transport := &http.Transport{
 		// No Proxy: the environment must not decide about the upstream. No compression of our own:

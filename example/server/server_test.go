@@ -158,7 +158,6 @@ func (p *process) says(t *testing.T, text string) {
 	eventually(t, 10*time.Second, "the log says "+text, func() bool { return strings.Contains(p.logged(), text) })
 }
 
-// end waits for the process's end, and returns its exit status and time.
 func (p *process) end(t *testing.T) (status int, at time.Time) {
 	t.Helper()
 	select {

@@ -15,8 +15,7 @@ import (
 )
 
 // This file is the three strategies of the live page: Bellwether, singleflight in each process, and
-// neither. Each is a fleet with its own store and origin, gets the same herd, and counts its
-// outcomes in the same way.
+// neither. Each is a fleet with its own store and origin, the same herd, and the same count of outcomes.
 
 // A strategy answers a herd's requests by its own processes.
 type strategy struct {
@@ -104,7 +103,6 @@ func outcomeOf(ctx context.Context, got *recording, began time.Time) outcome {
 	}
 }
 
-// waitingFor returns the number of requests for a page without an answer yet.
 func (s *strategy) waitingFor(page int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

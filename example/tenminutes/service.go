@@ -114,7 +114,6 @@ func run(o *origin, lasts time.Duration, gets []load) Panel {
 	return p
 }
 
-// row is the panel's row in the table.
 func (p Panel) row() string {
 	waited, longest, kinds := 0, 0, [3]int{}
 	for _, r := range p.Requests {

@@ -102,7 +102,6 @@ var steps = []step{
 
 func always(s setup) func() setup { return func() setup { return s } }
 
-// panels runs both setups of a step, one after the other.
 func (s step) panels() []Panel {
 	return []Panel{s.panel(s.without, s.before()), s.panel(s.with, s.after())}
 }
