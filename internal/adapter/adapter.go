@@ -1,5 +1,4 @@
-// Package adapter has helpers for all engine adapters: names, tokens, and calls bounded by a
-// context even if the engine's client is not.
+// Package adapter helps all engine adapters: names, tokens, and calls that end with their context.
 package adapter
 
 import (
@@ -15,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// maxName is the longest key used as its own name, in bytes. With a prefix and a suffix it stays
-// below memcached's limit of 250.
+// maxName is the most bytes of a key as its own name. Memcached's limit is 250, with prefix and suffix.
 const maxName = 160
 
 // Name returns the name of key in an engine: key itself if every engine can carry it and a person
@@ -46,8 +44,7 @@ func plain(key string) bool {
 	return true
 }
 
-// Token returns a new token of 128 random bits. All tokens have the same length, so no token is the
-// prefix of another.
+// Token returns a token of 128 random bits. All have the same length: none is the prefix of another.
 func Token() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails: crypto/rand crashes the process instead
@@ -60,14 +57,12 @@ func Missing(x any) bool {
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// errGoexit is the error of a call whose goroutine ended before its return.
 var errGoexit = errors.New("the engine's client has ended the goroutine")
 
-// Await runs f and returns its result, or ctx's error as soon as ctx ends. After the end of ctx, f
-// goes on by itself, and late, if not nil, gets its result, so nothing obtained by f stays without
-// an owner. f runs on its own goroutine because memcached's client has no context, and Redis's
-// client reads a context only with an option of its construction. A call into a black hole would
-// last the client's time-outs times its retries.
+// Await runs f and returns its result, or ctx's error as soon as ctx ends. After that f goes on, and
+// late, if not nil, gets its result, so nothing obtained by f stays without an owner. f runs on its own
+// goroutine because memcached's client has no context, and Redis's client reads a context only with an
+// option. A call into a black hole would last the client's time-outs times its retries.
 func Await[T any](ctx context.Context, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T
@@ -81,8 +76,7 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 	go func() {
 		stack.Grow()
 		r := result{err: errGoexit}
-		// Deferred: if the client or its hook ends the goroutine, a caller with an endless ctx
-		// would otherwise wait for ever.
+		// Deferred: the client may end the goroutine. A caller with an endless ctx would wait for ever.
 		defer func() {
 			// The driver's panic must not kill a process that merely caches.
 			if p := recover(); p != nil {

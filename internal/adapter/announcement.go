@@ -19,14 +19,12 @@ type Announcement struct {
 	Renewals uint64
 }
 
-// Encode rounds the length up to milliseconds, so no observer takes the lease for shorter than its
-// holder does.
+// Encode rounds the length up to milliseconds, so no observer counts on a shorter lease than the holder.
 func (a Announcement) Encode() []byte {
 	return fmt.Appendf(nil, "%s %d %d", a.Token, Millis(a.Length), a.Renewals)
 }
 
-// Millis is d in milliseconds, rounded up: a positive duration is at least 1, and nothing ends in
-// an engine earlier than for its owner.
+// Millis is d in milliseconds, rounded up, so nothing ends in an engine earlier than for its owner.
 func Millis(d time.Duration) int64 {
 	ms := d / time.Millisecond
 	if d%time.Millisecond > 0 {

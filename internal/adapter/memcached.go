@@ -12,10 +12,9 @@ import (
 // answers every swap as overtaken, so a retry loop would not end.
 var ErrNoSwap = errors.New("the server has no compare-and-swap: was it started with -C?")
 
-// Reconnected returns the result of call. If the connection was dead, it calls closeIdle and
-// returns the result of a second call. A server that has gone away probably leaves all idle
-// connections dead. Found dead one call at a time, behind a breaker that lets one call through per
-// second, they would outlast the outage by far.
+// Reconnected returns the result of call, or, if the connection was dead, of a second call after
+// closeIdle. A server that has gone away probably leaves all idle connections dead. Found dead one by
+// one, behind a breaker that lets one call through per second, they would outlast the outage by far.
 func Reconnected[T any](call func() (T, error), closeIdle func() error) (T, error) {
 	v, err := call()
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {

@@ -16,18 +16,16 @@ type observation[V comparable] struct {
 	until time.Time
 }
 
-// Observations remembers the leases of others by item name. V identifies a lease between two
-// changes: equal values mean an unchanged lease. The zero value is ready for use and safe for
-// concurrent use. Two generations bound the memory: when the younger one is full, the older one is
-// forgotten. A forgotten lease is observed again from its start, so its end is recognised later,
-// never sooner.
+// Observations remembers the leases of others by item name. V identifies a lease between two changes:
+// equal values mean an unchanged lease. The zero value is ready for use and safe for concurrent use. Two
+// generations bound the memory: when the younger one is full, the older one is forgotten. A forgotten
+// lease is observed again from its start, so its end is recognised later, never sooner.
 type Observations[V comparable] struct {
 	mu         sync.Mutex // guards young and old
 	young, old map[string]observation[V]
 }
 
-// Until returns the end of the lease on the item. The lease was read just now, and announced for
-// length from its last change.
+// Until returns the end of a lease that was just read, and announced for length from its last change.
 func (o *Observations[V]) Until(item string, lease V, length time.Duration) time.Time {
 	// Read before the wait for the mutex. It is not too early: the lease was read before it.
 	now := time.Now()

@@ -53,7 +53,6 @@ func TestObservations_AreBounded(t *testing.T) {
 	var o Observations[string]
 	first := o.Until("0", "a", time.Minute)
 	for i := range 5 * maxObserved {
-		// A lease in use survives the generations.
 		if got := o.Until("0", "a", time.Minute); !got.Equal(first) {
 			t.Fatalf("the lease in use was forgotten after %d others", i)
 		}

@@ -3,8 +3,7 @@ package adapter
 import "sync/atomic"
 
 const (
-	// firstPiece is the number of keys per request while the size of the values is unknown: 16
-	// values of a megabyte arrive in time at 60 MB/s.
+	// firstPiece is the number of keys at first: 16 values of a megabyte arrive in time at 60 MB/s.
 	firstPiece = 16
 	// mostPiece is the largest number of keys per request, however small the values were.
 	mostPiece = 256

@@ -16,13 +16,10 @@ import (
 const longest = 64
 
 var (
-	// errOwnKey is for a load that asks for its own key: it would wait until RebuildTimeout.
 	errOwnKey = errors.New("bellwether: a load asks its cache for its own key, and would wait for itself; make the value without the cache")
 
-	// errCircle is for a load that asks for a key whose load waits for it.
 	errCircle = errors.New("bellwether: a load asks for a key that waits for this load, and would wait for itself; make one of the two values without the cache")
 
-	// errTooLong is for the last load of a chain that is too long.
 	errTooLong = fmt.Errorf("bellwether: %d loads that wait for each other, and the last load asks for another key; shorten the chain, or get some keys before their loads", longest)
 )
 
@@ -35,8 +32,7 @@ type Load struct {
 	depth   int       // number of loads that wait for each other, with this one
 }
 
-// NewLoad returns a load that begins now for these flights. If a running load of ctx has begun the
-// flights, the new load counts as its part.
+// NewLoad returns a load that begins now for these flights, as a part of ctx's running load, if any.
 func NewLoad(ctx context.Context, of *slots.Slots, flights ...*Flight) *Load {
 	l := &Load{Context: ctx, flights: flights, depth: 1}
 	l.Slot.Begin(of)
@@ -46,7 +42,6 @@ func NewLoad(ctx context.Context, of *slots.Slots, flights ...*Flight) *Load {
 	return l
 }
 
-// loadKey is the context key of a *Load.
 type loadKey struct{}
 
 // Value returns the load itself for the key of a load, and the value of its context otherwise.
@@ -62,7 +57,6 @@ func With(ctx, of context.Context) context.Context {
 	return context.WithValue(ctx, loadKey{}, loadOf(of))
 }
 
-// loadOf returns the innermost load of ctx, or nil.
 func loadOf(ctx context.Context) *Load {
 	l, _ := ctx.Value(loadKey{}).(*Load)
 	return l
@@ -110,8 +104,7 @@ func (f *Flight) Await(l *Load) error {
 	return nil
 }
 
-// awaited reports whether a load of f waits for a flight in flights. Waits through other loads
-// count. waits is held.
+// awaited reports whether a load of f waits for one of flights, directly or not. waits is held.
 func (f *Flight) awaited(flights []*Flight, seen map[*Flight]bool) bool {
 	for _, flight := range flights {
 		if seen[flight] {

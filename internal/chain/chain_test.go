@@ -33,7 +33,6 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// A circle goes through loads that wait for loads.
 func TestAwait_LongCircle(t *testing.T) {
 	s := slots.New(10, 10)
 	var flights [5]Flight

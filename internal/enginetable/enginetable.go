@@ -1,5 +1,4 @@
-// Package enginetable checks the table of requests in docs/engines.md: the tests of each locker
-// measure their row against a real server.
+// Package enginetable compares docs/engines.md's table of requests with each locker's real requests.
 package enginetable
 
 import (
@@ -17,7 +16,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 )
 
-// document is the path of the table from the root of the repository.
 const document = "docs/engines.md"
 
 var columns = []string{"acquire", "refused", "refused again", "renew", "release", "acquire what was seen held", "take over", "renew what is lost", "ten watches"}
@@ -104,9 +102,8 @@ func read(t *testing.T) string {
 	}
 }
 
-// measure returns the median cost of each path in three runs. A Locker may ask something for all
-// its leases now and then (etcd's sweepers), and on a busy machine an engine may have dropped a
-// lease before its takeover (memcached).
+// measure returns the median cost of each path in three runs. A Locker may now and then ask for all its
+// leases (etcd's sweepers), and on a busy machine an engine may drop a lease early (memcached).
 func (r Row) measure(t *testing.T) map[string]int {
 	t.Helper()
 	a, b := r.New(t), r.New(t)
@@ -130,8 +127,7 @@ func (r Row) measure(t *testing.T) map[string]int {
 	}
 
 	costs := map[string][]int{}
-	// cost counts the requests of do. A do that returns false measured another path and does not
-	// count.
+	// cost counts the requests of do. A do that returns false measured another path and does not count.
 	cost := func(column string, do func() bool) bool {
 		t.Helper()
 		r.settle()

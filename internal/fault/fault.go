@@ -1,7 +1,5 @@
-// Package fault has the cache's own failures for user code and engines, and the guards around that
-// code. No panic and no Goexit passes a guard.
-//
-// The root package exports the errors under the same names.
+// Package fault has the cache's own failures for user code and engines, under the names of the root
+// package, and the guards around that code. No panic and no Goexit passes a guard.
 package fault
 
 import (
@@ -115,8 +113,7 @@ func Run(f func() error, done func(error)) {
 	err = f()
 }
 
-// Panicked is the failure of user code that panicked with p, on the panicking goroutine. An error
-// whose own methods panic is replaced by a text.
+// Panicked is the failure for a panic p of this goroutine. A text replaces an error whose methods panic.
 func Panicked(p any) (e *PanicError) {
 	e = &PanicError{Value: p, Stack: debug.Stack()}
 	if err, ok := p.(error); ok {
@@ -130,9 +127,8 @@ func Panicked(p any) (e *PanicError) {
 	return e
 }
 
-// Inquire calls the methods of a user's error that the cache calls later without a guard. Unwrap,
-// Is, As and Error are user code, and the methods of a nil pointer in an error panic. Call it under
-// a guard, so such a panic becomes the failure.
+// Inquire calls the methods of a user's error that later run without a guard. They are user code, and
+// the methods of a nil pointer panic. Call it under a guard, so such a panic becomes the failure.
 func Inquire(err error) {
 	if err == nil {
 		return

@@ -10,7 +10,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// A hostile error panics in each of its methods that the cache calls.
 type hostile struct{}
 
 func (*hostile) Error() string { panic("Error") }

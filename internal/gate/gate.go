@@ -1,11 +1,8 @@
-// Package gate makes the calls of an engine that may be down. A call has a time limit. A run of
-// failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds the
-// time that a flight loses to all engines together.
+// Package gate makes the calls of an engine that may be down, with a time limit. A run of failures stops
+// all calls for a while, then one call probes the engine. A [Budget] bounds a flight's lost time.
 //
-// An engine may be several servers with one of them down. The failures of that server's keys stop
-// the calls for these keys only.
-//
-// Calls take turns, in turns.go: the gate bounds how many calls run at a time.
+// An engine may be several servers with one of them down: the failures of that server's keys stop the
+// calls for these keys only. turns.go bounds how many calls run at a time.
 package gate
 
 import (
@@ -25,9 +22,8 @@ import (
 )
 
 const (
-	// Trips is the number of keys that fail in a row before the engine counts as down, and the
-	// number of failures in a row of a key before that key's server does. With 1, a single lost
-	// packet would switch collapsing across processes off.
+	// Trips is how many keys fail in a row until the engine counts as down, and how often one key fails
+	// until its server does. With 1, a single lost packet would switch collapsing across processes off.
 	Trips = 3
 	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open the gate:
 	// a dead server's key among many is asked again and again, with few answers for other keys between.
@@ -66,12 +62,10 @@ type Gate struct {
 	troubled map[string]trouble                    // keys with failures since their last answer
 }
 
-// states maps the circuit's states to the gate's.
 var states = [...]State{
 	gobreaker.StateClosed: Closed, gobreaker.StateHalfOpen: HalfOpen, gobreaker.StateOpen: Open,
 }
 
-// A trouble is the record of a key whose calls fail.
 type trouble struct {
 	since    time.Time // the first failure
 	failures int       // in a row
@@ -115,8 +109,7 @@ func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gat
 	return g
 }
 
-// Retries reports whether another call is worth trying after a call without an answer. It returns
-// false once the engine seems to answer for no key.
+// Retries reports whether to call again after a silence: not once the engine seems silent for all keys.
 func (g *Gate) Retries() bool {
 	if g.circuit.State() == gobreaker.StateOpen {
 		return false
@@ -142,7 +135,6 @@ func (g *Gate) Closing() <-chan struct{} {
 	return g.closes
 }
 
-// resume wakes the waiters of Closing.
 func (g *Gate) resume() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -160,8 +152,7 @@ func (g *Gate) Sound(key string) bool {
 	return g.troubled[key].failures < Trips
 }
 
-// Fails reports whether the key's calls get no answer, judged by a failure within the last two
-// pauses. An older failure says nothing about now.
+// Fails reports whether the key's calls get no answer. Two pauses later a failure proves nothing.
 func (g *Gate) Fails(key string) bool {
 	if g.Sound(key) {
 		return false
@@ -359,7 +350,6 @@ func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Durat
 // A limiter makes the context of a call from its time limit.
 type limiter func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 
-// inTime is the limiter of a call with one answer.
 func inTime(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, limit)
 }
@@ -378,8 +368,7 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	}
 	start, answered := time.Now(), false
 	defer func() { g.turns.done(start, answered) }()
-	// The circuit is asked after the wait for a turn: calls that queued while the engine went
-	// down must not find that out one after another.
+	// Asked after the turn: queued calls must not find out one by one that the engine is down.
 	report, err := g.circuit.Allow()
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
@@ -393,11 +382,9 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	return v, err
 }
 
-// askWithin makes a call with a time limit. It reports and returns the call's failure, nil for an
-// answer.
+// askWithin makes a call with a time limit, and reports and returns its failure, nil for an answer.
 func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Duration, limit limiter, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
-	// A panic or Goexit of the adapter is no answer. Without the report a half-open gate would wait
-	// for ever.
+	// The adapter may panic or exit. Without the report a half-open gate would wait for ever.
 	failure = errors.New("the call did not return")
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Ask costs, beyond the call: its time limit, its turn (a place in a queue and a channel), and the
-// report.
+// Ask costs, beyond the call: a time limit, a turn (a place in a queue and a channel) and the report.
 func TestAsk_Allocations(t *testing.T) {
 	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), NewBudget(time.Second)
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }

@@ -34,7 +34,6 @@ func withPatience(ctx context.Context, limit time.Duration) (context.Context, co
 	}
 }
 
-// heard begins the limit anew.
 func (p *patience) heard() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,7 +13,6 @@ import (
 // connections, and in the engine. Such a wait is no outage. Calls wait here, before their budget
 // counts, and go on as fast as the engine answers the calls before them.
 
-// turns bounds the running calls of an engine.
 type turns struct {
 	timeout time.Duration // of a call
 
@@ -130,9 +129,8 @@ func (t *turns) unfill(slow time.Duration) {
 	t.bound = min(t.bound, max(firstTurns, t.bound*part))
 }
 
-// learn takes the base from a call that was answered now. A quicker call always gives it. A slower
-// call gives it if few others ran beside it and the base is old. t.mu is held, and the call still
-// counts as running.
+// learn takes the base from an answered call: always from a quicker call, and from a slower call if few
+// others ran beside it and the base is old. t.mu is held, and the call still counts as running.
 func (t *turns) learn(began, now time.Time) {
 	took, alone := max(now.Sub(began), 1), !t.crowded.After(began)
 	if t.base == 0 || took < t.base || alone && now.Sub(t.learned) > baseLife {
@@ -178,7 +176,6 @@ func (t *turns) most() int {
 	return int(t.bound)
 }
 
-// taken reports whether all turns are taken.
 func (t *turns) taken() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

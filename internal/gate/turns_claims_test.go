@@ -36,8 +36,7 @@ func (b *busyEngine) move(distance time.Duration) {
 	b.distance = distance
 }
 
-// press runs 500 callers on the engine in turns for so long. It returns the calls per second of the
-// latter half, and the time of its slowest call.
+// press has 500 callers, and returns the calls per second of the latter half and its slowest call.
 func press(b *busyEngine, t *turns, long time.Duration) (rate float64, slowest time.Duration) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup

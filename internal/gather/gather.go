@@ -1,5 +1,4 @@
-// Package gather joins the loads of a batch: the keys that have their leases and slots are loaded
-// in one call.
+// Package gather joins the loads of a batch: keys with their leases and slots are loaded in one call.
 package gather
 
 import (
@@ -62,7 +61,6 @@ type Member[K, R any] struct {
 	free  func()      // gives the slot back, the first time
 }
 
-// A state is a group's knowledge of a member.
 type state uint8
 
 const (
@@ -118,7 +116,6 @@ func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
 	}
 }
 
-// A request is a member's wait for a slot.
 type request[K, R any] struct {
 	member *Member[K, R]
 	taken  <-chan struct{}
@@ -257,7 +254,6 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	return r
 }
 
-// leave gives up the seat of a member that no longer waits for the load.
 func (r *round[K, R]) leave(s *Seat[K, R], cause error) {
 	m := s.member
 	g := m.group

@@ -12,7 +12,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// A call is the input of a load.
 type call struct {
 	keys []string
 	at   time.Duration // since the group was made

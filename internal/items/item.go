@@ -63,7 +63,6 @@ func (c Clock) Now() durations.Instant { return time.Since(c.Base) }
 // Instant is the instant of t.
 func (c Clock) Instant(t time.Time) durations.Instant { return t.Sub(c.Base) }
 
-// errorWeight is the memory of a failure.
 func errorWeight(err error) (w int) {
 	if err != nil {
 		w = len(err.Error())
@@ -74,7 +73,6 @@ func errorWeight(err error) (w int) {
 	return w
 }
 
-// weight is the memory of the marks.
 func (m *Marks) weight() uint64 {
 	if m == nil {
 		return 0
@@ -98,7 +96,6 @@ func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 	it.weight = uint32(min(w+uint64(errorWeight(it.Err)), 1<<32-1))
 }
 
-// errForgotten replaces a failure in the near tier that answers no caller any more.
 var errForgotten = errors.New("bellwether: rebuild failed")
 
 // Forgetting is the item at now, without a failure that answers no caller any more.

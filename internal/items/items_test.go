@@ -36,7 +36,6 @@ func TestNewLifetime_Age(t *testing.T) {
 	}
 }
 
-// A failure's text takes memory.
 func TestWeigh_Failures(t *testing.T) {
 	nothing := func(string, string) int { return 0 }
 	for _, err := range []error{errors.New(string(make([]byte, 5000))), &fault.PanicError{Stack: make([]byte, 5000)}} {

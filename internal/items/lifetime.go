@@ -68,8 +68,7 @@ func (l *Lifetime) BackingOff(now durations.Instant) bool {
 	return l.Failures > 0 && now < l.RetryAt
 }
 
-// RemembersFailures reports whether the failures have a pause. Without one they answer only their
-// callers.
+// RemembersFailures reports whether failures have a pause. Without one they answer only their callers.
 func (l *Lifetime) RemembersFailures() bool { return l.Failures > 0 && l.RetryAt > l.Born }
 
 // StaleFrom returns the lifetime with freshness until t at most. The windows begin then.

@@ -9,8 +9,7 @@ type Want[V any] struct {
 	Accept func(it *Item[V], now durations.Instant) bool
 	// Aside is work for the call's own goroutine while it waits. Nil: none.
 	Aside <-chan func()
-	// Fits reports whether an item, even a newer one, may answer the call at all. It needs an
-	// Accept beside it, and is as quick.
+	// Fits reports whether even a newer item may answer at all. It needs an Accept, and is as quick.
 	Fits func(it *Item[V]) bool
 	// Client is equal for the calls of one client, see audience.Alike.
 	Client string

@@ -1,5 +1,4 @@
-// Package jsonloss finds the values of a type that change on their way through JSON. It goes
-// through the type as package encoding/json does.
+// Package jsonloss finds the values of a type that change on their way through JSON.
 package jsonloss
 
 import (
@@ -21,7 +20,6 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// mends is the advice for a type that does not suit JSON.
 const mends = "give a field that is not meant to travel the tag `json:\"-\"`, give its type MarshalJSON and UnmarshalJSON, or set Options.Codec"
 
 // Of returns the loss of a value of type t that is encoded as JSON and decoded: lossy if parts of
@@ -48,7 +46,6 @@ type check struct {
 	lost, broken []string
 }
 
-// A hiddenField is an unexported field.
 type hiddenField struct {
 	of   reflect.Type
 	name string
@@ -181,7 +178,6 @@ func (c *check) loses(p place, path, what string) {
 	c.lost = append(c.lost, p.called(path)+" "+what)
 }
 
-// called is path, with the type if path is not the type itself.
 func (p place) called(path string) string {
 	if name := p.t.String(); path != name {
 		path += " (" + name + ")"
@@ -223,7 +219,6 @@ type field struct {
 	depth  int    // of embedded structs
 }
 
-// visitFields records the losses of a struct's fields.
 func (c *check) visitFields(p place, path string) {
 	named := map[string][]field{}
 	var names []string

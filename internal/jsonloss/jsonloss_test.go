@@ -224,7 +224,6 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// Structs with embedded encoders.
 type (
 	stamped struct {
 		time.Time

@@ -1,5 +1,4 @@
-// Package keyrules makes keys of HTTP requests by rules about query parameters and cookies. Scheme, host
-// and path are in internal/httpcache.
+// Package keyrules makes keys of HTTP requests by rules about query parameters and cookies.
 package keyrules
 
 import (
@@ -56,8 +55,7 @@ func (k *Rules) Add(rule Rule) {
 	k.cookies = slices.Compact(k.cookies)
 }
 
-// Key returns the URL of a request's key, "" for the request's own, and the variant. It returns false for
-// a request without a default key.
+// Key returns the URL of r's key, "" for r's own, and the variant. False: r has no default key.
 func (k *Rules) Key(r *http.Request) (address, variant string, ok bool) {
 	at, ok := httpcache.Locate(r)
 	if !ok {
@@ -197,8 +195,7 @@ func (k *Rules) variant(rewritten string, lines []string) string {
 	return string(b)
 }
 
-// splitCookie returns the name of a cookie and the rest as sent, from the equals sign on, because
-// parsers cut off different spaces.
+// splitCookie returns a cookie's name, and the rest as sent: parsers cut off different spaces.
 func splitCookie(cookie string) (name, rest string) {
 	i := strings.IndexByte(cookie, '=')
 	if i < 0 {

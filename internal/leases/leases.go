@@ -8,26 +8,23 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// Shortest is the length of the shortest lease, however short the rebuild is. Its renewals come
-// every 167 ms. The lease outlives a pause of the process of a third of a second (a container that
-// has used up its share of the processor stands still for a tenth). One renewal may be lost, or be
-// sent again by TCP, which takes 200 ms to notice a loss. The lockers below lockers/ announce
-// leases in milliseconds, whatever the expiry of their engine is. A Locker with a coarser engine
-// makes longer leases and replaces a dead holder later.
+// Shortest is the shortest lease, however short the rebuild. Its renewals come every 167 ms. The lease
+// outlives a pause of the process of a third of a second (a container that has used up its share of the
+// processor stands still for a tenth). One renewal may be lost, or be sent again by TCP, which takes 200
+// ms to notice. The lockers below lockers/ announce leases in milliseconds, whatever their engine's
+// expiry is. A Locker with a coarser engine makes longer leases and replaces a dead holder later.
 const Shortest = 500 * time.Millisecond
 
 // Length returns the length of a lease for a build of the usual duration build. If build is 0, the
 // duration is unknown and the lease is as long as longest.
 //
-// The length is 1.75 builds. A usual build has one renewal and ends well before a second one is
-// due. Waiters stand for election at the end of the lease they saw, and find the value by then, not
-// a renewed lease. A dead holder is replaced after two thirds of the length to the whole: 7/6 to
-// 7/4 of a build.
+// The length is 1.75 builds. A usual build has one renewal and ends well before a second one is due.
+// Waiters stand for election at the end of the lease they saw, and find the value by then, not a renewed
+// lease. A dead holder is replaced after two thirds of the length to the whole: 7/6 to 7/4 of a build.
 //
-// The length does not bound the build: a living holder renews the lease at each third. If the
-// holder or its engine pauses for longer than two thirds, another holder takes over, with one load
-// too many, and the store refuses the earlier holder's commit. A length that is too short costs
-// only work.
+// The length does not bound the build: a living holder renews the lease at each third. If the holder or
+// its engine pauses for longer than two thirds, another holder takes over, with one load too many, and
+// the store refuses the earlier holder's commit. A length that is too short costs only work.
 func Length(build, engineTimeout, longest time.Duration) time.Duration {
 	if build <= 0 {
 		return longest

@@ -71,8 +71,7 @@ func MustGiveUp(tb testing.TB, what string, call func(context.Context) error) {
 	}
 }
 
-// MustBecomeFree fails if the lease cannot be taken within five seconds, after calls for it were
-// given up.
+// MustBecomeFree fails if, after calls for the lease were given up, it is not free within five seconds.
 func MustBecomeFree(tb testing.TB, l driver.Locker, key string) {
 	tb.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {

@@ -95,13 +95,11 @@ func (n *Tier[T]) Hottest(most int) []string {
 	return keys
 }
 
-// Put stores it in the place of the key's item. An item whose life is over only removes the item
-// before it.
+// Put replaces the key's item by it. An item whose life is over only removes the item before it.
 //
-// callers is the number of callers that have asked for the item. A full table admits an item only
-// if it has seen the item's key more often than its victim's (TinyLFU). A herd's first value would
-// count as seen once, and would be loaded again, so Put stores it once for each caller. Nothing
-// else may remove the key's item meanwhile.
+// callers have asked for the item. A full table admits an item only if it has seen its key more often
+// than its victim's (TinyLFU). A herd's first value would count as seen once and be loaded again, so Put
+// stores it once for each caller. Nothing else may remove the key's item meanwhile.
 func (n *Tier[T]) Put(key string, it T, callers int) {
 	n.write(key, it, callers, func(T) bool { return true })
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// A value is an item of the tests.
 type value struct {
 	text string
 	end  durations.Instant
@@ -28,13 +27,11 @@ func newTier(t *testing.T, maxBytes int64) *Tier[*value] {
 	return n
 }
 
-// living is a value with a life of that length.
 func (n *Tier[T]) living(text string, life time.Duration) *value {
 	return &value{text, n.clock.now() + life}
 }
 
-// A value that is already expired is not kept. It removes the value before it, which would
-// otherwise be served again after the newer one.
+// An expired value is not kept, and removes the value before it, which would be served again otherwise.
 func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTier(t, 1<<20)
@@ -119,7 +116,6 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		if got := n.table.WeightedSize(); got < limit/2 {
 			t.Errorf("%d bytes, want the memory used", got)
 		}
-		// Many small values weigh more than their bytes.
 		for i := range 50_000 {
 			n.Put(fmt.Sprint("small", i), n.living("", time.Hour), 1)
 		}

@@ -14,8 +14,7 @@ import (
 const (
 	// maxBypasses is the number of requests for a page that bypass the cache at a time.
 	maxBypasses = 8
-	// bypassPatience is how long an upgrade or an event stream waits for a place. A granted request
-	// gives its place back at once.
+	// bypassPatience is how long an upgrade or an event stream waits for a place.
 	bypassPatience = time.Second
 )
 
@@ -25,7 +24,6 @@ type bypasses struct {
 	of map[string]*keyBypasses
 }
 
-// keyBypasses are the bypasses of a key.
 type keyBypasses struct {
 	places *semaphore.Weighted
 	users  int // requests with a place or waiting for one; guarded by bypasses.mu

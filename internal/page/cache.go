@@ -2,11 +2,10 @@
 // that it wraps, as a shared cache by RFC 9111. The tiers, the flights and the log of invalidations
 // below are a [Cache] to it.
 //
-// The story of a request: serve.go routes it, and request.go reads it. hot.go or serve.go finds its
-// item, and reply.go or live.go writes the reply. exchange.go runs the handler for a key: load.go
-// prepares the run, writer.go and stream.go carry the response, decision.go makes the result, and
-// verdict.go decides its audience. past.go has the requests that bypass the cache. response.go has
-// the values under the keys.
+// A request: serve.go routes it, request.go reads it, hot.go or serve.go finds its item, and reply.go or
+// live.go writes the reply. exchange.go runs the handler for a key: load.go prepares the run, writer.go
+// and stream.go carry the response, decision.go makes the result, and verdict.go decides its audience.
+// past.go has the bypassing requests, response.go the values under the keys.
 package page
 
 import (
@@ -98,8 +97,7 @@ type Answer struct {
 	Item      *Item
 	Flown     bool // it came from a flight
 	Collapsed bool // the request joined another request's flight
-	// Live is the flight of an item in progress. The request is one of its callers until it has its
-	// place among the readers, and calls Left.
+	// Live is the flight of an item in progress. The request, once it is a reader, calls Left.
 	Live Live
 }
 
@@ -158,8 +156,7 @@ type Draft interface {
 
 // A Witness counts the invalidations of a key while a response is made without flight and store.
 type Witness interface {
-	// Keep keeps the response, unless the key was invalidated more often than times, or a flight
-	// makes a newer response.
+	// Keep keeps the response after at most times invalidations, unless a flight makes a newer response.
 	Keep(res *Response, w items.Windows, times int)
 	End()
 }

@@ -15,8 +15,7 @@ type call struct {
 	route *chi.Context // read before the locks under which Bind is called
 	// signpost is the item with the names of the call's key. Nil: the call waits for the URL's key.
 	signpost *Item
-	// excluded: the request needs a variant, without a signpost yet. The URL's own response is not
-	// for it.
+	// excluded: without a signpost yet, the request needs a variant, not the URL's own response.
 	excluded bool
 	aside    chan func() // work for the call's own goroutine while it waits
 	waiting  Waiting

@@ -26,14 +26,12 @@ type answer struct {
 	validated bool // the handler has answered 304: the answer is the stored response
 }
 
-// asked returns the client's request, with the handler's own request in Asked.
 func (x *exchange) asked() httpcache.Request {
 	req := x.request()
 	req.Asked = x.own
 	return req
 }
 
-// answered judges a whole response.
 func (x *exchange) answered(h heading, now time.Time) answer {
 	h.header = httpcache.CanonicalHeader(h.header)
 	return answer{
@@ -114,7 +112,6 @@ func (l *load) privateHeader(s *stream, a answer) http.Header {
 	return h
 }
 
-// content is the response itself, without its signpost.
 func (d *decision) content() *Response { return d.response.content() }
 
 // variantKey is the key of the response's variant. Empty: the response is no variant.
@@ -148,16 +145,14 @@ func (d *decision) joinableUntil(now instant) instant {
 	return forever
 }
 
-// failsForAll reports whether the response is an error to a request with credentials, for a key that
-// also answers such requests.
+// failsForAll reports an error to a request with credentials, for a key that also answers such requests.
 func (l *load) failsForAll(d *decision) bool {
 	return d.ownersAlone() && l.request().Credentials && httpcache.IsServerError(d.content().status) && l.before != nil && l.before.Value.forAll
 }
 
-// provesUncacheable reports whether the key becomes uncacheable by this response. Errors and
-// responses to credentials prove nothing about other clients' responses. If the key has had a
-// response for everyone, that response stays while the cache may serve it, and after that until a
-// second load brings a response for one client alone.
+// provesUncacheable reports whether this response makes the key uncacheable. Errors and responses to
+// credentials prove nothing about other clients. An earlier response for everyone stays while the cache
+// may serve it, and then until a second load brings a response for one client alone.
 func (l *load) provesUncacheable(d *decision) bool {
 	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.content().status) {
 		return false
@@ -213,8 +208,7 @@ func (l *load) keep(d *decision) (*Response, error) {
 	return l.record(d, done, f), nil
 }
 
-// remember returns the record of an unshareable response, or a signpost if only a variant is
-// unshareable.
+// remember returns an unshareable response's record, or a signpost if only a variant is unshareable.
 func (l *load) remember(d *decision, reason string) *Response {
 	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.content().live.decidedAt.Sub(l.sent)))
 }
@@ -234,8 +228,7 @@ func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	return l.pointTo(d.response.vary)
 }
 
-// pointTo keeps a signpost under the URL's key, and returns it for the load's own key, which may be
-// the same.
+// pointTo keeps a signpost under the URL's key, and returns it for the load's own key, maybe the same.
 func (l *load) pointTo(post *variance) *Response {
 	cache, base, f := l.m.cache, l.base(), items.Windows{TTL: varyingTTL}
 	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}

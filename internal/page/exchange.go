@@ -102,9 +102,8 @@ func (x *exchange) link(r *http.Request) {
 	// same cache lends its slot, and learns if it asks for the response that it makes.
 	x.running, x.cancel = context.WithCancelCause(x.m.cache.Within(r.Context(), x.ctx, chi.RouteCtxKey))
 	x.run = x.owner.begin()
-	// The load's end ends the body too, also if the handler ignores its context. The body ends
-	// first, and without readers ends the handler: a handler that heeds its context and returns has
-	// not made a complete body.
+	// The load's end ends the body, even if the handler ignores its context. The body ends first, and
+	// without readers ends the handler: a handler that heeds its context has not made a complete body.
 	x.unlink = context.AfterFunc(x.ctx, func() {
 		cause := context.Cause(x.ctx)
 		select {
@@ -144,7 +143,6 @@ func (x *exchange) spool() *spool.Spool { return x.stream().body }
 
 func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
 
-// begin makes the response, decides the audience, and publishes.
 func (x *exchange) begin(h heading) {
 	now := time.Now()
 	if h.status != http.StatusNotModified || x.asks == nil {
@@ -298,10 +296,9 @@ func (x *exchange) fail(err error) {
 	x.attempt.Tell(nil, err)
 }
 
-// failure returns the load's failure from the handler's error err. The failure may be about the
-// client if the call is personal, or if the key's responses are not for everyone by default. Then
-// it answers only calls of the same client, and the other calls ask again. If there is a response
-// to serve in place of the error, the client gets that response.
+// failure returns the load's failure for the handler's error. It may be about the client if the call is
+// personal, or if the key's responses are not for everyone by default. Then it answers only calls of the
+// same client, and the others ask again. A response to serve in place of the error goes to the client.
 func (x *exchange) failure(err error) error {
 	_, unread := err.(serverError) // no reader has any of the response
 	switch {

@@ -42,8 +42,7 @@ func decoding(f func()) (bytes int64) {
 	return sum() - before
 }
 
-// TestClaim_ValidationDecodesTheHeaderOnce holds the cost of a handler's 304: the stored header is
-// decoded once, in a load and for a page that each request validates.
+// TestClaim_ValidationDecodesTheHeaderOnce: in a load, and for a page that each request validates.
 func TestClaim_ValidationDecodesTheHeaderOnce(t *testing.T) {
 	const fields, runs = 400, 20
 	set := func(h http.Header) {

@@ -37,7 +37,6 @@ func (f fields) count() int {
 	return d.count()
 }
 
-// header returns the fields as a new map.
 func (f fields) header() http.Header {
 	d := decoder[fields]{rest: f}
 	n := d.count()
@@ -66,7 +65,6 @@ func (f fields) values(field string) (values []string) {
 	return values
 }
 
-// readFields takes the next fields of d.
 func readFields(d *decoder[[]byte]) fields {
 	all := d.rest
 	n := d.number()
@@ -82,7 +80,6 @@ func readFields(d *decoder[[]byte]) fields {
 	return fields(all[:len(all)-len(d.rest)])
 }
 
-// A headerField is a field of a header map.
 type headerField struct {
 	name    string
 	values  []string

@@ -61,7 +61,6 @@ func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {
 	return made
 }
 
-// hitHeader returns the header of a hit in this second.
 func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	r := it.Value
 	if made := r.hitHeaderOf(it, now); made != nil {

@@ -72,8 +72,7 @@ func (m *Middleware) changedBy(t target, status int, h http.Header) httpcache.Ch
 	return httpcache.ChangedBy(t.url, status, h, m.options.InvalidateLocations)
 }
 
-// invalidateChanged invalidates the URLs of an unsafe request, also if its client has left. It
-// reports whether it dropped responses.
+// invalidateChanged invalidates an unsafe request's URLs, even for a client that has left.
 func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed) (dropped bool) {
 	if len(c.URLs) == 0 || m.options.Unsafe == UnsafeNothing {
 		return false

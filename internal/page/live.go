@@ -83,9 +83,8 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	return liveDone
 }
 
-// landsOnError waits for the flight's end if the client would take a stale response in place of
-// this error: only the end decides about the stale copy. False: there is no such error, or the
-// client has left.
+// landsOnError waits for the flight's end if the client would take a stale response for this error: only
+// the end decides about the stale copy. False: there is no such error, or the client has left.
 func (r *reading) landsOnError() bool {
 	if !r.directives.StaleIfError.Set || !httpcache.IsServerError(r.res.status) {
 		return false
@@ -153,7 +152,6 @@ func (r *reading) write(body *spool.Reader) {
 	r.replyWhole(body, header, age, status)
 }
 
-// unmodified reports whether the client already has the response.
 func (r *reading) unmodified(header http.Header) bool {
 	s := r.live
 	// Only a stored response may use its reception as its date (RFC 9111 section 4.3.2). Otherwise
@@ -229,7 +227,6 @@ func (r *reading) delivery(body *spool.Reader) delivery {
 // errPartSent ends the copy of a body when the client has its range.
 var errPartSent = errors.New("bellwether: part sent")
 
-// A partWriter passes on a part of the written bytes.
 type partWriter struct {
 	w          io.Writer
 	skip, left int64
@@ -290,8 +287,7 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 	}
 }
 
-// reset resets the connection of an HTTP/1.0 client without Content-Length, for which a plain end
-// of the connection would be the body's end.
+// reset resets an HTTP/1.0 connection without Content-Length, whose plain end would be the body's end.
 func reset(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
 		return

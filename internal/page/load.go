@@ -82,9 +82,8 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	return &condition{res, h}
 }
 
-// ownRoute returns ctx with a copy of its chi routing context, if any. chi gives the original to
-// another request when the request ends, and our handler still reads it. And a router continues
-// where the last run left it.
+// ownRoute returns ctx with a copy of its chi routing context, if any. chi reuses the original when the
+// request ends, and our handler still reads it. And a router continues where the last run left it.
 func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
 
 func withRoute(ctx context.Context, rc *chi.Context) context.Context {
@@ -107,8 +106,7 @@ func detach(r *http.Request, route *chi.Context) *http.Request {
 }
 
 // withServer returns ctx with a server, ctx itself if it has one. Only below a server ReverseProxy
-// panics on a body that breaks off. Otherwise it returns, and the part of the body would count as
-// the whole.
+// panics on a body that breaks off. Otherwise it returns, and the part would count as the whole body.
 func withServer(ctx context.Context) context.Context {
 	if ctx.Value(http.ServerContextKey) != nil {
 		return ctx

@@ -48,8 +48,7 @@ const (
 	UnsafeNothing
 )
 
-// A Middleware caches the responses of the handlers that it wraps. All methods are safe for
-// concurrent use.
+// A Middleware caches the responses of the handlers that it wraps. It is safe for concurrent use.
 type Middleware struct {
 	cache     Cache
 	options   Options

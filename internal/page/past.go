@@ -48,8 +48,7 @@ func (q *query) pass(why httpcache.Status) {
 	q.m.pass(q.w, q.r, q.next, why)
 }
 
-// passUncacheable hands the request to the handler after an unshareable response. A shareable one
-// ends that.
+// passUncacheable hands the request to the handler after an unshareable response, until a shareable one.
 func (q *query) passUncacheable(key string, it *Item) {
 	q.bypassed()
 	reason := it.Value.reason
@@ -99,9 +98,8 @@ func (m *Middleware) fits(h http.Header) bool {
 	return ok && n <= m.options.MaxBody
 }
 
-// passChecked asks the handler with the stored validators in place of the request's own conditions.
-// If the stored response is still valid, it is the answer. Each request asks for itself: the handler's
-// answer to one client is not for another.
+// passChecked asks the handler with the stored validators in place of the request's conditions. If still
+// valid, the stored response is the answer. Each request asks: one client's answer is not for another.
 func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
 	kept := it.Value
@@ -150,9 +148,8 @@ func (q *query) passChecked(key string, it *Item) {
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
 }
 
-// passUnsafe hands an unsafe request to the handler. It invalidates the responses that the request
-// has made out of date (RFC 9111 section 4.4) before the client can see the success: the client's
-// next request sees the change.
+// passUnsafe hands an unsafe request to the handler. It invalidates the outdated responses (RFC 9111
+// section 4.4) before the client can see the success: the client's next request sees the change.
 //
 // A transaction around the handler may commit only when the handler has returned. So the invalidation
 // runs again at the end, even after an early one: other clients may have read old data in between.

@@ -14,7 +14,6 @@ import (
 
 // This file is a request on the way through the cache, with the conditions on the answer.
 
-// A query is a request on its way through the cache.
 type query struct {
 	m          *Middleware
 	w          http.ResponseWriter

@@ -15,7 +15,6 @@ import (
 // client's does. The answer that the request gets in the cache says how the refresh has ended. The
 // reply does not say so: other handlers write to it too, and it begins before the response is stored.
 
-// refreshKey is the context key of a *refresh.
 type refreshKey struct{}
 
 // A refresh is one call of [Middleware.Refresh] on its way to the cache.
@@ -27,9 +26,8 @@ type refresh struct {
 	answer  Answer // the last one on the request's way; zero: the request has bypassed the cache
 }
 
-// refreshOf returns the refresh whose request r is, nil for the request of a client. The handler runs with
-// the values of r's context, and its own requests may have them: only the first request that reaches m
-// is the refresh's.
+// refreshOf returns the refresh with the request r, nil for a client's request. The handler's own
+// requests may have the values of r's context: only the first request that reaches m is the refresh's.
 func (m *Middleware) refreshOf(r *http.Request) *refresh {
 	asked, _ := r.Context().Value(refreshKey{}).(*refresh)
 	if asked == nil || asked.m != m || !asked.arrived.CompareAndSwap(false, true) {
@@ -38,8 +36,7 @@ func (m *Middleware) refreshOf(r *http.Request) *refresh {
 	return asked
 }
 
-// Refresh has the response to r made again, and returns when the new response is stored. h is
-// the handler that m wraps, or one around it.
+// Refresh has the response to r made again and stored. h is the handler that m wraps, or one around it.
 func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	failed := func(err error) error { return fmt.Errorf("bellwether: refreshing %.200q: %w", r.URL, err) }
 	if r.Method != "" && r.Method != http.MethodGet {
@@ -73,8 +70,7 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	return nil
 }
 
-// outcome returns nil if the next client gets the new response from the cache, made here or by another
-// process meanwhile, else why not.
+// outcome returns nil if the next client gets the new response, even another process's, else why not.
 func (asked *refresh) outcome(ctx context.Context, w *refreshWriter) error {
 	it, err := asked.answer.Item, error(nil)
 	if live := asked.answer.Live; live != nil { // the reply was complete before the response was stored

@@ -19,7 +19,6 @@ const varyingTTL = 24 * time.Hour
 // it is a server error or forbids stale answers, or the near tier needs the room.
 const keepFor = time.Hour
 
-// lifeOf returns the windows of a response with that header and age.
 func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {
 	f := items.Windows{
 		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
@@ -32,8 +31,7 @@ func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
 		f.Keep = keepFor
 	default:
-		// The next response may be an error or private: sharesByDefault and provesUncacheable need
-		// this one.
+		// The next may be an error or private: sharesByDefault and provesUncacheable need this one.
 		f.Keep = m.options.UncacheableTTL
 	}
 	return f

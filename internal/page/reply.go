@@ -36,7 +36,6 @@ func (q *query) reply(key string, s Answer) {
 	writeStored(q.w, q.r, q.m.storedOf(key, s.Item, now), status)
 }
 
-// statusKey is the key in Cache-Status, empty with HideStatusKey.
 func (m *Middleware) statusKey(key string) string {
 	if m.options.HideStatusKey {
 		return ""

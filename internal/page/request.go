@@ -14,8 +14,7 @@ import (
 
 // This file reads a request: the URL, the variant, and whether the cache may answer.
 
-// runs reports whether w belongs to a run of the handler for m. A second pass would wait for its
-// own response.
+// runs reports whether w is of a handler's run for m: a second pass would wait for its own response.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
 		if run, ok := w.(interface{ belongsTo(*Middleware) bool }); ok && run.belongsTo(m) {
@@ -62,8 +61,7 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	return t, ok
 }
 
-// seenByKey returns the request for HTTPOptions.Key, without the connection's fields: the handler
-// does not see them.
+// seenByKey returns the request for HTTPOptions.Key, without connection fields, as the handler sees it.
 func seenByKey(r *http.Request, header http.Header) *http.Request {
 	if len(header) == len(r.Header) {
 		return r
@@ -109,8 +107,7 @@ const (
 	reasonBody        = "request body"
 )
 
-// bypassReason returns why a safe request bypasses the cache, or "". outer is the outer
-// middlewares' header.
+// bypassReason is why a safe request bypasses the cache, or "". outer is the outer middlewares' header.
 func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
@@ -142,8 +139,7 @@ func routed(r *http.Request) bool {
 	return rc != nil && (rc.RoutePath != "" || len(rc.RoutePatterns) > 0)
 }
 
-// forbids reports whether an outer middleware forbids to share the response: neither handler nor
-// TTL knows.
+// forbids reports whether an outer middleware forbids sharing, of which neither handler nor TTL knows.
 func (m *Middleware) forbids(outer http.Header) bool {
 	if len(outer) == 0 {
 		return false
@@ -162,8 +158,7 @@ const reasonAuthorization = "authorization"
 // such a name.
 var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 
-// needsVariant reports whether req has a Key.Variant or a retargeting field. A response under the URL's
-// own key is not for such a request.
+// needsVariant reports a Key.Variant or a retargeting field: the URL's own response is not for req.
 func (m *Middleware) needsVariant(req http.Header) bool {
 	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
 }

@@ -42,8 +42,7 @@ const (
 	open
 )
 
-// A Response is a value of the cache, immutable except hit and the variants of its variance, which are
-// safe for concurrent use.
+// A Response is a cached value, immutable except hit and vary.built, which are safe for concurrent use.
 type Response struct {
 	kind      responseKind
 	status    int
@@ -132,8 +131,7 @@ func (r *Response) tags(fields []string) []string {
 //	version(1) | kind(1) | flags(1) | uvarint status | strings mark, reason |
 //	uvarint n, n strings names | fields | body
 //
-// A string is its length as uvarint and its bytes. No fields are a zero. The Entry around it has
-// lifetime, windows and age.
+// Strings are as in fields. No fields are a zero. The Entry around it has lifetime, windows and age.
 const (
 	responseVersion = 4
 

@@ -162,8 +162,7 @@ func (q *query) replyPlain(key string, s Answer) {
 	q.reply(key, s)
 }
 
-// atHand looks for an item that answers without the handler. If ok is false, the item may be served
-// when the client's patience ends, or is nil.
+// atHand returns an item that answers without the handler, with the results of Cache.Hit.
 func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	cache, want := q.m.cache, q.want(key)
 	if it, early, ok = cache.Hit(key, want); ok {

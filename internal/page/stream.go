@@ -117,8 +117,7 @@ func (r *recording) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A place belongs to a client whose request may run the handler. All methods are safe for
-// concurrent use.
+// A place belongs to a client whose request may run the handler. It is safe for concurrent use.
 type place struct {
 	client  string // see query.client
 	earlier *place // of the same query
@@ -130,7 +129,6 @@ type place struct {
 	end    context.CancelCauseFunc // ends the handler whose only reader the client is
 }
 
-// begin counts a run of the handler for the request, and returns its number.
 func (p *place) begin() (run int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -33,7 +33,6 @@ func (v *variants) of(needed bool) *variantSet {
 	return &v.named
 }
 
-// A variantSet is a set of variants of a URL.
 type variantSet struct {
 	mu    sync.Mutex                   // guards the fields below
 	built map[uint64]durations.Instant // a variant's hash, to when it last was built or wanted

@@ -10,7 +10,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// TestVerdict is the table of audiences.
 func TestVerdict(t *testing.T) {
 	const s = time.Second
 	type row struct {

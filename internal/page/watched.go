@@ -143,8 +143,7 @@ func (u *watchedWriter) begin(w io.Writer, r io.Reader) (n int64, more bool, err
 
 func (u *watchedWriter) Flush() { u.FlushError() }
 
-// FlushError is the method that http.ResponseController looks for: it tells whether the writer can
-// flush.
+// FlushError is for http.ResponseController: it tells whether the writer can flush.
 func (u *watchedWriter) FlushError() error {
 	u.look(http.StatusOK)
 	u.tell()
@@ -188,8 +187,7 @@ func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, 
 func (u *keptWriter) runBelowServer(next http.Handler) {
 	r := u.request
 	if r.Context().Value(http.ServerContextKey) == nil {
-		// Only if necessary: a copy of the request has its own form, whose files the server does
-		// not remove.
+		// Only if necessary: the server does not remove the files of the form of a request's copy.
 		r = r.WithContext(withServer(r.Context()))
 	}
 	u.run(func() { next.ServeHTTP(u, r) })

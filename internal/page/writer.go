@@ -55,8 +55,7 @@ func (w *writer) belongsTo(m *Middleware) bool { return w.m == m }
 
 func (w *writer) Header() http.Header { return w.header }
 
-// WriteHeader starts the response, and so decides its audience. An interim response only goes to
-// the first client.
+// WriteHeader decides the response's audience. Only the first client gets an interim response.
 func (w *writer) WriteHeader(status int) {
 	if w.phase != headerOpen {
 		return
@@ -141,8 +140,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush sends the header on before the first byte. The body needs no flush: each byte is readable
-// at once.
+// Flush sends the header before the first byte. The body needs no flush: each byte is readable at once.
 func (w *writer) Flush() {
 	w.settle()
 	w.to.flush()

@@ -14,7 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// many is the number of durations in Times.
 const many = 16
 
 // Times are the latest durations of a repeated operation. They estimate the next duration.

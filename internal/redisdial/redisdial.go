@@ -17,8 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// memory is the time for which a failed dial explains other failures. While calls wait for a
-// connection, the client dials more often.
+// memory is how long a failed dial explains failures. While calls wait, the client dials more often.
 const memory = 2 * time.Second
 
 // Failures are the latest failed dials of a client. They are safe for concurrent use.
@@ -33,8 +32,7 @@ type failure struct {
 	at  time.Time
 }
 
-// Of records the failed dials of rdb from now on, by a hook. For a cluster's client it records the
-// dials of nodes still unknown to the client.
+// Of records rdb's failed dials by a hook: of a cluster's client, the dials of nodes unknown so far.
 func Of(rdb redis.UniversalClient) *Failures {
 	f := &Failures{latest: map[string]failure{}}
 	nodes, ok := rdb.(interface{ OnNewNode(func(*redis.Client)) })

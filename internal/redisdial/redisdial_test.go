@@ -22,7 +22,6 @@ func (word) RedisError()     {}
 
 var _ redis.Error = word("")
 
-// TestExplain dials two addresses, and explains errors by the failures.
 func TestExplain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &Failures{latest: map[string]failure{}}

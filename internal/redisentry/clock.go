@@ -30,9 +30,8 @@ func (s Sighting) At(t time.Time) time.Duration { return s.Server + t.Sub(s.Sent
 // reply came.
 func (s Sighting) AtLeast(t time.Time) time.Duration { return s.At(t) - s.Took }
 
-// A Clock remembers the latest sighting of a server's clock. The zero Clock has no sighting. It is
-// safe for concurrent use. A slow reply makes entries look older and stale too early. A stale entry
-// leads to a claim, with a new sighting in its reply.
+// A Clock has the latest sighting of a server's clock, at first none. It is safe for concurrent use. A
+// slow reply makes entries look stale too early. A stale entry leads to a claim, with a new sighting.
 type Clock struct {
 	mu   sync.Mutex // guards last
 	last Sighting

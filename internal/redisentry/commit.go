@@ -15,10 +15,9 @@ import (
 // CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if
 // committed, else 0, and the time if the function read it.
 //
-// Its arguments are those of [Commit.Send]: retention in ms, epoch, life in ms (0 keeps no entry),
-// lingering in ms, encoded entry, channel, key, the largest entry to publish, the time of the
-// Commit call and the duration of freshness from then, both in microseconds, and the token of a
-// lease whose note ends with the commit, or nil.
+// Its arguments are those of [Commit.Send]: retention in ms, epoch, life in ms (0: no entry), lingering
+// in ms, encoded entry, channel, key, largest entry to publish, time of the Commit call and freshness
+// from then, both in microseconds, and the token of a lease whose note ends with the commit, or nil.
 //
 // The age counts from the call: a stalled server carries out old requests later, after their
 // callers have left. An epoch at the floor was committed before, by the same claim. Redis then
@@ -67,9 +66,8 @@ type Commit struct {
 	life, fresh time.Duration
 }
 
-// NewCommit encodes an entry for a commit under the key, with an age from now on. The error is
-// ErrTooLarge if the encoding has more than most bytes. The caller may change the entry's Value
-// afterwards.
+// NewCommit encodes an entry for a commit under the key, with its age from now on. Over most bytes the
+// error is ErrTooLarge. The caller may change the entry's Value afterwards.
 func NewCommit(key string, e driver.Entry, most int) (*Commit, error) {
 	c := &Commit{called: time.Now(), key: key, epoch: e.Epoch, life: e.Life(), fresh: freshFor(e)}
 	if c.life > 0 {
@@ -103,8 +101,7 @@ type Where struct {
 	MaxNotice int
 }
 
-// Send commits by the script, with more as its arguments behind those of [CommitLua]. If the commit
-// is refused, the error is ErrFenced.
+// Send commits by the script, with more arguments behind CommitLua's. A refusal's error is ErrFenced.
 func (c *Commit) Send(ctx context.Context, s *Servers, script *redisscript.Script, to Where, more ...any) error {
 	seen, err := s.Sight(ctx, to.Keys[0])
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package redisentry has the format of entries in Redis and the scripts that read and write it, for
-// redisstore and redisfleet.
+// Package redisentry has redisstore's and redisfleet's format of entries, and the scripts for it.
 package redisentry
 
 import (
@@ -21,16 +20,14 @@ import (
 // above every earlier epoch, so no late commit of a forgotten claim passes.
 const Retention = time.Hour
 
-// Lingering is how long the counter and the floor outlive the life of an entry without a later
-// claim. It leaves time to repeat a commit after a lost reply. The next claim begins at the clock.
-// Its epoch is still greater if the clock was set back, or a server with a slower clock has taken
-// over, by less than Lingering and the entry's life.
+// Lingering is how long counter and floor outlive an entry without a later claim. It leaves time to
+// repeat a commit after a lost reply. The next claim begins at the clock. Its epoch is still greater if
+// the clock was set back, or a slower clock has taken over, by less than Lingering and the entry's life.
 const Lingering = 10 * time.Second
 
-// Name returns the Redis key for all data of a key. Its braces make the name alone decide the
-// cluster slot, as with the key's lease. A single Redis key holds all data: while a cluster moves a
-// slot, it refuses a request about two of its keys if one is missing (TRYAGAIN) until the whole
-// slot has moved. Both keys of a cold key would be missing.
+// Name returns the Redis key of all data of a key. Its braces make the name alone decide the cluster
+// slot, as with the lease. One Redis key holds all data: while a cluster moves a slot, it refuses
+// requests about two of its keys if one is missing (TRYAGAIN). Both keys of a cold key would be missing.
 func Name(prefix, key string) string { return prefix + "{" + adapter.Name(key) + "}:entry" }
 
 // The value of a name in Redis is, with each number in 16 decimal digits,
@@ -43,10 +40,9 @@ func Name(prefix, key string) string { return prefix + "{" + adapter.Name(key) +
 // the time of the commit on are present only with an entry, whose epoch is the floor. An entry may
 // be kept beyond its life, for the sake of the parts before it.
 //
-// The noted lease is a copy of the key's lease, which is a Redis key of its own. Readers of the
-// entry then need no request for the lease. redisfleet notes the leases it gives, and removes the
-// note before it ends such a lease. A note past its end means nothing: the lease may have been
-// renewed. Zeros mean no note.
+// The noted lease is a copy of the key's lease, a Redis key of its own. Readers of the entry need no
+// request for the lease. redisfleet notes the leases it gives, and removes the note before it ends such
+// a lease. A note past its end means nothing: the lease may have been renewed. Zeros mean no note.
 //
 // All these numbers are times in microseconds or a little above one, so they stay below 2^53 until
 // the year 2255 and are exact in Lua's doubles. A counter above 2^52 (2112) is foreign and counts
@@ -113,13 +109,12 @@ local function tell(channel, kind, now, epoch, key, entry)
 end
 `
 
-// ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the
-// value read before. claim returns the value, or false without an entry, and the new epoch.
-// retention is in milliseconds. lease is the note of a lease given along with the epoch, or nil.
-// The new epoch is not below the clock even if the counter is known: after a failover to a replica
-// that lags, the lost server may have issued the next number. If the counter is lost, the floor
-// takes a number for itself. It must be above all issued epochs and belong to no claim, or the
-// commit of a forgotten claim would look like a repeated commit.
+// ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the value
+// read before. claim returns the value, or false without an entry, and the new epoch. retention is in
+// ms. lease is the note of a lease given with the epoch, or nil. The new epoch is not below the clock
+// even if the counter is known: after a failover to a replica that lags, the lost server may have issued
+// the next number. If the counter is lost, the floor takes a number for itself. It must be above all
+// issued epochs and belong to no claim, or the commit of a forgotten claim would look repeated.
 const ClaimLua = `
 local function claim(name, kept, now, retention, lease)
 	local counter, floor = marks(kept)
@@ -185,8 +180,7 @@ func Decode(key string, data []byte, now time.Duration) (driver.Entry, error) {
 	return e, nil
 }
 
-// Since returns the time from the number at the start of data until now. data has at least the
-// length of a number.
+// Since returns the time until now from the number at the start of data, which is at least as long.
 func Since(data []byte, now time.Duration) (time.Duration, error) {
 	us, err := strconv.ParseUint(string(data[:NumberLen]), 10, 53)
 	if err != nil {

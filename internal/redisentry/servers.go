@@ -16,8 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file sends requests to the servers behind a client, and records each server's time on the
-// way.
+// This file sends requests to the servers behind a client, and records each server's time on the way.
 
 // Servers are the servers behind a client. They are safe for concurrent use. Servers are a client
 // too: a store over them shares their queue and their clocks with an engine over the same client.
@@ -31,8 +30,7 @@ type Servers struct {
 	clocks sync.Map // address (string) to *Clock
 }
 
-// Of returns rdb itself if it is Servers. Otherwise it returns new Servers over rdb, and adds a
-// hook to rdb.
+// Of returns rdb itself if it is Servers. Otherwise it returns new Servers, and adds a hook to rdb.
 func Of(rdb redis.UniversalClient) *Servers {
 	if s, ok := rdb.(*Servers); ok {
 		return s
@@ -40,8 +38,7 @@ func Of(rdb redis.UniversalClient) *Servers {
 	return &Servers{UniversalClient: rdb, Queue: redispipe.New(rdb), Dials: redisdial.Of(rdb)}
 }
 
-// Run runs a script on keys of one server. If the reply ends with the server's time, Run records
-// the time and returns it as a sighting.
+// Run runs a script on keys of one server. It records and returns the time at the reply's end, if any.
 func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []string, args ...any) ([]any, Sighting, error) {
 	sent := time.Now()
 	_, clock, err := s.ServerOf(ctx, keys[0])
@@ -68,8 +65,7 @@ func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []st
 	return reply, seen, nil
 }
 
-// Sight returns a recent sighting of the clock of name's server. Usually a claim has made one;
-// after a long load Sight asks the server.
+// Sight returns a recent sighting of name's server: a claim's, or after a long load a new one.
 func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 	node, clock, err := s.ServerOf(ctx, name)
 	if err != nil {
@@ -90,8 +86,8 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 	return seen, nil
 }
 
-// Changes is the channel for the commits and invalidations of a prefix's keys. It is "", for no
-// notices, if maxNotice is negative.
+// Changes is the channel for the commits and invalidations of a prefix's keys. It is "", for no notices,
+// if maxNotice is negative.
 func (s *Servers) Changes(prefix string, maxNotice int) string {
 	if maxNotice < 0 {
 		return ""

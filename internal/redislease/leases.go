@@ -1,5 +1,4 @@
-// Package redislease has the leases of redislock and redisfleet. The package documentation of
-// redislock has their protocol.
+// Package redislease has the leases of redislock and redisfleet. redislock documents their protocol.
 package redislease
 
 import (
@@ -25,8 +24,8 @@ import (
 // detachedTimeout bounds a request that goes on after its caller has left.
 const detachedTimeout = 10 * time.Second
 
-// Leases are elections, leases and watches on Redis. They are safe for concurrent use. Create them
-// with [New], and close them.
+// Leases are elections, leases and watches on Redis. They are safe for concurrent use. Create them with
+// [New], and close them.
 type Leases struct {
 	adapter string // prefix of errors
 	rdb     redis.UniversalClient
@@ -115,8 +114,7 @@ func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.
 	return nil, mine.Held(key, holder, heard, left, read)
 }
 
-// LeftLua has the function left, which returns the remaining time of a lease's key. A key without
-// an expiry gets ttl.
+// LeftLua has the function left: the remaining time of a lease's key. A key without an expiry gets ttl.
 const LeftLua = `
 local function left(key, ttl)
 	local ms = redis.call('PTTL', key)
@@ -130,9 +128,8 @@ end
 
 var endScript = redisscript.New(LeftLua + `return left(KEYS[1], ARGV[1])`)
 
-// acquireScript takes the lease and returns 1 and the time in microseconds, or 0, the holder and
-// the remaining time. It reads the time in the same step: read later, the time could be past the
-// next holder's.
+// acquireScript takes the lease and returns 1 and the time in microseconds, or 0, the holder and the
+// remaining time. It reads the time in the same step: later it could be past the next holder's.
 var acquireScript = redisscript.New(LeftLua + `
 local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
 if holder and holder ~= ARGV[1] then
@@ -257,8 +254,7 @@ func (l *Leases) Watches() int {
 	return n
 }
 
-// Key is the Redis key of the lease on key. Its braces make the name alone decide the cluster slot,
-// the same as for the key's entry.
+// Key is the Redis key of the lease on key. By its braces it shares the cluster slot of the key's entry.
 func Key(prefix, key string) string { return prefix + "{" + adapter.Name(key) + "}:lease" }
 
 // Detached returns a context with the values of ctx that does not end with ctx. A request under way
@@ -273,11 +269,10 @@ func Detached(ctx context.Context) (context.Context, context.CancelFunc) {
 var holderScript = redisscript.New(`return redis.call('GET', KEYS[1])`)
 
 var (
-	// GT, because a renewal can be late: the client sends it again when a connection has hung for
-	// its ReadTimeout, or holds it back until a connection is free. Without GT: a renewal to 5 s
-	// hangs until its caller gives up; the next one, to 60 s, succeeds; now the first is carried
-	// out, and the key ends while the holder believes in 60 s. (For GT, no expiry is the latest of
-	// all. TryAcquire gives such a key an expiry.)
+	// GT, because a renewal can be late: the client repeats it when a connection hung for its
+	// ReadTimeout, or holds it until a connection is free. Without GT: a renewal to 5 s hangs until its
+	// caller gives up; the next one, to 60 s, succeeds; now the first runs, and the key ends while the
+	// holder believes in 60 s. (For GT, no expiry is the latest. TryAcquire gives such a key an expiry.)
 	renewScript = redisscript.New(`
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 	return 0
@@ -341,16 +336,14 @@ var _ driver.Tokener = (*tokenLease)(nil)
 // Token implements [driver.Tokener].
 func (l *tokenLease) Token() uint64 { return l.fence }
 
-// Renew implements [driver.Lease], with 3 commands, including the script's. A lease with a later
-// end keeps it.
+// Renew implements [driver.Lease], in 3 commands with the script's. A lease with a later end keeps it.
 func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%s: renew %s: ttl %v is not positive", l.leases.adapter, l.Key, ttl)
 	}
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// A renewal with a lost reply may have prolonged the key. The holder stopped at its own
-		// end, so the key is cleared.
+		// A renewal with a lost reply may have prolonged the key beyond its holder's end: clear it.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error {
@@ -395,8 +388,7 @@ func (l *Lease) over() bool {
 	return !time.Now().Before(l.end)
 }
 
-// Heard returns the count of releases heard so far. It is read before a request is sent, so a
-// release after the request makes it outdated.
+// Heard returns the count of releases so far. Read before a request, it is outdated by a later release.
 func (l *Lease) Heard() Heard { return l.leases.sub.heard(l.Name) }
 
 // Undo frees the lease, if taken, for a caller that has left. It goes on after the end of ctx.

@@ -15,8 +15,7 @@ import (
 
 // This file is the subscription to releases and the watches on it.
 
-// buckets is the number of release counters. Keys with a common counter wake early now and then, at
-// the cost of a look.
+// buckets is the number of release counters. Keys with a common counter may wake early, for a look.
 const buckets = 1024
 
 var (
@@ -40,14 +39,12 @@ type Heard struct {
 	releases   uint64 // of the key's bucket
 }
 
-// A subscription listens to the channel of releases, reconnects by itself, and wakes the watches.
-// It is safe for concurrent use.
+// A subscription hears releases, reconnects by itself and wakes watches. It is safe for concurrent use.
 type subscription struct {
 	seed     maphash.Seed
 	releases [buckets]atomic.Uint64 // heard so far, by the hash of the name
 
-	// connection numbers the connections with a confirmed subscription. It is 0 without one.
-	// Written under mu.
+	// connection numbers the connections with a confirmed subscription; 0: none now. Written under mu.
 	connection atomic.Uint64
 
 	begun atomic.Bool // read by start without the mutex
@@ -65,8 +62,7 @@ type subscription struct {
 // A watch is one waiting call of Watch.
 type watch struct {
 	freed chan struct{}
-	// stop unties the watch from its context, so a long-lived context does not collect woken
-	// watches.
+	// stop unties the watch from its context, so a long-lived context does not collect woken watches.
 	stop func() bool
 }
 
@@ -182,14 +178,12 @@ func (s *subscription) bucket(name string) *atomic.Uint64 {
 
 // heard returns the state of the subscription for name. It takes no lock.
 func (s *subscription) heard(name string) Heard {
-	// The connection first: if a new connection comes between the two reads, the older number makes
-	// the watch wake early, on the safe side.
+	// The connection first: if a new one comes between the reads, the older number wakes watches early.
 	connection := s.connection.Load()
 	return Heard{connection, s.bucket(name).Load()}
 }
 
-// await waits until the subscription is confirmed, and returns an error when the present attempt
-// fails or ctx ends.
+// await waits until the subscription is confirmed, the present attempt fails, or ctx ends.
 func (s *subscription) await(ctx context.Context) error {
 	s.mu.Lock()
 	attempt := s.attempt
@@ -212,8 +206,7 @@ func (s *subscription) await(ctx context.Context) error {
 func (s *subscription) watch(ctx context.Context, name string, since Heard) (*watch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Releases are counted and watches woken under the same mutex, so no release falls between this
-	// look and the registration.
+	// Releases are counted under this mutex too, so none falls between this look and the registration.
 	switch now := s.heard(name); {
 	case now.connection == 0:
 		return nil, s.err

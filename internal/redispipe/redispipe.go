@@ -22,17 +22,15 @@ import (
 )
 
 const (
-	// patience is the longest wait for the pipeline of other callers: a hanging connection or a
-	// long reply delays other calls no longer.
+	// patience bounds the delay of other calls by a pipeline's hanging connection or long reply.
 	patience = 2 * time.Millisecond
-	// most is the largest number of calls in one pipeline. The client's time-outs apply to the
-	// whole pipeline.
+	// most is the largest number of calls in a pipeline. The client's time-outs apply to all of it.
 	most = 64
 )
 
-// Large is the size in bytes from which a call goes alone, so no short reply waits for its sending.
-// For a possibly long reply, a caller asks for a part here and for the whole without the queue: the
-// replies of a pipeline come one after another.
+// Large is the size in bytes from which a call goes alone, so no short reply waits for its sending. For
+// a possibly long reply, a caller asks for a part here and for the whole without the queue: the replies
+// of a pipeline come one after another.
 const Large = 64 << 10
 
 // A Queue joins the calls to one server. It is safe for concurrent use.
@@ -62,9 +60,8 @@ func New(rdb redis.UniversalClient) *Queue {
 // Pipeline returns a pipeline for Exec.
 func (q *Queue) Pipeline() redis.Pipeliner { return q.rdb.Pipeline() }
 
-// Exec executes pipe, possibly as part of a longer pipeline, and returns when each command has a
-// reply or an error. It may outlive ctx, as the client does. If ctx ends while the call waits,
-// nothing is sent.
+// Exec executes pipe, maybe in a longer pipeline, and returns when each command has a reply or an error.
+// It may outlive ctx, as the client does. If ctx ends while the call waits, nothing is sent.
 func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
 	c := &call{ctx: ctx, cmds: pipe.Cmds()}
 	if !q.joins || size(c.cmds) >= Large {
@@ -89,9 +86,8 @@ func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
 	}
 }
 
-// next starts a goroutine for the waiting calls. It runs once per pipeline: at the pipeline's end,
-// or earlier by its timer. The timer also goes on after a hook of the client has ended the
-// goroutine.
+// next starts a goroutine for the waiting calls. It runs once per pipeline: at the pipeline's end, or
+// earlier by its timer. The timer also goes on after a hook of the client has ended the goroutine.
 func (q *Queue) next() {
 	if calls := q.take(); calls != nil {
 		go q.lead(calls)
@@ -175,16 +171,14 @@ func together(calls []*call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, last)
 }
 
-// refused reports whether the server, at present, carries out no such command. If this is the reply
-// to the first command of a pipeline, the client tries the pipeline again, maybe at another server.
-// It ignores the replies to the other commands.
+// refused reports whether the server now carries out no such command. After such a reply to a pipeline's
+// first command the client tries the pipeline again, maybe elsewhere. It ignores the other replies.
 func refused(cmd redis.Cmder) bool {
 	err := cmd.Err()
 	return redis.IsReadOnlyError(err) || redis.IsLoadingError(err) || redis.IsMasterDownError(err)
 }
 
-// send sends a call. Afterwards each command has a reply or an error, whatever the client's hooks
-// do.
+// send sends a call. Afterwards each command has a reply or an error, whatever the client's hooks do.
 func (q *Queue) send(c *call) {
 	err := errors.New("redispipe: a hook of the client's has ended the goroutine")
 	defer func() {

@@ -22,8 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A server is a hook that answers instead of Redis. sent gets the first arguments of the commands,
-// joined by spaces for a pipeline.
+// A server is a hook that answers for Redis. sent gets a pipeline's first arguments, joined by spaces.
 type server struct {
 	sent   chan string
 	answer func(cmds []redis.Cmder) error
@@ -77,8 +76,7 @@ func newBench(t *testing.T, answer func([]redis.Cmder) error) bench {
 	return bench{New(rdb), s}
 }
 
-// newHeld is a queue before a server that answers a pipeline for each send to answers, and all
-// after its close.
+// newHeld's server answers one pipeline for each send to answers, and all pipelines after its close.
 func newHeld(t *testing.T) (b bench, answers chan struct{}) {
 	answers = make(chan struct{})
 	return newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) }), answers
@@ -135,8 +133,7 @@ func wantNone(t *testing.T, sent <-chan string) {
 	}
 }
 
-// TestExec_Joins has calls come while another is under way: they go together in the next pipeline,
-// and each has its own replies.
+// TestExec_Joins has calls come during a pipeline: they go together in the next, with their own replies.
 func TestExec_Joins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -164,8 +161,7 @@ func TestExec_Joins(t *testing.T) {
 	})
 }
 
-// TestExec_Patience has connections hang: waiting calls go on without them, and the end of the
-// hanging connections does not disturb them.
+// TestExec_Patience has connections hang: waiting calls go on, undisturbed by the connections' end.
 func TestExec_Patience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang, hold := make(chan struct{}), make(chan struct{})
@@ -205,7 +201,6 @@ func TestExec_Patience(t *testing.T) {
 	})
 }
 
-// TestExec_Most has more calls wait than fit into one pipeline.
 func TestExec_Most(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -246,8 +241,7 @@ func TestExec_Alone(t *testing.T) {
 	})
 }
 
-// TestExec_ContextEnded has a caller leave before its turn: nothing is sent. At the head of a
-// pipeline, the pipeline goes on.
+// TestExec_ContextEnded has a caller leave before its turn, also at the head: only the others are sent.
 func TestExec_ContextEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
@@ -293,8 +287,7 @@ func TestExec_ContextEnded(t *testing.T) {
 	})
 }
 
-// TestExec_Deadlines gives the calls of one pipeline different deadlines: the pipeline has the
-// latest, or none if a call has none.
+// TestExec_Deadlines: a pipeline has the latest deadline of its calls, or none if a call has none.
 func TestExec_Deadlines(t *testing.T) {
 	for _, c := range []struct {
 		ends []time.Duration // 0: never
@@ -328,8 +321,7 @@ func TestExec_Deadlines(t *testing.T) {
 	}
 }
 
-// TestExec_SilentServer has a client bounded only by contexts, and a server that stands still: no
-// call outlasts its context, alone or joined.
+// TestExec_SilentServer: at a server that stands still no call outlasts its context, alone or joined.
 func TestExec_SilentServer(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true})
@@ -356,8 +348,7 @@ func TestExec_SilentServer(t *testing.T) {
 	}
 }
 
-// TestExec_Refused has a server refuse one of several calls, as a new replica does. The client
-// would try the call again if it was alone.
+// TestExec_Refused refuses one of several calls, like a new replica. The client retries a single call.
 func TestExec_Refused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})

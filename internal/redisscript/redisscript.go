@@ -11,9 +11,8 @@ import (
 )
 
 // A Script is sent whole until a server has accepted it, and called by its hash afterwards. A
-// [redis.Script] begins with the hash: the first caller of every script gets an error and sends a
-// second command, in the herd of a cold fleet. If a server does not know the hash, after a restart
-// or a failover, Run sends the script again.
+// [redis.Script] begins with the hash: its first caller gets an error and sends a second command, in a
+// cold fleet's herd. A server may lose the hash by a restart or failover: Run sends the script again.
 type Script struct {
 	script *redis.Script
 	taken  atomic.Bool

@@ -1,5 +1,4 @@
-// Package redissub listens to a channel of Redis on one connection and keeps it up. Lockers receive
-// releases over it, stores receive commits.
+// Package redissub listens to a Redis channel of releases or commits, and keeps the connection up.
 package redissub
 
 import (
@@ -20,8 +19,7 @@ import (
 
 const (
 	// beat is the interval between checks of the connection. A connection silent for two beats is
-	// pinged. A connection without an answer in the next beat is given up, after at most four
-	// beats.
+	// pinged. A connection without an answer in the next beat is given up, after at most four beats.
 	beat = 700 * time.Millisecond
 
 	// minPause and maxPause bound the wait between two attempts to connect.
@@ -29,10 +27,9 @@ const (
 	maxPause = time.Second
 )
 
-// Channel is the channel name for the database of rdb. Redis has channels for the whole server:
-// without the database number, a channel would carry messages of programs with other databases, for
-// the same keys. A wrapper of a client tells the database by its method Options; without the method
-// it counts as 0.
+// Channel is the channel name for the database of rdb. Redis has channels for the whole server: without
+// the database number, a channel would carry messages of programs with other databases, for the same
+// keys. A client's wrapper tells the database by its method Options; without it the database is 0.
 func Channel(rdb redis.UniversalClient, name string) string {
 	db := 0 // a cluster has no other
 	switch client := rdb.(type) {
@@ -44,13 +41,12 @@ func Channel(rdb redis.UniversalClient, name string) string {
 	return name + ":" + strconv.Itoa(db)
 }
 
-// A Listener receives the events of Listen. Its functions do not block, and their calls do not
-// overlap. Each may be nil.
+// A Listener receives Listen's events. Its functions do not block, do not overlap, and may be nil.
 type Listener struct {
 	// Connect is called before each attempt to connect, Up after a successful subscription.
 	Connect, Up func()
-	// Down is called with the reason when the connection is lost or cannot be made. Messages
-	// between a Down and the next Up are lost.
+	// Down is called with the reason when the connection is lost or cannot be made. Messages between a
+	// Down and the next Up are lost.
 	Down func(error)
 	// Message is called with each message.
 	Message func(payload string)
@@ -129,9 +125,8 @@ func failsOver(rdb redis.UniversalClient) bool {
 // errMoved ends a connection to a server that is no longer the client's master.
 var errMoved = errors.New("redissub: there is another master")
 
-// moved reports whether the client publishes to another server than the one with the subscription
-// to own. After a planned failover the old master answers for about ten more seconds, while all
-// messages go to the new one.
+// moved reports whether the client publishes to another server than the one subscribed to own. After a
+// planned failover the old master answers for about ten seconds, while all messages go to the new one.
 func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
@@ -139,12 +134,10 @@ func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
 	return err == nil && listeners == 0
 }
 
-// errSilent ends a dead connection. After our own Close, the client's error would look as if its
-// owner had closed the client.
+// errSilent ends a dead connection: the client's error after our Close would look like an owner's Close.
 var errSilent = errors.New("redissub: the connection is dead")
 
-// listen subscribes on a new connection until the connection is lost, and reports whether the
-// subscription was ever confirmed.
+// listen subscribes on a new connection until its loss. connected: the subscription was confirmed.
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) (connected bool, err error) {
 	// The client obeys ctx while it dials, but not while it waits for a server's first reply. Its
 	// dialer, hooks and credentials provider are user code and may panic.

@@ -19,9 +19,9 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// TestListen_Cluster has many processes listen to one channel of a cluster. No node has all
-// processes. Processes at other nodes do not feel the death of a node, and its own processes go
-// elsewhere long before a replica takes over.
+// TestListen_Cluster has many processes listen to one channel of a cluster. No node has all processes.
+// Processes at other nodes do not feel the death of a node, and its own processes go elsewhere long
+// before a replica takes over.
 func TestListen_Cluster(t *testing.T) {
 	redis.SetLogger(silence{}) // dials fail here on purpose
 	c := testserver.RedisCluster(t, 0)
@@ -157,7 +157,6 @@ func TestListen_PanicInTheClient(t *testing.T) {
 	}
 }
 
-// panics is a hook that panics at every command.
 type panics struct{}
 
 func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }

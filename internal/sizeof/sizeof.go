@@ -8,8 +8,7 @@ import (
 	"unsafe"
 )
 
-// Of returns the bytes that v reaches, each byte once. It does not look into a struct that guards
-// itself with a field of package sync or sync/atomic.
+// Of returns the bytes that v reaches, each once. It skips structs with a field of sync or sync/atomic.
 func Of[V any](v V) int {
 	switch b := any(v).(type) {
 	case []byte:
@@ -28,8 +27,7 @@ type place struct {
 	size int
 }
 
-// A walk visits all memory that a value reaches, without recursion: a long list must not overflow
-// the stack.
+// A walk visits all memory that a value reaches, without recursion: long lists would overflow the stack.
 type walk struct {
 	bytes int
 	seen  map[place]bool

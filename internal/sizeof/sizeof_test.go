@@ -73,7 +73,6 @@ func TestSizeOf(t *testing.T) {
 	}
 }
 
-// Of does not look into a struct that guards itself: a map that changes meanwhile would end the process.
 func TestSizeOf_WhatGuardsItself(t *testing.T) {
 	type pool struct {
 		mu   sync.Mutex

@@ -58,8 +58,7 @@ func (s *Shared) Try() *Hand {
 	return s.hand
 }
 
-// Request adds a holder that waits for the slot. All holders share one request: several would
-// compete.
+// Request adds a holder that waits for the slot. All holders share one request: several would compete.
 func (s *Shared) Request(d *Demand) *Hand {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,5 @@
-// Package slots bounds a cache's concurrent loads (MaxRebuilds) and the rebuilds that wait for a
-// slot (MaxQueued). Loads that wait for each other share their slots, and so do the rebuilds of a
-// batch, in shared.go.
+// Package slots bounds a cache's concurrent loads (MaxRebuilds) and rebuilds that wait for a slot
+// (MaxQueued). Loads that wait for each other share slots, and so do a batch's rebuilds, in shared.go.
 package slots
 
 import (
@@ -17,8 +16,7 @@ type Source interface {
 	Try() (free func())
 	// Request is Try that waits for a slot.
 	Request(d *Demand) Request
-	// Queue counts the rebuild as waiting until Unqueue, and reports whether the waiting rebuilds
-	// are at most MaxQueued.
+	// Queue counts the rebuild as waiting until Unqueue, and reports whether MaxQueued allows it.
 	Queue() bool
 	Unqueue()
 }
@@ -27,8 +25,7 @@ type Source interface {
 type Request interface {
 	// Taken returns a channel that is closed when the slot is there.
 	Taken() <-chan struct{}
-	// End ends the wait. It returns the function that gives the slot back, or nil without a slot. The
-	// slot may have come in the meantime.
+	// End ends the wait. It returns the function that gives back a slot that has come, or nil.
 	End() (free func())
 }
 
@@ -90,8 +87,7 @@ type request struct {
 	taken  chan struct{} // closed when free is set
 }
 
-// Try takes a slot if there is one and no rebuild waits. It returns the function that gives the slot
-// back, to be called once, or nil.
+// Try implements [Source]. It takes a slot if there is one and no rebuild waits.
 func (s *Slots) Try() (free func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,9 +155,9 @@ func (s *Slots) dispatch() {
 	}
 }
 
-// next returns the request that gets a slot now, or nil. Among requests for which loads wait, the
-// newest is first: a tree of loads is built depth first, and each level has at most size loads half
-// done. s.mu is held.
+// next returns the request that gets a slot now, or nil. Among requests for which loads wait, the newest
+// is first: a tree of loads is built depth first, and each level has at most size loads half done. s.mu
+// is held.
 func (s *Slots) next() *request {
 	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size {
 		return newest.Value.(*request)
@@ -214,8 +210,7 @@ type Load struct {
 // Begin makes l a load with a slot of s.
 func (l *Load) Begin(s *Slots) { l.slots = s }
 
-// Wait notes that the load waits for another key, until Resume. A load that waits for several keys at a
-// time counts once.
+// Wait notes that the load waits for another key, until Resume. Waits for several keys count once.
 func (l *Load) Wait() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()

@@ -5,8 +5,6 @@ import (
 	"time"
 )
 
-// All waiting rebuilds together look into the store at most 16,384 times a second, and each of them
-// after the least pause as long as that allows it.
 func TestSlots_LookPause(t *testing.T) {
 	const most = 16_384
 	for _, least := range []time.Duration{250 * time.Millisecond, time.Second} {

@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// A Body is a complete body in its collected pieces: joining them would need the memory twice. It
-// is immutable.
+// A Body is an immutable, complete body in pieces: joining them would need the memory twice.
 type Body [][]byte
 
 // BodyOf returns b as a Body, which shares its memory.
@@ -70,8 +69,7 @@ func (b Body) ReadAt(p []byte, off int64) (int, error) {
 	return n, io.EOF
 }
 
-// joined is the size up to which a body is kept in one piece: each piece costs a system call when
-// it is sent.
+// joined is the size up to which a body is kept in one piece: each piece costs a system call to send.
 const joined = 256 << 10
 
 // Body returns the body if it is complete and within the limit. It shares the readers' memory,

@@ -47,8 +47,7 @@ const (
 	maxExpected = 64 << 10
 )
 
-// A Spool is a growing body. A single goroutine at a time writes. All methods except Write are safe
-// for concurrent use. Make one with [New].
+// A Spool is a growing body. One goroutine at a time writes; all else is safe for concurrent use.
 //
 // Up to its limit the spool collects the body with or without readers, and each new Reader begins
 // at byte 0. The Write that would pass the limit makes the spool overflow, for good:
@@ -85,8 +84,7 @@ type Spool struct {
 	room chan struct{} // a chunk was dropped, readers begin or cease to wait, the last reader left, or the body ended; nil if the writer does not wait
 }
 
-// A chunk is a piece of the body. The writer fills it without a lock; readers see only its
-// published bytes.
+// A chunk is a piece of the body. The writer fills it without a lock; readers see published bytes only.
 type chunk struct {
 	start   int64  // position of its first byte in the body; immutable
 	size    int    // its capacity; immutable
@@ -105,8 +103,7 @@ func New(limit int64) *Spool {
 // Call OnIdle before the first Write. f runs under the Spool's lock.
 func (s *Spool) OnIdle(f func()) { s.idle = f }
 
-// Expect announces the length of the body, before the first Write. A short body then gets its
-// memory in one piece. The body may have another length.
+// Expect hints at the body's length, before the first Write, so a short body gets one piece of memory.
 func (s *Spool) Expect(n int64) { s.expected = n }
 
 // Narrow lowers the limit before the body has passed it. A higher limit changes nothing.
@@ -188,8 +185,7 @@ func (s *Spool) grow(there int) {
 		size = int(min(int64(size), s.limit-s.size))
 	}
 	c := &chunk{start: s.size, size: size, buf: make([]byte, size)}
-	// The waiting readers count as readers of this chunk from here on, not from when they wake:
-	// otherwise the chunk could be dropped before.
+	// The waiting readers count from here on, not from their waking: the chunk could be dropped before.
 	c.readers, s.waiting = s.waiting, 0
 	s.tail.next = c
 	s.tail = c
@@ -304,10 +300,9 @@ func (s *Spool) Close() error {
 	return nil
 }
 
-// CloseWithError breaks the body off: a waiting Write returns err, and so does a CopyTo after the
-// bytes that are already written. A nil err becomes ErrClosed. An io.EOF becomes an
-// io.ErrUnexpectedEOF, so no reader takes the broken body for a complete one. After the body's end
-// it does nothing. Any goroutine may call it.
+// CloseWithError breaks the body off: a waiting Write returns err, and so does a CopyTo after the bytes
+// already written. A nil err becomes ErrClosed. An io.EOF becomes an io.ErrUnexpectedEOF, so no reader
+// takes the broken body for a complete one. After the body's end it does nothing.
 func (s *Spool) CloseWithError(err error) {
 	switch {
 	case err == nil:
@@ -382,8 +377,7 @@ func (r *Reader) counted() *chunk {
 	return r.c
 }
 
-// advance begins the reader's next stride if it is reached, and reports whether it is. s.mu is
-// held; the reader is not at the end.
+// advance begins and reports the next stride if it is reached. s.mu is held; r is not at the end.
 func (r *Reader) advance() bool {
 	at := r.counted().start
 	if at-r.began < stride {
@@ -393,8 +387,7 @@ func (r *Reader) advance() bool {
 	return true
 }
 
-// delayed adds d to the reader's delay. If the reader has begun a new stride, the others have waited
-// for another reader. s.mu is held.
+// delayed adds d to the delay, unless in a new stride: the wait was for another reader. s.mu is held.
 func (r *Reader) delayed(d time.Duration) {
 	if r.advance() {
 		return
@@ -414,8 +407,7 @@ func (r *Reader) delayed(d time.Duration) {
 // At the end it returns io.EOF if the body is complete, else the error that broke it off. If ctx
 // ends first, it returns ctx's cause, and the Reader loses no bytes.
 //
-// Before a wait it calls idle and, once in a Reader's life, flush if the spool's Flush was called.
-// Both may be nil.
+// Before a wait it calls idle, and once in a Reader's life flush, if Flush was called. Both may be nil.
 func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -42,7 +42,6 @@ func write(t testing.TB, s *Spool, p []byte) {
 	}
 }
 
-// whole returns the complete body.
 func whole(s *Spool) ([]byte, bool) {
 	b, ok := s.Body()
 	return b.Append([]byte{}), ok
@@ -212,7 +211,6 @@ func TestReader_NextAfterCancelledNext(t *testing.T) {
 	})
 }
 
-// Within the limit the body is collected without a reader.
 func TestSpool_NobodyReadsWithinLimit(t *testing.T) {
 	s := New(100)
 	r := join(t, s)
@@ -409,8 +407,8 @@ func TestReader_LosesItsPlaceInTurn(t *testing.T) {
 	})
 }
 
-// OnLoss's function runs at once, and the slow reader's time begins when the first other reader
-// begins to wait, even if the writer already waits.
+// OnLoss's function runs at once, and the slow reader's time begins when the first other reader begins
+// to wait, even if the writer already waits.
 func TestReader_OnLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(64 << 10)
@@ -445,7 +443,6 @@ func TestReader_OnLoss(t *testing.T) {
 	})
 }
 
-// Dropped chunks free their memory.
 func TestSpool_OverflowFreesMemory(t *testing.T) {
 	heap := func() uint64 {
 		runtime.GC()

@@ -54,8 +54,7 @@ type Config struct {
 	Take func(known, next *Log, publish func())
 }
 
-// A Replica is a process's copy of the log, nil for a cache without a log. All methods are safe for
-// concurrent use.
+// A Replica is a process's copy of the log, nil in a cache without one. It is safe for concurrent use.
 type Replica struct {
 	Config
 
@@ -129,8 +128,8 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	if !old() {
 		return nil
 	}
-	// Callers that come during a read wait for it: with a log that is too old, an item from the
-	// store would count as certain for no time at all.
+	// Callers that come during a read wait for it: with a log that is too old, an item from the store
+	// would count as certain for no time at all.
 	select {
 	case r.reading <- struct{}{}:
 	case <-ctx.Done():
@@ -139,8 +138,7 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	turn := &Turn{replica: r, asked: r.Now()}
 	switch silent := durations.Instant(r.silent.Load()); {
 	case silent > 0 && (silent > began || !old()):
-		// The caller has waited out a recent silence of the store. A second read would last as long
-		// for the next.
+		// The caller has waited out the store's silence. A second read would last as long for the next.
 		budget.Spend(turn.asked - began)
 	case old():
 		return turn
@@ -215,8 +213,7 @@ func (r *Replica) adopt(l *Log) {
 	r.Take(known, l, func() { r.log.Store(l) })
 }
 
-// Append adds sweeps to the log of a process without a store. epoch returns a new epoch, above the
-// positions of all running loads.
+// Append adds sweeps to a log without a store. epoch returns an epoch above the positions of all loads.
 func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	// The lock is held from the reading of the log on: two sweeps on one log would lose one.
 	r.applying.Lock()
@@ -279,8 +276,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 	}
 }
 
-// lease waits for the log's lease, whose time runs from asked on. The lease is nil without a locker, or
-// without the locker's answer.
+// lease waits for the log's lease, counted from asked. It is nil without a locker or its answer.
 func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {

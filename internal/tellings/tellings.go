@@ -16,8 +16,7 @@ type Queue struct {
 	closed  bool
 }
 
-// Add queues f, unless the queue is full or closed. It waits for nothing, and may be called under any
-// lock.
+// Add queues f, unless the queue is full or closed. It does not wait, and may be called under any lock.
 func (t *Queue) Add(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -6,13 +6,11 @@
 // It prints a table with a column for each revision and a last column for the working tree. It
 // needs git, tar and redis-server, which it starts by itself.
 //
-// It counts the root package and the packages of the module that the root imports, without
-// adapters, adapters' helpers and packages of tests. A function literal counts as the function, or
-// the variable, that encloses it.
+// It counts the root package and its imports from the module, without adapters, their helpers and
+// packages of tests. A function literal counts as the function or variable around it.
 //
-// A recording has the entries into functions in their order, on all goroutines, from the call until
-// its rebuild has ended. A return is an entry into a file that the walk had left before. Each
-// number is the median of five recordings.
+// A recording has the entries into functions in order, on all goroutines, from the call to its rebuild's
+// end. A return is an entry into a file left before. Each number is the median of five recordings.
 package main
 
 import (
@@ -275,7 +273,6 @@ func count(entries []probe.Entry) (n [len(numbers)]int) {
 	return [...]int{len(functions), len(files), returns, len(entries)}
 }
 
-// median is the median of a count of a walk.
 func median(w probe.Walk, number int) int {
 	var values []int
 	for _, entries := range w.Repeats {

@@ -1,5 +1,4 @@
-// Package probe records the functions that a walk enters. The tool in internal/walks puts a call of
-// Enter at the start of each counted function.
+// Package probe records the functions that a walk enters, by calls of Enter that internal/walks inserts.
 package probe
 
 import (

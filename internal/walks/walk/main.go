@@ -1,6 +1,5 @@
-// Walk runs the walks that internal/walks counts, and writes the functions that each walk has
-// entered to its standard output, as JSON. It uses only names that old revisions of the library
-// have too. Its argument is the address of an empty Redis.
+// Walk runs the walks that internal/walks counts, and prints the functions that each has entered as
+// JSON. It uses only names that old revisions have too. Its argument is the address of an empty Redis.
 package main
 
 import (
@@ -92,7 +91,6 @@ func (s *subject) openCache() (face, []way) {
 	}
 }
 
-// openMiddleware returns a middleware with its walks.
 func (s *subject) openMiddleware() (face, []way) {
 	middleware := bellwether.NewMiddleware(s.pageOptions())
 	handler := middleware.Handler(http.HandlerFunc(s.page))
