@@ -54,8 +54,7 @@ func TestEngine_Cluster(t *testing.T) {
 	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
 }
 
-// slotsThatMove goes through the life of a key while its slot moves: empty, with its keys on the
-// old server, with one key on each, and with its keys on the new server.
+// slotsThatMove goes through a key's life while its slot moves, with no, one or both keys on a server.
 func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	const key = "moving"
 	rdb := connect(t, c, redis.ClusterOptions{})
@@ -123,8 +122,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	life("by one request again", last)
 }
 
-// TestEngine_Ring runs the kits over single servers that do not know each other: they have no
-// notices and no watches.
+// TestEngine_Ring runs the kits over separate servers, which have no notices and no watches.
 func TestEngine_Ring(t *testing.T) {
 	t.Parallel()
 	addrs := map[string]string{}

@@ -18,8 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file tests a fleet with engines in some processes, and redisstore and redislock in the
-// others.
+// This file tests a fleet with engines in some processes, and redisstore and redislock in the others.
 
 // A pair is redisstore and redislock in one process, as an Elector of several requests.
 type pair struct {
@@ -98,8 +97,7 @@ func TestMixed(t *testing.T) {
 	})
 }
 
-// TestMixed_Fleet goes through an election from either side, with keys that need a hash as their
-// name and keys that do not.
+// TestMixed_Fleet goes through an election from either side, with keys whose names are hashed or not.
 func TestMixed_Fleet(t *testing.T) {
 	srv := testserver.Redis(t)
 	for _, key := range []string{"plain", "", "{", "}", "{}", "{a}", "a{b}c", "{a}{b}", "a}b{c", "}{", "with space", "a/b", "#hash"} {

@@ -81,8 +81,7 @@ func TestNote_EndsWithTheLease(t *testing.T) {
 	}
 }
 
-// TestNote_OfAnother has a late holder and an invalidation: the note of the present holder stays,
-// and costs the others two commands.
+// TestNote_OfAnother has a late holder and an invalidation: the note stays, at a cost of two commands.
 func TestNote_OfAnother(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	admin := dial(t, srv.Addr)
@@ -132,8 +131,7 @@ func TestNote_OfAnother(t *testing.T) {
 	}
 }
 
-// TestElect_AheadOfTheServer stands for election by a clock that a late reply has put ahead: an
-// entry that is fresh by the server's clock is still the answer.
+// TestElect_AheadOfTheServer stands by a clock ahead of the server's: a fresh entry is the answer.
 func TestElect_AheadOfTheServer(t *testing.T) {
 	srv := testserver.Redis(t)
 	a, b := open(t, srv.Addr), open(t, srv.Addr)

@@ -36,10 +36,9 @@
 //
 // # Further documentation
 //
-// The package documentation of redisstore describes epochs, the age of entries, and notices in a
-// cluster and a ring. The package documentation of redislock describes wakes and the durability of
-// leases. A user of Redis's access control lists needs the same permissions as for both;
-// docs/engines.md has the smallest list.
+// The documentation of redisstore describes epochs, the age of entries, and notices in a cluster and a
+// ring. The documentation of redislock describes wakes and the durability of leases. A user of Redis's
+// access control lists needs the permissions of both (docs/engines.md has the list).
 package redisfleet
 
 import (
@@ -88,10 +87,9 @@ func New(rdb redis.UniversalClient) *Engine {
 	}
 }
 
-// Close ends the engine's subscription to releases and every watch, and returns when the connection
-// is closed. If Redis hangs while the connection is made, Close takes as long as the client's
-// time-outs. Afterwards Watch returns an error; all other methods still work. The error is always
-// nil. A second Close does nothing.
+// Close ends the subscription to releases and all watches, and returns when the connection is closed.
+// If Redis hangs while it is made, Close takes as long as the client's time-outs. Afterwards Watch
+// returns an error; other methods still work. The error is always nil. A second Close does nothing.
 func (e *Engine) Close() error {
 	e.leases.Close()
 	return nil
@@ -102,8 +100,7 @@ func (e *Engine) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return e.leases.TryAcquire(ctx, e.Prefix, key, ttl, false)
 }
 
-// Watch implements [driver.Watcher], as redislock does. It takes the HeldErrors of this engine's
-// Elect and TryAcquire.
+// Watch implements [driver.Watcher], as redislock does, for HeldErrors of this engine's methods.
 func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	return e.leases.Watch(ctx, held)
 }
@@ -131,14 +128,12 @@ end
 `
 
 // elect: the names of the entry and the lease; retention in ms, the largest reply, past, void, the
-// token, the lease in ms, about (the time), the longest noted lease in ms. The value is nil without
-// an entry. Of a value longer than the largest reply, the script returns a beginning of that
-// length.
+// token, the lease in ms, about (the time), the longest noted lease in ms. The value is nil without an
+// entry. A value longer than the largest reply is cut to that length.
 //
-// The script goes by the end of the entry's freshness. It cannot tell an entry from other bytes
-// behind such a time: Lua has no checksum that would be fast enough. void is the part of the value
-// behind the counter that the caller has found to be invalid. The script does not answer with it
-// again.
+// The script goes by the end of the entry's freshness. It cannot tell an entry from other bytes behind
+// such a time: Lua has no checksum that would be fast enough. void is the part of the value behind the
+// counter that the caller has found invalid. The script does not answer with it again.
 //
 // In a herd, all callers except the leader find the note of the leader's lease, at a cost of two
 // commands: the script and GETRANGE. So a caller passes its estimate of the server's time as about,
@@ -193,10 +188,9 @@ local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(now + ARGV[6] * 1
 return {1, entry, epoch, digits(now)}
 `)
 
-// commitAndRelease: the names of the entry and the lease; the arguments of redisentry.CommitLua
-// with the token as the last, then the channel of releases and the message for it. The commit
-// counts even if another type in the lease's place makes the release fail. A repeated commit has
-// written nothing, so the script removes the note by itself.
+// commitAndRelease: the names of the entry and the lease; CommitLua's arguments with the token as the
+// last, the channel of releases and its message. The commit counts even if a foreign type in the
+// lease's place fails the release. A repeated commit writes nothing, so the script removes the note.
 var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + forgetLua + `
 local committed, now = commit(KEYS[1], ARGV)
 if committed == 1 then
@@ -215,8 +209,7 @@ return {1}
 `)
 
 // Elect implements [driver.Elector], with 1 request. A second request fetches an entry of 64 KiB or
-// more. A second request stands again if the script's answer has invalid bytes, or an entry that
-// stopped being fresh on its way.
+// more, or stands again after an answer with invalid bytes or an entry no longer fresh.
 func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	if ttl <= 0 {
 		return driver.Election{}, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)

@@ -199,8 +199,7 @@ func TestEngine_ServerDown(t *testing.T) {
 	lockertest.Down(t, eng, lease)
 }
 
-// TestEngine_Requests counts the requests and the commands of each operation, including commands of
-// scripts.
+// TestEngine_Requests counts the requests and the commands of each operation, also those of scripts.
 func TestEngine_Requests(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	meter := testserver.NewMeter(t, srv)
@@ -252,7 +251,6 @@ func TestEngine_Requests(t *testing.T) {
 	})
 }
 
-// TestCache_UncontendedMiss counts two requests for an uncontended miss of a cache.
 func TestCache_UncontendedMiss(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	meter := testserver.NewMeter(t, srv)
@@ -306,7 +304,6 @@ func TestElect_JudgesFreshness(t *testing.T) {
 	}
 }
 
-// TestElect_ForeignTypes puts lists in place of the entry and the lease.
 func TestElect_ForeignTypes(t *testing.T) {
 	srv := testserver.Redis(t)
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
@@ -354,8 +351,7 @@ func TestElect_OutOfMemory(t *testing.T) {
 	}
 }
 
-// TestElect_LargeEntries stands for election beside entries around the length at which a second
-// request fetches them.
+// TestElect_LargeEntries elects beside entries around the length that needs a second request.
 func TestElect_LargeEntries(t *testing.T) {
 	eng := open(t, testserver.Redis(t).Addr)
 	eng.Prefix = "test:" + adapter.Token() + ":"
@@ -380,7 +376,6 @@ func TestElect_LargeEntries(t *testing.T) {
 	}
 }
 
-// TestElect_ScriptsForgotten has the server lose its scripts.
 func TestElect_ScriptsForgotten(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
@@ -396,8 +391,7 @@ func TestElect_ScriptsForgotten(t *testing.T) {
 	}
 }
 
-// TestElect_LostReply loses the reply to an election: the client repeats the request and finds its
-// own lease. The same for a commit.
+// TestElect_LostReply loses the replies to an election and a commit: a repeat finds its own lease.
 func TestElect_LostReply(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr})

@@ -12,9 +12,8 @@ import (
 
 // This file has the cases for every pair of a store and a locker.
 
-// patient is an EngineTimeout for cases without a failing engine. With many tests on few cores, a
-// first call with a dial may take longer than the default, and after a time-out its process loads
-// by itself.
+// patient is an EngineTimeout for cases without a failing engine. With many tests on few cores, a first
+// call that dials may exceed the default, and after a time-out its process loads by itself.
 const patient = 2 * time.Second
 
 // Each runs a case for every kind, in parallel: the cases wait more than they work.
@@ -48,8 +47,7 @@ func Elected(t *testing.T, kinds []Kind) {
 	}
 }
 
-// ColdKey has three processes with two hundred callers each ask for a cold key: one load answers
-// all callers.
+// ColdKey has 3 processes with 200 callers each ask for a cold key: one load answers all callers.
 func ColdKey(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{EngineTimeout: patient})
 	f.origin.delay.Store(int64(300 * time.Millisecond))
@@ -63,8 +61,7 @@ func ColdKey(t *testing.T, kind Kind) {
 	}
 }
 
-// HolderKilled kills the process that rebuilds: exactly one other takes over, within the lease, the
-// build and a second.
+// HolderKilled kills the rebuilding process: exactly one takes over, within lease, build and a second.
 func HolderKilled(t *testing.T, kind Kind) {
 	const lease, build = time.Second, 300 * time.Millisecond
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: lease, EngineTimeout: patient})
@@ -76,8 +73,7 @@ func HolderKilled(t *testing.T, kind Kind) {
 	t.Logf("value %v after the kill", took)
 }
 
-// killHolder has a fleet of three herd and kills the process that rebuilds. killHolder returns the
-// time from the kill to the value in the other processes.
+// killHolder kills the process that rebuilds in a herd, and returns the time to the others' value.
 func killHolder(t *testing.T, f *fleet) time.Duration {
 	t.Helper()
 	var killed atomic.Int64
@@ -96,8 +92,7 @@ func killHolder(t *testing.T, f *fleet) time.Duration {
 	return took
 }
 
-// HolderKilledAtAKnownBuild kills the process that rebuilds when the fleet knows the duration of
-// its builds. LeaseTTL is long: the build decides.
+// HolderKilledAtAKnownBuild kills the holder of a build whose known duration decides, not LeaseTTL.
 func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 20 * time.Second})
 	f.origin.delay.Store(int64(300 * time.Millisecond))
@@ -113,8 +108,7 @@ func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
 		build = max(build, percentile(r.Took, 1))
 	}
 	took := killHolder(t, f)
-	// The dead holder's lease, the build, and time for the first look after the lease and for a
-	// busy machine.
+	// The holder's lease, the build, and time for the first look after the lease and a busy machine.
 	if limit := build/4*7 + build + 700*time.Millisecond; took > limit {
 		t.Errorf("takeover took %v, want at most %v: a build takes %v", took, limit, build)
 	}
@@ -217,8 +211,7 @@ func Waiters(t *testing.T, kind Kind) {
 	const processes, callers, build = 4, 250, 2 * time.Second
 	f := newFleet(t, kind, processes+1, fleetOptions{metered: true, EngineTimeout: patient})
 	f.origin.delay.Store(int64(build))
-	// wait returns the requests of the waiting processes, and the watches among them on the
-	// electing engine.
+	// wait returns the waiting processes' requests, and their watches on the electing engine.
 	wait := func(key string, callers int) (requests, watches int) {
 		count := func() (requests, watches int) {
 			for _, meters := range f.meters[:processes] {
@@ -259,15 +252,13 @@ func Waiters(t *testing.T, kind Kind) {
 	if few < processes {
 		t.Fatalf("%d requests of %d processes: the meters miss some", few, processes)
 	}
-	// The pauses between polls are random within a quarter, and a busy machine makes processes
-	// late.
+	// The pauses between polls are random within a quarter, and a busy machine makes processes late.
 	if limit := few + few/2 + processes; many > limit {
 		t.Errorf("%d requests for %d waiters in each process, and %d for one; want no more than %d", many, callers, few, limit)
 	}
 	for i, meters := range f.meters[:processes] {
 		for _, m := range meters {
-			// A process subscribes to two Redis channels, releases and commits, whatever the number
-			// of waiters.
+			// A process subscribes to two Redis channels, for releases and commits.
 			if n := m.Requests()["subscribe"]; n > 2 {
 				t.Errorf("worker %d has subscribed %d times, want at most twice", i, n)
 			}
@@ -278,14 +269,12 @@ func Waiters(t *testing.T, kind Kind) {
 	}
 }
 
-// Hits counts the cost of hits: one request for a process that finds a key in the store, none for a
-// near hit.
+// Hits counts the cost of hits: one request for a hit in the store, none for a near hit.
 func Hits(t *testing.T, kind Kind) {
 	const keys, again = 50, 20
 	f := newFleet(t, kind, 2, fleetOptions{metered: true, NearTTL: time.Hour})
 	key := func(i int) string { return fmt.Sprint("hit", i) }
-	// The second process loads its own key first: that makes the requests needed once in its life,
-	// such as the time of the server.
+	// The second process loads its own key first, for requests made once, such as the server's time.
 	f.workers[1].do(order{Do: "get", Key: "its own"})
 	for i := range keys {
 		f.workers[0].do(order{Do: "get", Key: key(i)})
@@ -326,8 +315,7 @@ func Hits(t *testing.T, kind Kind) {
 	}
 }
 
-// EngineKilledUnderLoad kills the electing engine for a while: no caller fails, and afterwards
-// there is one load again.
+// EngineKilledUnderLoad kills the electing engine for a while: no caller fails, and the fleet recovers.
 func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	const build, timeout = 50 * time.Millisecond, 500 * time.Millisecond
 	f := newFleet(t, kind, 3, fleetOptions{TTL: 500 * time.Millisecond, EngineTimeout: timeout, LeaseTTL: time.Second})
@@ -350,7 +338,6 @@ func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 		t.Error("no load ran without the engine: the outage did not happen")
 	}
 	t.Logf("%d calls, slowest %v, %d loads without the engine", len(r.Took), percentile(r.Took, 1), r.Stats.Degraded)
-	// Back to one load per fleet by itself, within seconds.
 	recovered := false
 	for round := 0; round < 10 && !recovered; round++ {
 		key := fmt.Sprint("after", round)
@@ -362,8 +349,7 @@ func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	}
 }
 
-// BlackHole has the electing engine accept requests and answer none: few callers pay a time-out,
-// and no caller fails.
+// BlackHole has the electing engine answer no request: few callers pay a time-out, and none fails.
 func BlackHole(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 2, fleetOptions{TTL: 500 * time.Millisecond, LeaseTTL: time.Second})
 	f.elector().MustOwn(t)

@@ -13,15 +13,12 @@ import (
 	"time"
 )
 
-// The claims about time are tested here without the race detector, which would dominate the
-// measurement.
+// The claims about time are tested without the race detector, which would dominate the measurement.
 
-// TestClaim_RedisHerd is a herd of 8 clients with their own connections and 250 callers each, on
-// one cold key with a load of 310 ms: one load, and a bounded number of Redis commands, including
-// commands of scripts. Its p99 is only printed; `make latency` tests it.
+// TestClaim_RedisHerd has 8 processes with 250 callers each ask for one cold key: one load, and a
+// bounded number of commands, including scripts'. Its p99 is only printed; `make latency` tests it.
 func TestClaim_RedisHerd(t *testing.T) { redisHerd(t, Redis, 40) }
 
-// TestClaim_RedisFleetHerd is the same herd over Redis as one engine.
 func TestClaim_RedisFleetHerd(t *testing.T) { redisHerd(t, RedisFleet, 30) }
 
 // redisHerd returns the herd's p99 in milliseconds beyond its load and the fan-out of one value to
@@ -40,8 +37,7 @@ func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 		rounds = 5
 	}
 	for round := range rounds {
-		// The floor: the same processes hand one value to the same number of goroutines at one
-		// time, without an engine.
+		// The floor: the same processes hand one value to as many goroutines, without an engine.
 		fan := f.all(order{Do: "fanout", Callers: callers, For: load, At: time.Now().Add(200 * time.Millisecond)})
 
 		before := commands(t, f.servers[0].Addr)
@@ -71,8 +67,7 @@ func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 	return got
 }
 
-// TestClaim_MemcachedHerd is the same herd over memcached with polling: a build of known length
-// costs a bounded number of commands for each process. Each key of a get counts.
+// TestClaim_MemcachedHerd is the same herd over memcached, whose waiters poll a build of known length.
 func TestClaim_MemcachedHerd(t *testing.T) {
 	const (
 		clients, callers = 8, 250
@@ -104,8 +99,7 @@ func TestClaim_MemcachedHerd(t *testing.T) {
 // wakeLimit is the longest wake of waiters in another process. memcached cannot push: they poll.
 var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "redisfleet": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
 
-// TestClaim_WakeLag compares the median of the wake lag with the limit for its p99 on a quiet
-// machine, see TestLatency_WakeLag.
+// TestClaim_WakeLag holds the median to the p99's limit on a quiet machine, see TestLatency_WakeLag.
 func TestClaim_WakeLag(t *testing.T) {
 	for _, kind := range slices.Concat(fleets, electors) {
 		t.Run(kind.Name, func(t *testing.T) {

@@ -12,8 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestCluster is a fleet over a Redis Cluster whose slots move and whose masters change while herds
-// wait. The herds lose only time.
+// TestCluster moves slots and changes masters of a Redis Cluster under herds, which lose only time.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	var c *testserver.Cluster
@@ -127,7 +126,6 @@ func TestCluster(t *testing.T) {
 		}
 		c.AwaitMaster(c.Replicas[2])
 
-		// One load per fleet again by itself, for keys of the dead master.
 		back := time.Now()
 		for ok := false; !ok; {
 			if time.Since(back) > 8*time.Second {

@@ -7,8 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestDatabases has two fleets with the same keys in two databases of one server: each has its own
-// values, and an invalidation in one leaves the other's value.
+// TestDatabases has fleets in two databases of one server: values and invalidations stay in each.
 func TestDatabases(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	testserver.Restrict(t, testserver.RedisRules, server)

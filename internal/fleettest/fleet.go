@@ -31,9 +31,8 @@ import (
 // A fleet is real processes (the test binary, executed again) around real engines, with the test as
 // the one origin. This file is both sides of it.
 
-// Main is the TestMain of a package with fleet tests, and the program of the worker processes. It
-// needs the kinds of all fleets. In the test's own process it runs the tests and then checks for
-// leaked goroutines.
+// Main is the TestMain of a package with fleet tests, and the program of the worker processes. It needs
+// the kinds of all fleets. In the test's process it also checks for leaked goroutines.
 func Main(m *testing.M, kinds ...Kind) {
 	if config := os.Getenv(fleetEnv); config != "" {
 		if err := work(config, kinds); err != nil {
@@ -391,8 +390,7 @@ func (w *worker) kill() {
 	w.signal(syscall.SIGKILL)
 }
 
-// An origin counts and answers the loads of a fleet: the nth load of a key gets "key#n" after
-// delay.
+// An origin counts and answers the loads of a fleet: the nth load of a key gets "key#n" after delay.
 type origin struct {
 	*httptest.Server
 	delay  atomic.Int64
@@ -551,9 +549,8 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 			w.cmd.Wait()
 		})
 	}
-	// Warm up connections, scripts and subscriptions before any measurement: all processes wait
-	// once on a key. The load takes a while, or the last processes would find the value without
-	// waiting.
+	// Warm up connections, scripts and subscriptions: all processes wait once on a key. The load takes
+	// a while, or the last processes would find the value without waiting.
 	f.origin.delay.Store(int64(100 * time.Millisecond))
 	f.all(order{Do: "herd", Key: "warm-up", Callers: 2, At: time.Now().Add(50 * time.Millisecond)})
 	f.origin.delay.Store(0)
@@ -585,8 +582,7 @@ func (f *fleet) living() (n int) {
 	return n
 }
 
-// each gives every living worker its own order, all at one time, and returns their reports by
-// worker.
+// each gives every living worker its own order, all at one time, and returns their reports by worker.
 func (f *fleet) each(o func(id int) order) []report {
 	reports := make([]report, len(f.workers))
 	var wg sync.WaitGroup

@@ -26,9 +26,8 @@ type Kind struct {
 	// Start starts the servers, which end with the test. The last one elects.
 	Start func(testing.TB) []*testserver.Server
 
-	// Open makes the store and the locker of a worker process from the addresses of the servers.
-	// They live as long as the process. EngineTimeout is the time limit for a client with its own
-	// limit per call; 0 is the default.
+	// Open makes a worker's store and locker from the servers' addresses, for the life of the process.
+	// engineTimeout is the limit for a client that limits its calls itself; 0 is the default.
 	Open func(addrs []string, engineTimeout time.Duration) (driver.Store, driver.Locker, error)
 }
 
@@ -53,8 +52,7 @@ var (
 			return eng, eng, nil
 		},
 	}
-	// RedisDatabase is database 1 of a Redis, for a user with only the permissions in
-	// docs/engines.md.
+	// RedisDatabase is database 1 of a Redis, for a user with only the permissions in docs/engines.md.
 	RedisDatabase = Kind{
 		Name: "redis-database",
 		Start: func(tb testing.TB) []*testserver.Server {

@@ -7,16 +7,14 @@ import (
 	"testing"
 )
 
-// TestLatency_RedisHerd limits the herd's p99 to 5 ms beyond its load and the fan-out. It needs an
-// idle machine: with 8 processes on 2 cores, other work shows in the result. So `make latency` runs
-// it, and `make test` does not.
+// TestLatency_RedisHerd limits the herd's p99 beyond its load and the fan-out. It needs an idle
+// machine, so `make latency` runs it: with 8 processes on 2 cores, other work shows in the result.
 func TestLatency_RedisHerd(t *testing.T) {
 	if got := redisHerd(t, Redis, 40); got > 5 {
 		t.Errorf("p99 is %.2f ms beyond load and fan-out, want at most 5", got)
 	}
 }
 
-// TestLatency_RedisFleetHerd is the same for Redis as one engine.
 func TestLatency_RedisFleetHerd(t *testing.T) {
 	if got := redisHerd(t, RedisFleet, 30); got > 5 {
 		t.Errorf("p99 is %.2f ms beyond load and fan-out, want at most 5", got)

@@ -64,7 +64,6 @@ func TestMemcacheds(t *testing.T) {
 	time.Sleep(200 * time.Millisecond) // NearTTL, and a busy machine
 	newer("after the invalidation", all())
 
-	// The server dies under many callers in each process.
 	done := make(chan report)
 	go func() { done <- f.all(order{Do: "drive", Key: "hot", Callers: 50, For: 1200 * time.Millisecond}) }()
 	time.Sleep(300 * time.Millisecond)

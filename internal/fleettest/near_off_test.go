@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// TestNearOff has processes without near tiers: after an invalidation in one, no process serves the
-// old value to a later call, in a hundred rounds with one load each.
+// TestNearOff has no near tiers: after an invalidation no process serves the old value to a later call.
 func TestNearOff(t *testing.T) {
 	Each(t, fleets, func(t *testing.T, kind Kind) {
 		rounds := 100

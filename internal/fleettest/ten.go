@@ -25,9 +25,8 @@ type tenCase struct {
 	test func(t *testing.T, f *fleet, kind Kind)
 }
 
-// TenProcesses runs two fleets of ten. The first one's engines fail; its last two cases leave it
-// with a process less, and without its store. The second one's engines do not fail, and its
-// processes are patient with them.
+// TenProcesses runs two fleets of ten. The first fleet's engines fail; its last two cases leave it with
+// a process less and without its store. The second fleet's engines do not fail.
 func TenProcesses(t *testing.T, kind Kind) {
 	t.Run("engines that fail", func(t *testing.T) {
 		tenCases(t, kind, fleetOptions{
@@ -71,8 +70,7 @@ func tenCases(t *testing.T, kind Kind, o fleetOptions, cases []tenCase) {
 
 func (o *origin) fail(prefix string) { o.fails.Store(&prefix) }
 
-// follow has all processes except the last read a key for a while, and returns the sightings of
-// each.
+// follow has all processes except the last read a key for a while, and returns the sightings of each.
 func (f *fleet) follow(key string, d, every time.Duration) func() [][]sighting {
 	seen := make([][]sighting, len(f.workers)-1)
 	var wg sync.WaitGroup

@@ -27,8 +27,7 @@ func tenLearn(t *testing.T, f *fleet, _ Kind) {
 	}
 }
 
-// tenHedge has the holder of a key hang: one of the nine others begins a second load, and its value
-// answers all callers.
+// tenHedge has a key's holder hang: another process begins a second load, whose value answers all.
 func tenHedge(t *testing.T, f *fleet, _ Kind) {
 	const hang, callers = 20 * time.Second, 20
 	f.origin.delay.Store(int64(hang))
@@ -49,7 +48,6 @@ func tenHedge(t *testing.T, f *fleet, _ Kind) {
 	if n, hedges := f.origin.count("hangs"), r.Stats.Hedges-before.Hedges; n != 2 || hedges != 1 {
 		t.Errorf("%d loads and %d hedges, want 2 and 1", n, hedges)
 	}
-	// The holder's load is cancelled long before its end, with the cause.
 	var cut []string
 	if !waitFor(hang/4, func() bool {
 		cut = nil

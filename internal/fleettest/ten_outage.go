@@ -12,8 +12,7 @@ import (
 
 // This file tests ten processes under overload and without coordination.
 
-// tooManyKeys asks each process for more keys than it may rebuild and queue: the rest is refused at
-// once.
+// tooManyKeys asks for more keys than a process may rebuild and queue: it refuses the rest at once.
 func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 	const keys, let = 30, tenSlots + tenQueued
 	f.origin.delay.Store(int64(2 * time.Second)) // longer than any caller is late
@@ -53,9 +52,8 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 	}
 }
 
-// tenWithSlowStore has every answer of the store take far longer than the time for outages, and
-// then be quick again. No caller fails or waits for more than that time and the build, and each
-// process opens the store's breaker and closes it again.
+// tenWithSlowStore slows the store's answers far beyond EngineTimeout for a while. No caller fails, or
+// waits longer than the time-out and the build. Each process opens and closes the store's breaker.
 func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	const (
 		build   = 50 * time.Millisecond
@@ -96,7 +94,6 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	if r.Stats.Degraded == before {
 		t.Error("no load ran without the store: it was not slow enough")
 	}
-	// Back to one load in the fleet by itself, which needs all ten.
 	round, recovered := 0, false
 	for ; round < 20 && !recovered; round++ {
 		key := fmt.Sprint("quick", round)

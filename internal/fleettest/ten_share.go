@@ -53,8 +53,7 @@ func nearTiersFollow(t *testing.T, f *fleet, kind Kind) {
 	t.Logf("served at most %v after an invalidation", worst)
 }
 
-// failureShared has a load fail: the failure answers the callers of ten processes, and single
-// callers try again, after growing pauses.
+// failureShared has a load fail: the failure answers all processes, and single callers try again later.
 func failureShared(t *testing.T, f *fleet, _ Kind) {
 	f.origin.delay.Store(int64(50 * time.Millisecond))
 	f.origin.fail("failing")
@@ -92,8 +91,7 @@ func failureShared(t *testing.T, f *fleet, _ Kind) {
 	}
 }
 
-// rebuiltEarly has steady readers in nine processes over several TTLs: no reader waits at an
-// expiry, since one process has rebuilt the key before.
+// rebuiltEarly has steady readers over several TTLs. None waits, as a process rebuilds the key early.
 func rebuiltEarly(t *testing.T, f *fleet, _ Kind) {
 	const (
 		build, ttl = 300 * time.Millisecond, 2500 * time.Millisecond
@@ -118,8 +116,7 @@ func rebuiltEarly(t *testing.T, f *fleet, _ Kind) {
 	if n := f.origin.most["early"]; n != 1 {
 		t.Errorf("%d loads at one time", n)
 	}
-	// Early refresh comes about 1.2 s before the end (see docs/fleets.md), so a value lasts about
-	// 1.6 s.
+	// Early refresh comes about 1.2 s before the end (docs/fleets.md), so a value lasts about 1.6 s.
 	if n := f.origin.loads["early"] - 1; n < int(span/ttl) || n > 2*int(span/ttl)+1 {
 		t.Errorf("%d rebuilds in %v of TTLs of %v", n, span, ttl)
 	}

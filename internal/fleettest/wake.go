@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// WakeLag returns the time from the end of a load to the value in the last waiting caller of
-// another process: commit, notice, and the callers' way out of their flight. The results are the
-// median and the 99th percentile over processes.
+// WakeLag returns the median and the 99th percentile of the wake lag. It is the time from a load's end
+// to the value in another process's last waiter: commit, notice, and the way out of the flight.
 func WakeLag(t *testing.T, kind Kind) (median, p99 time.Duration) {
 	const processes, callers = 3, 50
 	rounds := 60

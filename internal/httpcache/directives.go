@@ -20,9 +20,8 @@ const Forever = time.Duration(math.MaxInt64)
 // maxDelta is the value of a delta-seconds beyond 31 bits (RFC 9111 section 1.2.2).
 const maxDelta = (1 << 31) * time.Second
 
-// A Delta is the argument of a directive that takes seconds.
+// A Delta is a directive's argument in seconds. Set reports whether the directive is present.
 type Delta struct {
-	// Set reports whether the directive is present.
 	Set bool
 	// Duration is the argument, 0 if it is malformed: a lifetime then is over (RFC 9111 section 4.2.1).
 	Duration time.Duration
@@ -146,9 +145,8 @@ type RequestDirectives struct {
 	OnlyIfCached bool // RFC 9111 section 5.2.1.7
 }
 
-// ParseRequest parses the Cache-Control of a request. It ignores a directive with a malformed
-// argument: a client's directives are advice (RFC 9111 section 5.2.1), and junk must not switch the
-// cache off. It ignores Pragma (RFC 9111 section 5.4).
+// ParseRequest parses the Cache-Control of a request, not Pragma (RFC 9111 section 5.4). It ignores a
+// malformed number: directives are advice (section 5.2.1), and junk must not switch the cache off.
 func ParseRequest(h http.Header) RequestDirectives {
 	var d RequestDirectives
 	for dir := range directives(h["Cache-Control"]) {
@@ -191,17 +189,14 @@ type directive struct {
 	broken bool // the list member has characters outside the grammar
 }
 
-// bare reports whether the directive is well-formed and has no argument.
 func (dir directive) bare() bool { return !dir.hasArg && !dir.broken }
 
-// seconds returns the argument, 0 if it is no delta-seconds.
 func (dir directive) seconds() time.Duration {
 	v, _ := dir.delta()
 	return v
 }
 
-// delta returns the argument if it is a delta-seconds (RFC 9111 section 1.2.2), also in quotes
-// (section 5.2).
+// delta returns the argument if it is a delta-seconds, also in quotes (RFC 9111 sections 1.2.2, 5.2).
 func (dir directive) delta() (time.Duration, bool) {
 	if dir.broken {
 		return 0, false
@@ -292,7 +287,6 @@ func directives(lines []string) func(yield func(directive) bool) {
 	}
 }
 
-// cutToken splits s after the token at its start.
 func cutToken(s string) (token, rest string) {
 	i := 0
 	for i < len(s) && isToken(s[i]) {

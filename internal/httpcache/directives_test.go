@@ -164,7 +164,6 @@ func FuzzCacheControl(f *testing.F) {
 		if again := ParseRequest(header("Cache-Control", r.String())); r != again {
 			t.Fatalf("%q, %q: %+v became %+v through %q", a, b, r, again, r.String())
 		}
-		// A no-store on a line of its own counts, whatever the other lines.
 		h.Add("Cache-Control", "no-store")
 		if !ResponseDirectives(h).NoStore {
 			t.Fatalf("%q, %q hide no-store", a, b)
@@ -175,8 +174,7 @@ func FuzzCacheControl(f *testing.F) {
 	})
 }
 
-// A line of unterminated strings, 1 MiB at most in a server, must not be searched for their ends
-// repeatedly.
+// A server reads lines up to 1 MiB: unterminated strings must not be searched for ends repeatedly.
 func BenchmarkParseCacheControl(b *testing.B) {
 	for name, line := range map[string]string{
 		"usual":  "public, max-age=60, stale-while-revalidate=600",
@@ -192,8 +190,7 @@ func BenchmarkParseCacheControl(b *testing.B) {
 	}
 }
 
-// String returns the directives in the syntax of Cache-Control, which ResponseDirectives reads
-// back, except Targeted. A malformed argument has become 0.
+// String returns directives that ResponseDirectives reads back, except Targeted and malformed numbers.
 func (d Directives) String() string {
 	var l listing
 	l.flag("no-store", d.NoStore)

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// This file has a response's age, freshness, and reuse at an age. The clock appears only at parsed
-// dates.
+// This file has a response's age, freshness and reuse. The clock appears only at parsed dates.
 
 // A Source is the origin of a lifetime.
 type Source uint8
@@ -28,18 +27,15 @@ const (
 type Freshness struct {
 	// Lifetime is the age from which the response is stale (RFC 9111 section 4.2).
 	Lifetime time.Duration
-	// StaleWhileRevalidate is the stale window in which a rebuild runs in the background (RFC 5861
-	// section 3).
+	// StaleWhileRevalidate is the stale window of a rebuild in the background (RFC 5861 section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the stale window after failed rebuilds (RFC 5861 section 4). Both windows
-	// begin at Lifetime.
+	// StaleIfError is the window after failed rebuilds (RFC 5861 section 4). Both begin at Lifetime.
 	StaleIfError time.Duration
 	// Source is the source of Lifetime. From SourceExpires upwards the response states its own lifetime.
 	Source Source
 	// NoStale forbids stale use (RFC 9111 section 4.2.4). Then both windows are 0.
 	NoStale bool
-	// NoCache forbids use without validation (RFC 9111 section 5.2.2.4). Then Lifetime is 0 and
-	// NoStale set.
+	// NoCache demands validation (RFC 9111 section 5.2.2.4). Then Lifetime is 0, and NoStale is set.
 	NoCache bool
 }
 
@@ -82,8 +78,7 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 	return f
 }
 
-// ruled is f with Options.Freshness. The directives no-cache, must-revalidate, proxy-revalidate and
-// s-maxage still forbid stale answers.
+// ruled is f with Options.Freshness. Directives that forbid stale answers still do.
 func (f Freshness) ruled(req Request, status int, resp http.Header, age time.Duration, opt Options) Freshness {
 	if opt.Freshness == nil || f.NoCache || IsServerError(status) {
 		return f
@@ -109,8 +104,7 @@ func expires(h http.Header, received time.Time) time.Duration {
 	return min(max(0, at.Sub(generated(h, received))), maxDelta)
 }
 
-// heuristic is a fraction of the time from Last-Modified to Date (RFC 9111 section 4.2.2), at most
-// a day.
+// heuristic is a fraction of the time between Last-Modified and Date (RFC 9111 section 4.2.2).
 func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 	modified, ok := onlyDate(h["Last-Modified"], received)
 	if !ok {
@@ -206,8 +200,7 @@ func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	stale := age - f.Lifetime
 	switch {
 	case req.MaxStale.Set:
-		// Section 5.2.1.2. The client may accept an older response than the window, or only a
-		// younger one.
+		// Section 5.2.1.2: the client's limit replaces the window, longer or shorter.
 		return stale <= req.MaxStale.Duration
 	case req.MaxAge.Set:
 		return false // section 5.2.1.1: no stale response without max-stale
@@ -237,8 +230,7 @@ func IsServerError(status int) bool {
 	return false
 }
 
-// The forms of an HTTP-date (RFC 9110 section 5.6.7): 0 is a digit, J a month, D a weekday, _ a
-// digit or a space.
+// HTTP-dates (RFC 9110 section 5.6.7): 0 is a digit, J a month, D a weekday, _ a digit or a space.
 const (
 	imfFixdate = "DDD, 00 JJJ 0000 00:00:00 GMT"
 	rfc850Date = ", 00-JJJ-00 00:00:00 GMT" // after the long weekday
@@ -250,10 +242,9 @@ const (
 	months   = "janfebmaraprmayjunjulaugsepoctnovdec"
 )
 
-// parseDate parses an HTTP-date (RFC 9110 section 5.6.7) in one of its three forms.
-// [http.ParseTime] accepts spaces, one-digit hours and other zones, which a cache must treat as
-// invalid. parseDate ignores letter case (RFC 9111 section 4.2), and a wrong weekday. now places a
-// year of two digits: at most 50 years ahead.
+// parseDate parses an HTTP-date in one of its three forms. [http.ParseTime] accepts spaces, one-digit
+// hours and other zones, which a cache must treat as invalid. parseDate ignores letter case (RFC 9111
+// section 4.2), and a wrong weekday. now places a year of two digits: at most 50 years ahead.
 func parseDate(s string, now time.Time) (time.Time, bool) {
 	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {
 		return time.Time{}, false

@@ -171,7 +171,6 @@ func TestInitialAge(t *testing.T) {
 			}
 		})
 	}
-	// Date has whole seconds; the fraction after it is no age.
 	if got := InitialAge(header("Date", httpDate(0)), now, now.Add(900*time.Millisecond)); got != 900*time.Millisecond {
 		t.Errorf("InitialAge with a delay = %v, want the delay", got)
 	}

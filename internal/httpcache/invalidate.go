@@ -9,8 +9,7 @@ import (
 
 // This file finds the responses that an unsafe request has made invalid.
 
-// Safe reports whether a method is safe (RFC 9110 section 9.2.1). An unknown method is not (RFC 9111
-// section 4.4).
+// Safe reports whether a method is known to be safe (RFC 9110 section 9.2.1, RFC 9111 section 4.4).
 func Safe(method string) bool {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,

@@ -88,9 +88,8 @@ func Validatable(status int, resp http.Header) bool {
 	return status < 300 && (resp.Get("ETag") != "" || resp.Get("Last-Modified") != "")
 }
 
-// PostStorable reports whether the response to a POST may be stored as the response to a GET for
-// the same target (RFC 9110 section 9.3.3): it has an explicit lifetime, and names the target in
-// Content-Location. j is the judgement of the response as one to a GET.
+// PostStorable reports whether a POST's response may be stored for GETs of its target (RFC 9110 section
+// 9.3.3): with an explicit lifetime, and the target in Content-Location. j judges it as a GET's.
 func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bool {
 	if r.Method != http.MethodPost || status != http.StatusOK || !j.Shared || j.Freshness.Source < SourceExpires {
 		return false

@@ -58,8 +58,7 @@ func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 // hostOf returns the request's host in the client's spelling.
 func hostOf(r *http.Request) string { return cmp.Or(r.Host, r.URL.Host) }
 
-// targets returns the target of a request and the target that its client has sent, in the form of a
-// key. sent is empty if it is the same, or unknown.
+// targets returns, in a key's form, the target and the client's own: empty if the same or unknown.
 func targets(r *http.Request) (target, sent string, ok bool) {
 	if r.Method == http.MethodConnect {
 		return "", "", false
@@ -175,7 +174,6 @@ var bare = func() (set [256]bool) {
 	return set
 }()
 
-// isBare reports whether a path, decoded or not, has only bare bytes.
 func isBare(path string) bool {
 	for i := range len(path) {
 		if !bare[path[i]] {
@@ -222,11 +220,9 @@ func canonicalPath(path string) string {
 	return string(b)
 }
 
-// staysEncoded reports whether an encoded byte stays encoded: it cannot be bare, or means something
-// else.
+// staysEncoded reports whether an encoded byte stays: it cannot be bare, or means something else.
 func staysEncoded(c byte) bool { return !bare[c] || c == '/' || c == ';' || c == '+' }
 
-// escapedByte returns the encoded byte at the start of s.
 func escapedByte(s string) (c byte, ok bool) {
 	if len(s) < 3 || s[0] != '%' {
 		return 0, false
@@ -235,7 +231,6 @@ func escapedByte(s string) (c byte, ok bool) {
 	return high<<4 | low, high < 16 && low < 16
 }
 
-// unhex returns the value of a hexadecimal digit, 16 for another byte.
 func unhex(c byte) byte {
 	switch {
 	case '0' <= c && c <= '9':

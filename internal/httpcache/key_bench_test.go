@@ -5,7 +5,6 @@ import (
 	"testing"
 )
 
-// BenchmarkKey builds the keys of requests that a server has read.
 func BenchmarkKey(b *testing.B) {
 	for name, target := range map[string]string{
 		"path":  "/some/page",

@@ -327,7 +327,6 @@ func FuzzChangedBy(f *testing.F) {
 	})
 }
 
-// A parser of structured fields reads back each value.
 func TestStatus_Parses(t *testing.T) {
 	for c := range rune(256) {
 		key, detail := "a"+string(c)+"b", string(c)

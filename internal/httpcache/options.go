@@ -7,14 +7,12 @@ import (
 
 // Options are the choices that RFC 9111 leaves to a cache. The zero value trusts only the origin.
 type Options struct {
-	// Targets are the targeted fields for this cache, such as "CDN-Cache-Control"; the first that
-	// applies counts (RFC 9213 section 2.2). Empty: Cache-Control only. Only [ResponseDirectives]
-	// uses it.
+	// Targets are the targeted fields for this cache, such as "CDN-Cache-Control". The first that
+	// applies counts (RFC 9213 section 2.2). Empty: Cache-Control only.
 	Targets []string
 
-	// SetCookie stores responses with a Set-Cookie field, with the cookies, if they have an explicit
-	// lifetime. RFC 9111 section 7.3 allows it, but a cookie is usually for one client. Default: they
-	// are not stored.
+	// SetCookie stores responses with a Set-Cookie field and an explicit lifetime, with the cookies.
+	// RFC 9111 section 7.3 allows it, but a cookie is usually for one client. Default: not stored.
 	SetCookie bool
 
 	// DefaultLifetime is the freshness of a response without a lifetime whose status is

@@ -80,7 +80,6 @@ func (opt *Options) retargeting() *Retargeting {
 	return knownRetargeting
 }
 
-// methodFields choose another method.
 var methodFields = []string{"X-Forwarded-Method", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override", "X-Original-Method"}
 
 // OverridesMethod reports whether a request asks for another method than its own. Such a request

@@ -71,7 +71,6 @@ func FuzzRetargeting(f *testing.F) {
 				t.Fatalf("%v is taken for %v", a, b)
 			}
 		}
-		// A host in the usual form of Forwarded counts, whatever the other lines.
 		c, d := header("Forwarded", value1, "Forwarded", "for=_x;host=mine"), header("Forwarded", value1)
 		if VariantKey(names, c, Options{}) == VariantKey(names, d, Options{}) {
 			t.Fatalf("Forwarded %q hides a host", value1)

@@ -11,7 +11,6 @@ import (
 // A Forward is why a request went to the origin (RFC 9211 section 2.2).
 type Forward string
 
-// The reasons.
 const (
 	FwdBypass   Forward = "bypass"    // the cache was configured not to handle it
 	FwdMethod   Forward = "method"    // the cache does not answer its method
@@ -24,8 +23,7 @@ const (
 
 // A Status is a cache's handling of a request: a member of Cache-Status (RFC 9211 section 2).
 type Status struct {
-	// Hit: the request was answered without the origin. Fwd, FwdStatus, Stored and Collapsed do not
-	// count.
+	// Hit: the answer came without the origin. Fwd, FwdStatus, Stored and Collapsed do not count.
 	Hit bool
 	// Fwd is why the request went to the origin. Empty: unknown.
 	Fwd Forward
@@ -88,8 +86,7 @@ func (s Status) AppendTo(h http.Header) {
 	h.Add("Cache-Status", s.String())
 }
 
-// appendTokenOrString appends s, printable and not empty, as a Token (RFC 9651 section 3.3.4) or a
-// String.
+// appendTokenOrString appends a printable, non-empty s as a Token (RFC 9651 section 3.3.4) or a String.
 func appendTokenOrString(b []byte, s string) []byte {
 	for i := range len(s) {
 		c := s[i]

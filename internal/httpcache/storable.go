@@ -14,11 +14,9 @@ import (
 // a lifetime (RFC 9111 section 3, last item). The response is otherwise storable.
 const ReasonStatusNoLifetime = "status-without-lifetime"
 
-// storable reports whether a shared cache may store the response, and so whether other clients may have
-// it (RFC 9111 section 3). If not, reason is the cause in a word or two, for the detail of Cache-Status.
-//
-// A response that is never fresh is also storable: it may answer the waiting requests, see
-// [Freshness.shareable].
+// storable reports whether a shared cache may store the response and give it to other clients (RFC 9111
+// section 3). If not, reason is the cause in a word or two, for Cache-Status. A response that is never
+// fresh is also storable: it may answer waiting requests, see [Freshness.shareable].
 func storable(req Request, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
 	switch {
 	case status < 200 || status > 599:
@@ -83,8 +81,7 @@ func heuristicallyCacheable(status int) bool {
 	return false
 }
 
-// understood reports whether this package does all that a status of RFC 9110 section 15 needs (RFC
-// 9111 section 3).
+// understood reports whether we do all that a status needs (RFC 9110 section 15, RFC 9111 section 3).
 func understood(status int) bool {
 	switch {
 	case 200 <= status && status <= 205, 300 <= status && status <= 303:
@@ -99,8 +96,7 @@ func understood(status int) bool {
 	return false
 }
 
-// connectionFields are for the next hop (RFC 9110 section 7.6.1) or a client's proxy (RFC 9111
-// section 3.1).
+// connectionFields are for the next hop or a proxy (RFC 9110 section 7.6.1, RFC 9111 section 3.1).
 var connectionFields = []string{
 	"Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 	"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
@@ -133,8 +129,7 @@ func remove(h http.Header, names []string) {
 	}
 }
 
-// RemoveConnectionFields removes the fields for one connection from h, with the fields that
-// Connection names (RFC 9110 section 7.6.1, RFC 9111 section 3.1).
+// RemoveConnectionFields removes connectionFields from h, and the fields that Connection names.
 func RemoveConnectionFields(h http.Header) {
 	for name := range Members(h["Connection"]) {
 		h.Del(name)

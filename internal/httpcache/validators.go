@@ -21,9 +21,8 @@ func RemoveConditions(req http.Header) {
 	remove(req, conditions)
 }
 
-// SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1):
-// its ETag in If-None-Match, its Last-Modified in If-Modified-Since. It returns false, and leaves
-// req without conditions, if the stored response has neither.
+// SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1). It
+// returns false, and leaves req without conditions, if neither ETag nor Last-Modified is stored.
 func SetConditions(req, stored http.Header) bool {
 	RemoveConditions(req)
 	found := false
@@ -38,13 +37,10 @@ func SetConditions(req, stored http.Header) bool {
 	return found
 }
 
-// Selects reports whether a 304 that answers SetConditions is about the stored response and may
-// update it (RFC 9111 section 4.3.4). If not, the caller asks again without conditions.
-//
-// A 304 with a strong tag selects a response with the same tag. A 304 with a weak tag selects a
-// response with a weakly matching tag. A 304 without a tag selects by Last-Modified if both have
-// it. A 304 without a common validator also selects: section 4.3.4 is about several stored
-// responses, but SetConditions asked about one, and many origins leave the ETag out of a 304.
+// Selects reports whether a 304 that answers SetConditions may update the stored response (RFC 9111
+// section 4.3.4). If not, the caller asks again without conditions. A 304 without a common validator
+// also selects: section 4.3.4 is about several stored responses, but SetConditions asked about one, and
+// many origins leave the ETag out of a 304.
 func Selects(stored, notModified http.Header) bool {
 	tag, own := notModified.Get("ETag"), stored.Get("ETag")
 	switch {
@@ -75,9 +71,8 @@ func Freshen(stored, notModified http.Header) http.Header {
 	return h
 }
 
-// HeadAgrees reports whether the 200 to a HEAD has the bytes of the stored response to GET. Then it
-// may update the response through [Freshen]. Otherwise the stored response is stale (RFC 9111
-// section 4.3.5).
+// HeadAgrees reports whether the 200 to a HEAD has the bytes of the stored response to GET, and may
+// update it through [Freshen]. If not, the stored response is stale (RFC 9111 section 4.3.5).
 func HeadAgrees(stored, head http.Header) bool {
 	for _, name := range [...]string{"ETag", "Last-Modified", "Content-Length"} {
 		if v := head.Get(name); v != "" && v != stored.Get(name) {
@@ -90,8 +85,7 @@ func HeadAgrees(stored, head http.Header) bool {
 // maxRanges bounds a request's ranges, which cost a part each. RFC 9110 section 14.2 allows the bound.
 const maxRanges = 16
 
-// AsksForRanges reports whether a request asks for ranges that we serve: of bytes, and of no other
-// unit (RFC 9110 section 14.2), at most maxRanges.
+// AsksForRanges reports whether a request asks for up to maxRanges byte ranges (RFC 9110 section 14.2).
 func AsksForRanges(r *http.Request) bool {
 	ranges, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
 	if !ok || strings.Count(ranges, ",") >= maxRanges {
@@ -105,10 +99,9 @@ func AsksForRanges(r *http.Request) bool {
 	return true
 }
 
-// SingleRange returns the range that a GET asks for, of a response of that size with the header h.
-// The result is false for several ranges or none, for a range outside, and if If-Range does not
-// have the response's strong entity tag. Then the client gets the whole response (RFC 9110 sections
-// 13.1.5 and 14.2).
+// SingleRange returns the range that a GET asks for, of a response of that size with the header h. It
+// returns false for several ranges or none, a range outside, and an If-Range without the response's
+// strong entity tag. Then the client gets the whole response (RFC 9110 sections 13.1.5, 14.2).
 func SingleRange(r *http.Request, h http.Header, size int64) (first, length int64, ok bool) {
 	from, to, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
 	if !ok || r.Method != http.MethodGet || len(r.Header["Range"]) != 1 || !AsksForRanges(r) {
@@ -136,10 +129,9 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 	return first, last - first + 1, true
 }
 
-// ForRange returns r as a request of its Range alone, for [http.ServeContent]: without If-Match and
-// If-Unmodified-Since, which are for the origin (RFC 9111 section 4.3.2), and without Range if
-// If-Range is a date that is no strong validator (RFC 9110 sections 13.1.5 and 8.8.2.2). stored was
-// received at received.
+// ForRange returns r as a request of its Range alone, for [http.ServeContent]. If-Match and
+// If-Unmodified-Since go: they are for the origin (RFC 9111 section 4.3.2). Range goes if If-Range is a
+// date that is no strong validator (RFC 9110 sections 13.1.5 and 8.8.2.2). stored came at received.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
 	weak := false
 	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
@@ -220,7 +212,6 @@ func anyTag(lines []string, tag string) bool {
 	return false
 }
 
-// contentFields describe a response's content.
 var contentFields = []string{
 	"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Range",
 	"Content-Md5", "Content-Digest", "Repr-Digest", "Digest",

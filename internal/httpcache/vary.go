@@ -144,9 +144,8 @@ func normal(name string, lines []string, opt Options) []string {
 	return lines
 }
 
-// acceptMembers returns the normal form of the members of an Accept field without quoted strings.
-// value returns the normal form of the part before the weight. The weight is in lower case, without
-// space around its ";" (RFC 9110 section 12.4.2).
+// acceptMembers returns the normal form of the members of an Accept field without quoted strings. value
+// normalises the part before the weight. The weight is in lower case (RFC 9110 section 12.4.2).
 func acceptMembers(line string, value func(string) string) []string {
 	members := strings.Split(line, ",")
 	for i, member := range members {
@@ -163,8 +162,7 @@ func acceptMembers(line string, value func(string) string) []string {
 	return members
 }
 
-// languageRange returns a range in its usual case (RFC 5646 section 2.1.1): regions like DE,
-// scripts like Latn.
+// languageRange returns a range in its usual case (RFC 5646 section 2.1.1): region DE, script Latn.
 func languageRange(s string) string {
 	subtags := strings.Split(lowerASCII(s), "-")
 	for i, subtag := range subtags[1:] {
@@ -205,8 +203,7 @@ func Members(lines []string) iter.Seq[string] {
 	}
 }
 
-// appendMembers appends all members of the list in line. A quoted comma is no separator (RFC 9110
-// section 5.6.1).
+// appendMembers appends the members of a list. A quoted comma is no separator (RFC 9110 section 5.6.1).
 func appendMembers(members []string, line string) []string {
 	start, quoted := 0, false
 	for i := 0; i <= len(line); i++ {
@@ -226,7 +223,6 @@ func appendMembers(members []string, line string) []string {
 // lowerASCII is strings.ToLower for ASCII alone: strings.ToLower makes all bytes outside UTF-8 equal.
 func lowerASCII(s string) string { return mapASCII(s, 'A', 'Z') }
 
-// upperASCII is strings.ToUpper for ASCII letters.
 func upperASCII(s string) string { return mapASCII(s, 'a', 'z') }
 
 func mapASCII(s string, first, last byte) string {

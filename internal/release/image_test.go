@@ -139,7 +139,6 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestNotices holds that the notices are those of the modules in the image.
 func TestNotices(t *testing.T) {
 	got, err := os.ReadFile(filepath.Join(repository, noticesFile))
 	if err != nil {

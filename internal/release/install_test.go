@@ -100,7 +100,6 @@ type user struct {
 	proxy, version string
 }
 
-// command returns a command in a folder of the user's.
 func (u *user) command(ctx context.Context, folder string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = filepath.Join(u.home, folder)

@@ -58,8 +58,7 @@ func run(args []string) error {
 	return errors.New("usage: release version VERSION, release tag VERSION, release tidy, or release notices")
 }
 
-// output runs a command in dir and returns its standard output, without the last
-// newline. The error has the command's standard error.
+// output runs a command in dir and returns its stdout without the last newline. Errors have its stderr.
 func output(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir

@@ -24,7 +24,6 @@ func TestRun_NoVersion(t *testing.T) {
 	}
 }
 
-// TestRun_NoVersionOfThePath holds that the error names the versions that the path may have.
 func TestRun_NoVersionOfThePath(t *testing.T) {
 	err := run([]string{"tag", "v2.0.0"})
 	if err == nil || !strings.Contains(err.Error(), "should be v0 or v1") {

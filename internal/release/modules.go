@@ -49,7 +49,6 @@ type module struct {
 
 func (m module) path() string { return m.mod.Module.Mod.Path }
 
-// tag returns the version control tag of a version of m.
 func (m module) tag(version string) string {
 	return path.Join(m.folder, version)
 }

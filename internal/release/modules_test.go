@@ -26,8 +26,7 @@ func modules(t *testing.T) []module {
 	return all
 }
 
-// TestModules_OneVersion holds that all requirements between the modules, and go.work,
-// have the same version.
+// TestModules_OneVersion holds that all requirements between the modules and go.work have one version.
 func TestModules_OneVersion(t *testing.T) {
 	versions := map[string][]string{}
 	for _, m := range modules(t) {
@@ -47,7 +46,6 @@ func TestModules_OneVersion(t *testing.T) {
 	}
 }
 
-// TestModules_Replacements holds the rules of each kind.
 func TestModules_Replacements(t *testing.T) {
 	for _, m := range modules(t) {
 		var got, want []string
@@ -67,7 +65,6 @@ func TestModules_Replacements(t *testing.T) {
 	}
 }
 
-// TestModules_InTheWorkspace holds that go.work uses each module.
 func TestModules_InTheWorkspace(t *testing.T) {
 	work, err := readWork(repository)
 	if err != nil {
@@ -84,8 +81,7 @@ func TestModules_InTheWorkspace(t *testing.T) {
 	}
 }
 
-// TestModules_Alone holds that each module finds the imports of all its packages and
-// tests by its own go.mod, without the workspace.
+// TestModules_Alone holds that each module finds all its imports, also of tests, without the workspace.
 func TestModules_Alone(t *testing.T) {
 	all := modules(t)
 	for _, m := range all {
@@ -102,7 +98,6 @@ func TestModules_Alone(t *testing.T) {
 	}
 }
 
-// TestModules_Order holds that each module follows its requirements, in any order of the folders.
 func TestModules_Order(t *testing.T) {
 	all := modules(t)
 	slices.Reverse(all)

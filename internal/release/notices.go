@@ -21,7 +21,6 @@ const (
 	noticesFile = "example/server/THIRD_PARTY"
 )
 
-// platforms are the platforms of the image.
 var platforms = []string{"amd64", "arm64"}
 
 var licenceFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
@@ -73,9 +72,8 @@ func notices(dir string) (string, error) {
 	return b.String(), nil
 }
 
-// addOwners adds the licence files of the packages that "go list -json" has printed, by
-// their texts. A package has the files of its own folder and of all folders up to its
-// module's. A module without a licence is an error.
+// addOwners adds the licence files of the packages that "go list -json" has printed, by their texts,
+// from each package's folder up to its module's. A module without a licence is an error.
 func addOwners(owners map[string]map[string]bool, list string) error {
 	found := map[string]bool{}
 	for decoder := json.NewDecoder(strings.NewReader(list)); ; {

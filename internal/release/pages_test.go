@@ -17,8 +17,7 @@ import (
 // suites are packages of tests, without examples: tests call them.
 var suites = map[string]bool{"lockers/lockertest": true, "stores/storetest": true}
 
-// TestPages_Packages holds that each public package and each program has a synopsis, and
-// each public package a runnable example.
+// TestPages_Packages wants synopses of public packages and programs, and packages' runnable examples.
 func TestPages_Packages(t *testing.T) {
 	for _, m := range released(modules(t)) {
 		out, err := output(filepath.Join(repository, m.folder), "go", "list", "-f", "{{.Name}} {{.Dir}}", "./...")

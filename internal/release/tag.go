@@ -15,8 +15,7 @@ import (
 // passed is the file in which "make test" records the tree that has passed.
 const passed = "dist/passed"
 
-// tag tags the modules below dir, and writes the command that pushes the tags to w. It
-// tags nothing if a check fails.
+// tag tags the modules below dir if all checks pass, and writes the command that pushes the tags to w.
 func tag(dir, version string, w io.Writer) error {
 	modules, err := readModules(dir)
 	if err != nil {
@@ -94,8 +93,7 @@ func check(dir, version string, modules []module) error {
 
 var section = regexp.MustCompile(`(?m)^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$`)
 
-// checkChangelog holds that the first section of a changelog is about version, and has
-// a date and a text.
+// checkChangelog holds that the first section of a changelog is of version, and has a date and a text.
 func checkChangelog(name, version string) error {
 	text, err := os.ReadFile(name)
 	if err != nil {

@@ -9,10 +9,8 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// This file runs the go command in one module, as if the repository were this module
-// and the modules that it requires.
+// This file runs the go command in a module as if the repository had only it and its requirements.
 
-// tidy runs "go mod tidy" in each module below dir.
 func tidy(dir string) error {
 	modules, err := readModules(dir)
 	if err != nil {
@@ -65,9 +63,8 @@ func tidyOne(dir string, m module, modules []module) error {
 	return copyFile(filepath.Join(scratch, "go.sum"), filepath.Join(dir, m.folder, "go.sum"))
 }
 
-// alone returns a go command in the folder of m, without the workspace. A program has no
-// replacements of its own: the command gets a copy of its go.mod in scratch, with a
-// replacement for each module of the repository.
+// alone returns a go command in the folder of m, without the workspace. A program has no replacements,
+// so the command gets a copy of its go.mod in scratch, with the repository's modules replaced.
 func alone(dir string, m module, modules []module, scratch string, args ...string) (*exec.Cmd, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = filepath.Join(dir, m.folder)

@@ -18,8 +18,7 @@ const (
 // RedisUser and RedisPassword are the credentials of Restrict's user.
 const RedisUser, RedisPassword = "app", "secret"
 
-// Restrict creates a user on the servers with only the rules' permissions, for keys and channels of
-// the default Prefix.
+// Restrict creates RedisUser on the servers, with only the rules' permissions for the default Prefix.
 func Restrict(tb testing.TB, rules string, servers ...*Server) {
 	tb.Helper()
 	for _, s := range servers {

@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// TestRestrict_Document compares the documentation with the rules of the tests.
 func TestRestrict_Document(t *testing.T) {
 	b, err := os.ReadFile("../../docs/engines.md")
 	if err != nil {

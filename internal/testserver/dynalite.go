@@ -11,13 +11,11 @@ import (
 // dynaliteVersion is the version in .ci/dynalite/package-lock.json.
 const dynaliteVersion = "4.0.0"
 
-// outlive is a module for node. Dynalite throws an exception for every request broken off by its
-// client, and would end.
+// outlive is a module for node: without it, dynalite ends when a client breaks off a request.
 const outlive = `data:text/javascript,process.on("uncaughtException",e=>{if(e.code!=="ECONNRESET")throw(e)})`
 
-// DynamoDB returns a running dynalite, with DynamoDB's protocol and its tables in memory, or the
-// endpoint at host:port in the environment variable BELLWETHER_DYNAMODB. The server ends with the
-// test.
+// DynamoDB returns a dynalite with its tables in memory, which ends with the test, or the endpoint at
+// host:port in the environment variable BELLWETHER_DYNAMODB.
 func DynamoDB(tb testing.TB) *Server {
 	tb.Helper()
 	return startWhen(answersHTTP, dynamoHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {
@@ -29,8 +27,7 @@ func DynamoDB(tb testing.TB) *Server {
 	})
 }
 
-// dynaliteDir is where .ci/deps has installed dynalite: outside the repository, away from "make
-// clean" and go's patterns.
+// dynaliteDir is where .ci/deps installs dynalite: away from "make clean" and go's patterns.
 func dynaliteDir(tb testing.TB) string {
 	tb.Helper()
 	cache := os.Getenv("XDG_CACHE_HOME")

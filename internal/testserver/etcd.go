@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// Etcd returns a running etcd of one member, or the server in the environment variable
-// BELLWETHER_ETCD. The server ends with the test. Its data outlives Kill and Start. It elects
-// itself sooner than by etcd's defaults, for a quick start. Its shortest lease is then 1 s, and 2 s
-// by the defaults.
+// Etcd returns an etcd of one member, which ends with the test, or the server in the environment
+// variable BELLWETHER_ETCD. Its data outlives Kill and Start. It elects itself sooner than by etcd's
+// defaults, for a quick start. Its shortest lease is then 1 s, and 2 s by the defaults.
 func Etcd(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(healthy, etcdHTTP2, tb, "BELLWETHER_ETCD", "etcd", "etcd-server", func(port string) []string {
@@ -28,9 +27,8 @@ func Etcd(tb testing.TB, args ...string) *Server {
 	})
 }
 
-// memoryDir returns a directory in memory if the machine has one. Etcd waits for its disk at every
-// write and has no setting against it: on a shared disk a write takes seconds at times. Tests kill
-// etcd, not the machine.
+// memoryDir returns a directory in memory if the machine has one. Etcd always waits for its disk at a
+// write, at times for seconds on a shared disk. Tests kill etcd, not the machine.
 func memoryDir(tb testing.TB) string {
 	const memory, enough = "/dev/shm", 1 << 30
 	var fs syscall.Statfs_t

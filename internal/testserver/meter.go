@@ -17,10 +17,9 @@ import (
 	"testing"
 )
 
-// A Meter stands before a server and counts its clients' requests. It knows the engines' protocols,
-// so it counts requests, not packets, and can tell watches from single requests.
+// A Meter, at the host:port Addr, counts the requests of a server's clients. It knows the engines'
+// protocols, so it counts requests, not packets, and can tell watches from single requests.
 type Meter struct {
-	// Addr is its host:port.
 	Addr string
 
 	protocol protocol

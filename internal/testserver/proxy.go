@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// A Fault is a failure mode of a [Proxy], for open and new connections. Like a network, a fault
-// loses nothing it holds back: when it ends, requests arrive late, after their callers have given
-// up.
+// A Fault is a failure mode of a [Proxy], for open and new connections. Like a network, a fault loses
+// nothing it holds back: when it ends, requests arrive late, after their callers have given up.
 type Fault uint8
 
 const (
@@ -38,9 +37,8 @@ func (f Fault) String() string {
 	return [...]string{"none", "black hole", "dead requests", "dead replies", "swallowed replies", "slow close", "reset"}[f]
 }
 
-// A Proxy stands before a server, counts its traffic, and can act as a bad network at any time.
+// A Proxy, at the host:port Addr, counts a server's traffic, and can act as a bad network at any time.
 type Proxy struct {
-	// Addr is its host:port.
 	Addr string
 
 	server  string
@@ -109,13 +107,11 @@ func (p *Proxy) Set(f Fault) {
 	}
 }
 
-// SetLatency delays data, each way, from now on: by at least half of d, and by more than d only
-// data close behind other data. Each connection has its own delay, so connections overtake each
-// other.
+// SetLatency delays data, each way, from now on: by at least half of d, and by more than d only data
+// close behind other data. Each connection has its own delay, so connections overtake each other.
 func (p *Proxy) SetLatency(d time.Duration) { p.latency.Store(int64(d)) }
 
-// SetRate limits the line to the clients to so many bytes per second, shared evenly by all
-// connections.
+// SetRate limits the line to the clients to so many bytes per second, shared by all connections.
 func (p *Proxy) SetRate(bytesPerSecond int) { p.rate.Store(int64(bytesPerSecond)) }
 
 // lateSleep is the tolerated excess of a sleep on a busy machine.
@@ -151,8 +147,7 @@ func (p *Proxy) Armed() bool { return p.swallow.Load() != nil }
 // Connections returns the number of connections accepted so far.
 func (p *Proxy) Connections() int { return int(p.conns.Load()) }
 
-// CountRequests makes Requests count, from 0, the occurrences of marker sent to the server from now
-// on.
+// CountRequests makes Requests count, from 0, the occurrences of marker in the requests from now on.
 func (p *Proxy) CountRequests(marker string) {
 	b := []byte(marker)
 	p.asked.Store(0)
@@ -218,8 +213,7 @@ func (l *link) reset() {
 	l.server.Close()
 }
 
-// carryRequests ends when the client has closed and the server has all its data, or the server is
-// gone.
+// carryRequests ends when the client has closed and the server has all its data, or the server is gone.
 func (p *Proxy) carryRequests(l *link) {
 	// The server's side is closed in both directions: a server that goes on sending to a lost
 	// client would keep the link for ever.
@@ -278,8 +272,7 @@ func (p *Proxy) carryReplies(l *link) {
 	}
 }
 
-// hold delays data for the latency, and while one of the faults lasts, and reports whether the data
-// is to be passed on then.
+// hold delays data for the latency and while a fault lasts, and reports whether the data goes on then.
 func (p *Proxy) hold(l *link, faults ...Fault) bool {
 	if d := time.Duration(float64(p.latency.Load()) * l.share); d > 0 {
 		_, change, ended := p.now()

@@ -114,7 +114,6 @@ func TestProxy_Faults(t *testing.T) {
 			}
 			p.Set(NoFault)
 			if test.want == os.ErrDeadlineExceeded {
-				// Held data comes, late.
 				old.SetDeadline(time.Now().Add(long))
 				if got, err := bufio.NewReader(old).ReadString('\n'); got != "during\n" {
 					t.Errorf("after the fault: %q, %v, want what was held back", got, err)

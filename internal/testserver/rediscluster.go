@@ -25,12 +25,10 @@ type Cluster struct {
 	tb testing.TB
 }
 
-// nodeTimeout is the silence after which nodes take another for dead. A replica is elected some
-// time later.
+// nodeTimeout is the silence after which nodes take another for dead. An election takes longer.
 const nodeTimeout = time.Second
 
-// RedisCluster returns a running cluster of three masters with replicas each. It always belongs to
-// the test, and ends with it.
+// RedisCluster returns a running cluster of three masters with replicas each, which ends with the test.
 func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	tb.Helper()
 	c := &Cluster{tb: tb}
@@ -128,8 +126,7 @@ func (c *Cluster) Owner(key string) (slot int, master *Server) {
 	return slot, master
 }
 
-// Migrate begins to move a slot: from now on the server from redirects requests for missing keys to
-// the server to.
+// Migrate begins to move a slot: the first server redirects requests for missing keys to the second.
 func (c *Cluster) Migrate(slot int, from, to *Server) {
 	c.tb.Helper()
 	c.Do(to, "cluster", "setslot", slot, "importing", c.ID(from))
@@ -181,8 +178,7 @@ func (c *Cluster) AwaitMaster(replica *Server) {
 	})
 }
 
-// whole is nil if all nodes know all nodes and the owners of the slots, and every replica follows
-// its master.
+// whole returns nil if all nodes know each other and all slots, and each replica follows its master.
 func (c *Cluster) whole() error {
 	for _, s := range c.Servers() {
 		info, err := c.try(s, "cluster", "info")

@@ -2,8 +2,7 @@ package testserver
 
 import "testing"
 
-// A key's slot and its content move from one master to another, and a replica takes its master's
-// place.
+// TestRedisCluster moves a slot with its key, and has a replica take its master's place.
 func TestRedisCluster(t *testing.T) {
 	c := RedisCluster(t, 1)
 	slot, from := c.Owner("k")

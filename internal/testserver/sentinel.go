@@ -23,8 +23,7 @@ type Sentinel struct {
 // SentinelName is the master's name.
 const SentinelName = "bellwether"
 
-// RedisSentinel returns a running master, replica and sentinels. They always belong to the test,
-// and end with it.
+// RedisSentinel returns a running master, replica and three sentinels, which end with the test.
 func RedisSentinel(tb testing.TB) *Sentinel {
 	tb.Helper()
 	start := func(more ...string) *Server {
@@ -68,8 +67,7 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// Failover has the replica take over from a living master, and returns when the sentinels confirm
-// it.
+// Failover has the replica take over from a living master, and returns when the sentinels confirm it.
 func (s *Sentinel) Failover() {
 	s.tb.Helper()
 	client := redis.NewSentinelClient(&redis.Options{Addr: s.sentinels[0].Addr})

@@ -19,9 +19,8 @@ import (
 	"time"
 )
 
-// A Server is a running engine.
+// A Server is a running engine at the host:port Addr.
 type Server struct {
-	// Addr is its host:port.
 	Addr string
 
 	tb       testing.TB
@@ -34,8 +33,7 @@ type Server struct {
 	wait     chan struct{} // closed when the wrapper around the engine has ended
 }
 
-// Redis returns a running redis-server, or the server in the environment variable BELLWETHER_REDIS.
-// The server ends with the test.
+// Redis returns a redis-server, which ends with the test, or the server in BELLWETHER_REDIS.
 func Redis(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(connects, resp, tb, "BELLWETHER_REDIS", "redis-server", "redis-server", func(port string) []string {
@@ -43,8 +41,7 @@ func Redis(tb testing.TB, args ...string) *Server {
 	})
 }
 
-// Memcached returns a running memcached, or the server in the environment variable
-// BELLWETHER_MEMCACHED. The server ends with the test.
+// Memcached returns a memcached, which ends with the test, or the server in BELLWETHER_MEMCACHED.
 func Memcached(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(connects, memcacheText, tb, "BELLWETHER_MEMCACHED", "memcached", "memcached", func(port string) []string {
@@ -77,8 +74,7 @@ func (s *Server) own(command []string) {
 	s.Start()
 }
 
-// ports counts the ports tried by FreeAddr. It begins elsewhere in each process, as tests of many
-// packages run at one time.
+// ports counts FreeAddr's tries. Each process begins elsewhere, as packages are tested concurrently.
 var ports atomic.Int64
 
 func init() { ports.Store(int64(os.Getpid()) * 251) }
@@ -201,9 +197,8 @@ func (s *Server) Restart() {
 	s.Start()
 }
 
-// Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts connections, SIGCONT
-// ends that. Signal returns when all threads of the engine have stopped; until then they may answer
-// a request.
+// Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts connections, SIGCONT ends
+// that. Signal returns when all threads have stopped; until then they may answer a request.
 func (s *Server) Signal(sig syscall.Signal) {
 	s.tb.Helper()
 	if s.pid == 0 {
@@ -226,8 +221,7 @@ const (
 	ended   = "ZX"
 )
 
-// threads reports whether all threads of the engine are in one of the states. A reaped engine has
-// no threads.
+// threads reports whether all of the engine's threads are in these states. A reaped engine has none.
 func (s *Server) threads(states string) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid))
 	for _, stat := range stats {
@@ -240,8 +234,7 @@ func (s *Server) threads(states string) bool {
 }
 
 const (
-	// patience is the time limit for starting and stopping a process on a busy machine. A dead
-	// engine is not waited for.
+	// patience limits the start and stop of a process on a busy machine. A dead engine ends the wait.
 	patience = time.Minute
 	// foreignPatience is the time limit for the answer of an engine not started by the test.
 	foreignPatience = 5 * time.Second

@@ -22,9 +22,8 @@
 // than the holder, which counts from before its request. Clocks of two machines are never compared:
 // no time in the table decides about a lease.
 //
-// The SDK repeats a request after a lost reply. A repeated acquire is refused by its first
-// attempt's item, finds its own token, and succeeds; so does a repeated release. A repeated renewal
-// is carried out again.
+// The SDK repeats a request after a lost reply. A repeated acquire is refused by its first attempt's
+// item, finds its own token, and succeeds, as a repeated release does. A renewal is carried out again.
 //
 // DynamoDB has no push: a Locker is not a [driver.Watcher], and waiters poll.
 //
@@ -64,9 +63,8 @@
 //
 // # Limits
 //
-// A client whose clock is behind by more than a day writes past dates, and DynamoDB may then clear
-// a held lease. There are two holders until the first one renews, and the store's epochs let only
-// one of them write.
+// A client whose clock is behind by more than a day writes past dates, and DynamoDB may clear a held
+// lease. Then there are two holders until the first renews, and the store's epochs let only one write.
 //
 // The table has to be in one region. In a usual global table (multi-region eventual consistency)
 // each region checks conditions against its own copy and the last writer wins, so each region
@@ -123,8 +121,7 @@ type Client interface {
 	GetItem(context.Context, *dynamodb.GetItemInput, ...func(*dynamodb.Options)) (*dynamodb.GetItemOutput, error)
 }
 
-// A Locker is a [driver.Locker] on a DynamoDB table. Lockers are safe for concurrent use. Create a
-// Locker with [New].
+// A Locker is a [driver.Locker] on DynamoDB. Create it with [New]. It is safe for concurrent use.
 type Locker struct {
 	// Prefix begins the name of every item, so programs can share a table. The default is
 	// "bellwether:". Set Prefix before first use.
@@ -149,10 +146,9 @@ func New(client Client, table string) *Locker {
 	return &Locker{Prefix: "bellwether:", client: client, table: table}
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 request for a free or held lease, and 2 for a
-// takeover or a lease that was held until lately. The lease is a [driver.Tokener]. A ttl of 0 or
-// less is an error. The error's Until counts from the first time this Locker saw the lease
-// unchanged, so a long-dead holder costs at most its announced length.
+// TryAcquire implements [driver.Locker]. It costs 1 request, or 2 for a takeover or a lease that was
+// held until lately. A ttl of 0 or less is an error. A HeldError's Until counts from this Locker's
+// first sight of the unchanged lease, so a long-dead holder costs at most its announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("dynamolock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -227,8 +223,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	}
 }
 
-// observe returns the error for a lease just read as held. It is nil if the holder has been silent
-// for long enough for a takeover.
+// observe returns the error for a lease just read as held, or nil after enough silence for a takeover.
 func (l *Locker) observe(key, item string, now record) error {
 	until := l.seen.Until(item, now, now.length)
 	if time.Now().Before(until) {
@@ -367,9 +362,8 @@ func (l *lease) over() bool {
 }
 
 // free makes the item free if this lease has it, else returns ErrLeaseLost. The condition needs no
-// version: the owner's token belongs to this lease alone, and even a late request ends only this
-// lease. The item gets a token of this call, to tell a repeated attempt of one call from a second
-// call.
+// version: the owner's token belongs to this lease alone, and even a late request ends only this lease.
+// The item gets a token of this call, to tell a repeated attempt of one call from a second call.
 func (l *lease) free(ctx context.Context) error {
 	return adapter.Do(ctx, func() error {
 		ctx, cancel := detached(ctx)

@@ -32,7 +32,6 @@ type table struct {
 	client     *dynamodb.Client
 }
 
-// newTable creates a table for the test alone.
 func newTable(tb testing.TB, server *testserver.Server) table {
 	tb.Helper()
 	client, _ := newClient(tb, server.Addr)
@@ -131,8 +130,7 @@ func mustBeTheEngines(t *testing.T, what string, err error, want ...string) {
 	}
 }
 
-// eachEngine runs a test with dynalite as it is, and with refusals that have the item, as
-// DynamoDB's do.
+// eachEngine runs a test with dynalite as it is, and with DynamoDB's refusals, which have the item.
 func eachEngine(t *testing.T, test func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire))) {
 	server := testserver.DynamoDB(t)
 	for name, real := range map[string]bool{"refusals with the item": true, "refusals without": false} {
@@ -294,7 +292,6 @@ func TestToken_Rises(t *testing.T) {
 	}())
 }
 
-// TestToken_AfterLossOfTheTable has the engine lose its data.
 func TestToken_AfterLossOfTheTable(t *testing.T) {
 	t.Parallel()
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
@@ -329,8 +326,7 @@ func TestExpires_DecidesNothing(t *testing.T) {
 	leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
 }
 
-// TestExpiry_RenewedWhileObserved renews a lease after an observer has watched it for a part of its
-// length: the observer counts again from the start.
+// TestExpiry_RenewedWhileObserved renews an observed lease: the observer counts again from the start.
 func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
@@ -418,8 +414,7 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestTakeOver_MeetsARelease has the holder return late, just before the takeover, which is
-// refused: the lease is free then.
+// TestTakeOver_MeetsARelease has the holder release just before the takeover, which is refused.
 func TestTakeOver_MeetsARelease(t *testing.T) {
 	t.Parallel()
 	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
@@ -506,7 +501,6 @@ func TestForeignItem(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers nothing.
 func TestSilentServer(t *testing.T) {
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
@@ -529,8 +523,6 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_ContextEndsBeforeTheReply ends the context when the lease has been taken and the
-// reply is under way.
 func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -600,8 +592,7 @@ func TestDeadServer(t *testing.T) {
 	leasetest.MustBeHeld(t, l, key)
 }
 
-// TestClientTimeout has an HTTP client with its own time limit: its error looks like the end of a
-// context, and is not.
+// TestClientTimeout has an HTTP client with a time limit, whose error looks like the end of a context.
 func TestClientTimeout(t *testing.T) {
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
@@ -747,8 +738,7 @@ func TestTryAcquire_UnansweredIsUndone(t *testing.T) {
 	}
 }
 
-// TestConflictOfRegions has DynamoDB refuse an update in conflict with another region's update of
-// the same item.
+// TestConflictOfRegions has DynamoDB refuse an update in conflict with another region's.
 func TestConflictOfRegions(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -778,8 +768,7 @@ func TestConflictOfRegions(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in
-// trouble.
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in trouble.
 func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -804,7 +793,6 @@ func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	}
 }
 
-// TestErrors_SayHowToMend has DynamoDB refuse to serve at all.
 func TestErrors_SayHowToMend(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -828,8 +816,7 @@ func TestErrors_SayHowToMend(t *testing.T) {
 	mustBeTheEngines(t, "a table with another key", err, "the string lease as its only key")
 }
 
-// TestCycles_LeaveOnlyReleasedItems: a lease leaves one free item for its key, with a date for its
-// clean-up.
+// TestCycles_LeaveOnlyReleasedItems: a lease leaves one free item, with a date for its clean-up.
 func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))

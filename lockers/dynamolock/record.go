@@ -60,7 +60,6 @@ func decode(item attributes) (record, bool) {
 	return record{owner: owner.Value, version: version, length: time.Duration(ms) * time.Millisecond, held: held.Value}, true
 }
 
-// decodeNumber decodes v, and returns false if v is not a uint64.
 func decodeNumber(v types.AttributeValue) (uint64, bool) {
 	n, ok := v.(*types.AttributeValueMemberN)
 	if !ok {
@@ -75,9 +74,8 @@ type change struct {
 	values         attributes
 }
 
-// take is the change that acquires a free lease. A missing version begins with the client's date.
-// The date is greater than all versions counted up from an earlier one, at less than a million
-// changes a second.
+// take is the change that acquires a free lease. A missing version begins with the client's date:
+// greater than all versions counted up from an earlier date, at less than a million changes a second.
 func take(owner string, ttl time.Duration) change {
 	return change{
 		set:       "#owner = :owner, #version = if_not_exists(#version, :seed) + :one, #length = :length, #held = :true, #expires = :expires",
@@ -113,8 +111,7 @@ func prolong(owner string, version uint64, ttl time.Duration) change {
 	}
 }
 
-// release is the change that ends the owner's lease. The item then has the owner call, and is not
-// held.
+// release is the change that ends the owner's lease. The item then has the owner call, and is free.
 func release(owner, call string) change {
 	return change{
 		set:       "#owner = :call, #version = #version + :one, #held = :false, #expires = :expires",
@@ -126,8 +123,7 @@ func release(owner, call string) change {
 	}
 }
 
-// names are the placeholders of the attributes. DynamoDB refuses a request with an unused
-// placeholder.
+// names are the placeholders of the attributes. DynamoDB refuses requests with an unused placeholder.
 func (c change) names() map[string]string {
 	names := map[string]string{"#owner": ownerName, "#version": versionName, "#held": heldName, "#expires": expiresName}
 	if _, ok := c.values[":length"]; ok {

@@ -17,9 +17,8 @@ import (
 // CreateTable creates a table for the leases, billed on demand and with time to live. CreateTable
 // returns when the table is active, or when ctx ends.
 //
-// It may be called at every start and concurrently. For a correct table it only reads the
-// description. It changes an existing table only to enable its time to live. A table with another
-// key is an error.
+// It may be called at every start and concurrently. For a correct table it only reads the description.
+// It changes existing tables only to enable time to live. A table with another key is an error.
 //
 // It needs permission for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive, and for changes
 // dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On AWS a new table takes some ten seconds.

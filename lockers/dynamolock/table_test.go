@@ -185,7 +185,6 @@ func TestCreateTable_WithAnotherKey(t *testing.T) {
 	}
 }
 
-// TestCreateTable_WhileItIsDeleted waits for the old table's end and creates a new one.
 func TestCreateTable_WhileItIsDeleted(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))

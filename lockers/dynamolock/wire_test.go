@@ -20,8 +20,7 @@ import (
 // This file is between the tests' clients and dynalite: it counts requests, fails them as DynamoDB
 // does, and adds features of DynamoDB.
 
-// A wire is an [http.RoundTripper] to one engine. A hook handles each request as it likes; send
-// carries the request out.
+// A wire is an [http.RoundTripper] to one engine, with a hook for each request.
 type wire struct {
 	transport *http.Transport
 	// real adds the item to refusals, as DynamoDB does and dynalite does not. The item is read

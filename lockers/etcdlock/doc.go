@@ -1,10 +1,9 @@
 // Package etcdlock is a [driver.Locker] and a [driver.Watcher] on etcd 3.4 or later, over the
 // client go.etcd.io/etcd/client/v3.
 //
-// It is tested with etcd 3.4.23. Its leases are [driver.Tokener]s. A lease is a key. Its value has
-// the holder's random token, the length of the lease in milliseconds, and the number of renewals.
-// The steps are those of the classic leader-election lock. Each is one transaction, which compares
-// and acts in a single round trip:
+// It is tested with etcd 3.4.23. Its leases are [driver.Tokener]s. A lease is a key. Its value has the
+// holder's random token, the length of the lease in milliseconds, and the number of renewals. The steps
+// are those of the classic leader-election lock, each in one transaction and one round trip:
 //
 //  1. Compare and swap. Acquire puts the key if its create revision is 0, and gets it otherwise. A
 //     refusal thus returns the holder and the announced length in the same round trip.
@@ -53,9 +52,8 @@
 // 1h). Without it the database reaches its quota, etcd raises the alarm NOSPACE, and no lease is
 // taken any more.
 //
-// Partition: a member without a majority answers no request, so on its side no process acquires or
-// renews, and watches end. Leases end there by their holders' clocks, and the other side takes over
-// no sooner.
+// Partition: without a majority a member answers no request, so on its side no process acquires or
+// renews, and watches end. Leases end there by their holders' clocks; no takeover comes sooner.
 //
 // Restart: etcd keeps keys and etcd leases on disk, so a lease outlives the restart of a member, of
 // all members, and a change of leader. Etcd then restarts the time of its own leases, which only

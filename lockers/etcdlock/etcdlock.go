@@ -43,8 +43,7 @@ var (
 // A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. Lockers are safe for concurrent
 // use. Create a Locker with [New], and close it.
 type Locker struct {
-	// Prefix begins the name of every key. The default is "bellwether/leases/". Set Prefix before
-	// first use.
+	// Prefix begins the name of every key. Default: "bellwether/leases/". Set Prefix before first use.
 	Prefix string
 
 	client   *clientv3.Client
@@ -75,20 +74,18 @@ func New(client *clientv3.Client) *Locker {
 	return l
 }
 
-// Close ends every watch, and revokes the Locker's etcd leases without keys. The etcd leases of
-// held keys end by themselves. Close returns within half a second, whatever the state of etcd.
-// Afterwards the Locker can still acquire, renew and release, but Watch returns an error. The error
-// is always nil. A second Close does nothing.
+// Close ends every watch, and revokes the Locker's etcd leases without keys. The others end by
+// themselves. Close returns within half a second, whatever the state of etcd. Afterwards Watch returns
+// an error; other methods still work. The error is always nil. A second Close does nothing.
 func (l *Locker) Close() error {
 	l.watches.close()
 	l.sweepers.close()
 	return nil
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 round trip for a free or held lease, 2 for a
-// takeover, and 1 more about every ten seconds for a new etcd lease. A ttl of 0 or less is an
-// error. The error's Until counts from the first time this Locker saw the lease unchanged, so a
-// long-dead holder costs at most its announced length.
+// TryAcquire implements [driver.Locker]. It costs 1 round trip, 2 for a takeover, and 1 more about
+// every ten seconds for an etcd lease. A ttl of 0 or less is an error. A HeldError's Until counts from
+// this Locker's first sight of the unchanged lease, so a long-dead holder costs at most its length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("etcdlock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -202,12 +199,10 @@ type lease struct {
 	name   string // of the key
 	token  string
 
-	// born is the revision of the transaction that took the lease. It is set before the lease is
-	// shared.
+	// born is the revision of the transaction that took the lease, set before the lease is shared.
 	born int64
 
-	// asked reports whether the key may have become this lease's. It is set before the lease is
-	// shared.
+	// asked reports whether the key may be this lease's. It is set before the lease is shared.
 	asked bool
 
 	mu       sync.Mutex // guards the fields below
@@ -224,8 +219,7 @@ func (l *lease) taken(revision int64, s *sweeper) {
 	l.born, l.revision, l.sweeper = revision, revision, s
 }
 
-// Token implements [driver.Tokener]. It is the revision of the transaction that took the lease: the
-// key's create revision, or the revision of the takeover. A renewal does not change it.
+// Token implements [driver.Tokener], with the revision of the transaction that took the lease.
 func (l *lease) Token() uint64 { return uint64(l.born) }
 
 // Renew implements [driver.Lease], with 1 round trip.
@@ -392,8 +386,7 @@ func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv
 	}
 }
 
-// unavailable reports whether err leaves the outcome of the request open, and another attempt may
-// be answered.
+// unavailable reports whether err leaves the outcome open, and another attempt may be answered.
 func unavailable(err error) bool {
 	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return e.Code() == codes.Unavailable

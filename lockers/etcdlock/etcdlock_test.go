@@ -71,7 +71,6 @@ func (r *requests) intercept() grpc.DialOption {
 	})
 }
 
-// since returns the counts and resets them.
 func (r *requests) since() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -230,7 +229,6 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// TestOneClient has two Lockers on one client, with one connection.
 func TestOneClient(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
@@ -302,8 +300,7 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	time.Sleep(ttl / 6)
 	renewed := time.Now()
 	leasetest.Renew(t, lease, ttl)
-	// The watcher has the event at once, and does not wake. It counts from the event, not from its
-	// next look.
+	// The watcher has the event at once, does not wake, and counts from the event, not its next look.
 	mustStayOpen(t, "a renewal", freed, ttl/2)
 	looked := time.Now()
 	until := leasetest.MustBeHeld(t, b, key).Until
@@ -415,8 +412,7 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	mustClose(t, "the release", freed)
 }
 
-// TestCycles_LeaveNothing: a Locker has few etcd leases, whatever the number of keys, and none
-// after Close.
+// TestCycles_LeaveNothing: a Locker has few etcd leases for any number of keys, and none after Close.
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)

@@ -24,8 +24,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
-// The tests here kill, stop and starve the server, lose its replies, and count the requests of a
-// herd.
+// The tests here kill, stop and starve the server, lose its replies, and count the requests of a herd.
 
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
@@ -132,8 +131,7 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 	}
 }
 
-// TestServerBack has a client that would wait a minute before it reconnects, as after a long
-// outage.
+// TestServerBack has a client that would wait a minute before it reconnects, as after a long outage.
 func TestServerBack(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)
@@ -158,7 +156,6 @@ func TestServerBack(t *testing.T) {
 	eventually(t, "acquire again", func() bool { return try() == nil })
 }
 
-// TestReplyLost has each request carried out, and its reply lost.
 func TestReplyLost(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
@@ -388,8 +385,7 @@ func TestClient_Closed(t *testing.T) {
 	}
 }
 
-// TestClose_WhileEtcdIsAway closes Lockers with watches, with a lost connection and with a silent
-// one.
+// TestClose_WhileEtcdIsAway closes Lockers with watches, with a lost connection and with a silent one.
 func TestClose_WhileEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)

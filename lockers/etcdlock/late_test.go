@@ -78,8 +78,7 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	return resp, nil
 }
 
-// TestRenew_GivenUpAndLate has a renewal go on after its caller has left, and after the next one
-// has succeeded.
+// TestRenew_GivenUpAndLate has an abandoned renewal go on after the next one has succeeded.
 func TestRenew_GivenUpAndLate(t *testing.T) {
 	for name, hold := range map[string]func(*oneKey, *leases) (goOn func()){
 		"a transaction lost with its leader": func(etcd *oneKey, _ *leases) func() {
@@ -127,8 +126,7 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in
-// trouble.
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in trouble.
 func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &oneKey{}

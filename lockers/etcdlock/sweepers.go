@@ -10,9 +10,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// This file is the etcd leases of a Locker's keys. They only remove the keys of a dead process; the
-// end of a lease is announced in its key. So one etcd lease serves many keys, and none is ever kept
-// alive.
+// This file is the etcd leases of a Locker's keys. They only remove the keys of a dead process; the end
+// of a lease is announced in its key. So one etcd lease serves many keys, and none is kept alive.
 
 const (
 	// sweepAfter is how much longer than its longest lease a sweeper lives. It takes new keys for
@@ -107,14 +106,12 @@ func (s *sweeper) done() bool {
 // late reports whether its request is too old for other calls to wait.
 func (s *sweeper) late() bool { return !s.done() && time.Since(s.asked) >= grantPatience }
 
-// grant requests the lease from etcd. Only the caller that has put it into latest calls grant,
-// without the mutex.
+// grant requests the lease from etcd. Its caller has put it into latest, and does not hold the mutex.
 func (s *sweepers) grant(ctx context.Context, g *sweeper) {
 	life := time.Second<<g.class + sweepAfter
 	var answer *clientv3.LeaseGrantResponse
 	err := errNoGrant
-	// Deferred: if an interceptor of the client panics, all later calls would otherwise wait for
-	// this lease.
+	// Deferred: otherwise, if an interceptor of the client panics, all later calls wait for this lease.
 	defer func() { s.answered(ctx, g, answer, err) }()
 	answer, err = s.client.Grant(ctx, int64(life/time.Second))
 }
@@ -166,8 +163,7 @@ func (s *sweepers) drop(dropped *sweeper) {
 	dropped.keys--
 }
 
-// close revokes the sweepers without keys. A revoke of the others would remove keys with possible
-// holders.
+// close revokes the sweepers without keys. A revoke of the others would remove keys that may be held.
 func (s *sweepers) close() {
 	s.mu.Lock()
 	var idle []*sweeper

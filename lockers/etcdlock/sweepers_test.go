@@ -203,7 +203,6 @@ func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
 	})
 }
 
-// TestSweepers_GrantPanics has an interceptor of the client panic once.
 func TestSweepers_GrantPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		granting := &leases{asked: func() { panic("boom") }}

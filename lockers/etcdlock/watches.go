@@ -24,11 +24,10 @@ type seen struct {
 	revision int64
 }
 
-// Watch implements [driver.Watcher]. It costs no round trip: it requests all events of the key
-// since held was made, and does not wait for the answer. All watches end at Close. A watch survives
-// a lost connection and a lost member: etcd's client resumes it at its last revision. If it cannot
-// resume, because the revision is compacted or the member has lost its cluster, the channel closes
-// early.
+// Watch implements [driver.Watcher]. It costs no round trip: it requests all events of the key since
+// held was made, and does not wait for the answer. All watches end at Close. A watch survives a lost
+// connection and a lost member: etcd's client resumes it at its last revision. If it cannot resume,
+// because the revision is compacted or the member has lost its cluster, the channel closes early.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -63,8 +62,7 @@ type watches struct {
 // A stream is etcd's watch of one key. It ends with its last waiter.
 type stream struct {
 	name string
-	// state is the newest known state of the key. The stream delivers all events after its first
-	// state.
+	// state is the newest known state of the key. The stream delivers all events after its first state.
 	state   seen
 	waiters map[*waiter]struct{}
 	end     context.CancelFunc
@@ -74,8 +72,7 @@ type stream struct {
 type waiter struct {
 	freed chan struct{} // closed at an event after which from.token does not have the lease
 	from  seen
-	// stop unties the waiter from its context, so a long-lived context does not collect woken
-	// waiters.
+	// stop unties the waiter from its context, so a long-lived context does not collect woken waiters.
 	stop func() bool
 }
 

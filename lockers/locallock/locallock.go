@@ -3,11 +3,10 @@
 // It elects among the goroutines that share one *Locker. It is also the reference implementation
 // for lockers/lockertest, and shows the contract without an engine.
 //
-// A lease stays in the table until it is released or has expired. There is no goroutine and no
-// timer: each call clears the expired leases, so the table never has more than the leases live at
-// the last call. A watcher's channel therefore closes at once after a release, but after an expiry
-// only at the next call of the Locker. Watchers keep a timer for HeldError.Until, as with any
-// engine.
+// A lease stays in the table until it is released or has expired. There is no goroutine and no timer:
+// each call clears the expired leases, so the table never has more than the leases live at the last
+// call. A watcher's channel therefore closes at once after a release, but after an expiry only at the
+// next call of the Locker. Watchers keep a timer for HeldError.Until, as with any engine.
 package locallock
 
 import (
@@ -41,8 +40,7 @@ func New() *Locker {
 }
 
 // TryAcquire implements [driver.Locker]. The lease is a [driver.Tokener]. A ttl of 0 or less is an
-// error. The Until of a HeldError is exact, and its Seen is a channel that closes when the present
-// lease ends.
+// error. A HeldError's Until is exact, and its Seen is a channel that closes when the lease ends.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -76,9 +74,8 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return ended, nil
 }
 
-// purge removes the expired leases as of the returned time. The caller holds mu. Each lease is
-// pushed once and popped once, so the call that took the lease pays, whatever the size of the
-// table.
+// purge removes the expired leases as of the returned time. The caller holds mu. Each lease is pushed
+// once and popped once, so the call that took the lease pays, whatever the size of the table.
 func (l *Locker) purge() time.Time {
 	now := time.Now()
 	for len(l.queue) > 0 && !now.Before(l.queue[0].end) {
@@ -94,8 +91,7 @@ func (l *Locker) remove(gone *lease) {
 	close(gone.ended)
 }
 
-// A lease is an entry of the table and the holder's handle in one: it is held while it is in the
-// table.
+// A lease is an entry of the table and the holder's handle in one: held while it is in the table.
 type lease struct {
 	locker *Locker
 	key    string
@@ -105,9 +101,8 @@ type lease struct {
 	index  int           // in locker.queue, guarded by locker.mu
 }
 
-// Token implements [driver.Tokener]. It counts the leases of its Locker, on all keys, so tokens
-// rise for as long as the Locker lives. Tokens of different Lockers have no order, even across
-// restarts of a process.
+// Token implements [driver.Tokener]. It counts the Locker's leases, on all keys, so tokens rise while
+// the Locker lives. Tokens of different Lockers have no order, even across restarts of a process.
 func (l *lease) Token() uint64 { return l.token }
 
 // Renew implements [driver.Lease].

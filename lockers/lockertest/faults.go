@@ -9,16 +9,14 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file tests Lockers while their engine does not answer. It needs a test that can stop the
-// engine.
+// This file tests Lockers while their engine does not answer. It needs a test that can stop the engine.
 
 type call struct {
 	name string
 	do   func(context.Context) error
 }
 
-// calls returns each method of l, and of lease, acquired by l. Release is last, since a lease may
-// know afterwards that it is over.
+// calls returns the methods of l and its lease. Release is last: a lease may know its end afterwards.
 func calls(l driver.Locker, lease driver.Lease) []call {
 	return []call{
 		{"TryAcquire", func(ctx context.Context) error {
@@ -60,9 +58,8 @@ func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	}
 }
 
-// Down tests a Locker's errors while its engine is gone: every method must fail, without claiming
-// that the lease is held or lost. The caller stops the engine before the call. lease comes from l,
-// from before, for a minute at least.
+// Down tests a Locker's errors while its engine is gone: every method must fail, without claiming that
+// the lease is held or lost. The caller stops the engine before the call. lease is as for [Hang].
 func Down(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	for _, c := range calls(l, lease) {

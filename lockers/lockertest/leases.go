@@ -66,8 +66,7 @@ func oneOfManyWins(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	}
 }
 
-// neverTwoAtATime has leases change hands as fast as they can, so an acquire meets a release. Each
-// holder checks that it is alone.
+// neverTwoAtATime has leases change hands quickly, so acquires meet releases: each holder is alone.
 func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	key := newKey()
 	stop := time.Now().Add(400 * time.Millisecond)

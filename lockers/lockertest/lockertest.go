@@ -37,12 +37,11 @@ const (
 	pollEvery = 10 * time.Millisecond
 )
 
-// Run runs every case as a subtest of t. The cases about waking run only if the lockers are
-// [driver.Watcher]s, the cases about tokens only if their leases are [driver.Tokener]s, and the
-// cases about losses only if their leases are [driver.LossNotifier]s. [Hang] and [Down] need a test
-// that stops the engine. Each call of newLocker returns a Locker as in another process: on the same
-// engine, with its own client, connections and memory. It may register its cleanup with the
-// testing.TB, which ends with the case.
+// Run runs every case as a subtest of t. Without a [driver.Watcher] it leaves out the cases about
+// waking, without a [driver.Tokener] the cases about tokens, and without a [driver.LossNotifier] the
+// cases about losses. [Hang] and [Down] need a test that stops the engine. Each call of newLocker
+// returns a Locker as in another process: on the same engine, with its own client, connections and
+// memory. It may register its cleanup with the testing.TB, which ends with the case.
 func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	t.Helper()
 	cases := append(lockerCases[:len(lockerCases):len(lockerCases)], raceCases...)
@@ -58,8 +57,7 @@ func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		cases = append(cases, lossCases...)
 	}
 	mustWork(t, "Release", lease.Release(t.Context()))
-	// The group makes Run return only when its parallel cases have ended, so the caller may stop
-	// the engine then.
+	// The group makes Run return after its parallel cases, so the caller may then stop the engine.
 	t.Run("contract", func(t *testing.T) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
@@ -132,8 +130,7 @@ func takeOver(t *testing.T, l driver.Locker, key string, ttl time.Duration, dead
 	return taken
 }
 
-// lastMoment is the latest time at which a dead holder's lease may be held, by the first ErrHeld of
-// a caller.
+// lastMoment is the latest end of a dead holder's lease, by the first ErrHeld of a caller.
 func lastMoment(err error, dead claim) time.Time {
 	last := dead.end.Add(3 * grace)
 	if held, ok := errors.AsType[*driver.HeldError](err); ok && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
@@ -153,7 +150,6 @@ func mustBeHeld(t *testing.T, l driver.Locker, key string) *driver.HeldError {
 	return asHeld(t, err, key)
 }
 
-// asHeld returns the HeldError in err, which must be for key.
 func asHeld(t *testing.T, err error, key string) *driver.HeldError {
 	t.Helper()
 	held, ok := errors.AsType[*driver.HeldError](err)

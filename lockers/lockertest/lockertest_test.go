@@ -211,8 +211,7 @@ func leavesNothing(t *testing.T, broken string) {
 	})
 }
 
-// child runs one test on a broken locker, and reports whether the test fails without a panic or a
-// time-out.
+// child runs one test on a broken locker, and reports whether it fails without a panic or a time-out.
 func child(t *testing.T, broken, test string) (found bool, out []byte) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.ReplaceAll(test, "/", "$/^")+"$", "-test.timeout=60s")
 	cmd.Env = append(os.Environ(), brokenVar+"="+broken)

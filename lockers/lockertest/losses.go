@@ -41,8 +41,7 @@ func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) driver.Locker)
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-// lostIsNotAnothers has leases of the same locker end in each way, on the same key before and on
-// other keys meanwhile.
+// lostIsNotAnothers has other leases end in each way, on the same key before and on others meanwhile.
 func lostIsNotAnothers(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key, other := newLocker(t), newLocker(t), newKey(), newKey()
 	const short = 100 * time.Millisecond

@@ -71,8 +71,7 @@ func runRaces(t *testing.T, newLocker func(testing.TB) driver.Locker, run func(r
 	wg.Wait()
 }
 
-// take has the takers try for the lease until one has it, or until both have tried once more after
-// stop is closed.
+// take has the takers try for the lease until one has it, or both have tried once more after stop.
 func (r race) take(stop <-chan struct{}) driver.Lease {
 	taken := make(chan driver.Lease, len(r.takers))
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -116,8 +115,7 @@ func (r race) atTheEdge() {
 	time.Sleep(time.Until(r.holder.end) - rand.N(raceEdge)) // a real engine's lease is about to end
 }
 
-// renewAtTheEnd renews a lease just as it ends. Either it is renewed and no taker gets it, or a
-// taker has it.
+// renewAtTheEnd renews a lease just as it ends: either it is renewed, or a taker has it.
 func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	runRaces(t, newLocker, func(r race) {
 		renewed := make(chan struct{})

@@ -72,8 +72,7 @@ func mustClose(t *testing.T, what string, freed <-chan struct{}) time.Duration {
 
 func watchWakesOnRelease(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
-	// The quickest of several wakes is judged: a poll in disguise is slow each time, a busy machine
-	// is not.
+	// The quickest of several wakes is judged: a disguised poll is always slow, a busy machine is not.
 	quickest := time.Hour
 	for range 8 {
 		lease := acquire(t, a, key, long)
@@ -166,8 +165,7 @@ func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) driver.Loc
 		t.Errorf("Watch with a cancelled context: err = %v, want context.Canceled", err)
 	}
 
-	// Goroutines inherit the labels of their starters, so the goroutines of these watches can be
-	// told from those of concurrent cases.
+	// Goroutines inherit labels from their starters, which tells them from those of concurrent cases.
 	mark := adapter.Token()
 	var wg sync.WaitGroup
 	wg.Go(func() {

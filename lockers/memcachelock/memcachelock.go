@@ -26,14 +26,12 @@
 //
 // # Limits
 //
-// Memcached promises no durability. A lease is lost with its item: by an eviction, a restart, or
-// the loss of a server from the client's list. Then there are two holders until the first one
-// renews, and the store's epochs let only one of them write. Leases are small and their items
-// young, so eviction is rare but possible. Leases may also end early if the server took them just
-// after a pause of more than three seconds.
+// Memcached promises no durability. A lease is lost with its item: by an eviction, a restart, or the
+// loss of a server from the client's list. Then there are two holders until the first one renews, and
+// the store's epochs let only one of them write. Leases are small and their items young, so eviction is
+// rare. A lease may also end early if the server took it just after a pause of more than three seconds.
 //
-// A memcached started with -C has no compare-and-swap: a refused acquire, a renewal and a release
-// are then errors.
+// A memcached started with -C has no compare-and-swap: refused acquires, renewals and releases fail.
 //
 // A lease is at most 30 days less 5 seconds long. Memcached would take a longer expiry for a date.
 //
@@ -73,23 +71,20 @@ import (
 )
 
 const (
-	// slack is the additional expiry of an item beyond its lease, in seconds: one for the whole
-	// seconds of memcached's clock, one for a tick that just misses a second's end, three for a
-	// pause of the server before it took the lease. They cost nothing: takeover goes by the
-	// announced length.
+	// slack is the additional expiry of an item beyond its lease, in seconds: one for the whole seconds
+	// of memcached's clock, one for a tick that just misses a second's end, three for a pause of the
+	// server before it took the lease. They cost nothing: takeover goes by the announced length.
 	slack = 5
 
 	// maxTTL is the longest lease whose expiry, with the slack, memcached does not take for a date.
 	maxTTL = 30*24*time.Hour - slack*time.Second
 
-	// undoTimeout bounds an undo after its caller has left; undoPause is the wait between two
-	// attempts.
+	// undoTimeout bounds an undo after its caller has left; undoPause is the wait between attempts.
 	undoTimeout = 10 * time.Second
 	undoPause   = 100 * time.Millisecond
 )
 
-// A Locker is a [driver.Locker] on memcached. Lockers are safe for concurrent use. Create a Locker
-// with [New].
+// A Locker is a [driver.Locker] on memcached. Create it with [New]. It is safe for concurrent use.
 type Locker struct {
 	// Prefix begins the name of every item. Prefix has at most 80 bytes, without spaces and control
 	// characters. The default is "bellwether:". Set Prefix before first use.
@@ -114,10 +109,9 @@ func New(mc *memcache.Client) *Locker {
 	return &Locker{Prefix: "bellwether:", mc: mc}
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3
-// for a takeover, and more with Tokens. A ttl of 0 or less is an error. The error's Until counts
-// from the first time this Locker saw the lease unchanged, so a long-dead holder costs at most its
-// announced length.
+// TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3 for
+// a takeover, and more with Tokens. A ttl of 0 or less is an error. A HeldError's Until counts from
+// this Locker's first sight of the unchanged lease, so a long-dead holder costs at most its length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("memcachelock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -347,8 +341,7 @@ func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.An
 	}
 }
 
-// wrap adds the operation to an engine's error. Errors of the contract and the caller's own context
-// error pass unchanged.
+// wrap adds the operation to an engine's error. Errors of the contract and of a context pass unchanged.
 func (l *lease) wrap(doing string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

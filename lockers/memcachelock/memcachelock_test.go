@@ -94,8 +94,7 @@ func items(t *testing.T, addr string) []string {
 	return nil
 }
 
-// TestExpiry_WithoutAnObserver leaves the end of a lease to memcached alone: a Locker that has
-// never seen the lease finds it gone after its end, at most six seconds later.
+// TestExpiry_WithoutAnObserver leaves a lease's end to memcached: it is gone at most 6 s afterwards.
 func TestExpiry_WithoutAnObserver(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
@@ -132,8 +131,7 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 		server.Signal(syscall.SIGSTOP)
 		waiting := make(chan error, 1)
 		go func() {
-			// The request waits at the server, and is answered before or after the server reads the
-			// time.
+			// The request waits at the server, and is answered before or after it reads the time.
 			_, err := a.TryAcquire(context.Background(), newKey(), time.Millisecond)
 			waiting <- err
 		}()
@@ -154,8 +152,7 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 	}
 }
 
-// TestExpiry_RenewedWhileObserved renews a lease after an observer has watched it for nearly its
-// whole length: the observer counts again from the start.
+// TestExpiry_RenewedWhileObserved renews a lease near its end: an observer counts from the start again.
 func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
@@ -255,7 +252,6 @@ func TestNoCompareAndSwap(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers nothing.
 func TestSilentServer(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)

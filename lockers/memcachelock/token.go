@@ -13,8 +13,7 @@ import (
 
 // This file is the fencing tokens.
 
-// counterLife is the life of a key's token counter, in seconds, so unused keys leave nothing
-// behind.
+// counterLife is the life of a key's token counter, in seconds, so unused keys leave nothing behind.
 const counterLife = 24 * 60 * 60
 
 var errTokenLate = errors.New("the lease ended before its token was drawn")

@@ -77,8 +77,7 @@ func TestTokens_CounterLost(t *testing.T) {
 	rises("after a restart")
 }
 
-// TestTokens_DrawnTooLate delays the holder between its lease and its token, until another holder
-// may have drawn a token.
+// TestTokens_DrawnTooLate delays a holder's token until another holder may have drawn one.
 func TestTokens_DrawnTooLate(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	a, b, key := newTokenLocker(t, server.Addr), newTokenLocker(t, server.Addr), newKey()

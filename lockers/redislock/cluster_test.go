@@ -30,8 +30,7 @@ func TestConformance_Cluster(t *testing.T) {
 	}
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb) })
 
-	// A lease goes through its life while its slot moves, before and after the lease itself has
-	// moved.
+	// A lease goes through its life while its slot moves, before and after the lease itself has moved.
 	for _, tokens := range []bool{false, true} {
 		a, b, key := newLocker(t), newLocker(t), newKey()
 		a.Tokens, b.Tokens = tokens, tokens

@@ -11,8 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
-// TestWatch_Databases has two programs with the same Prefix in two databases of a server: a release
-// in one wakes no watch in the other.
+// TestWatch_Databases has two databases and one Prefix: a release in one wakes no watch in the other.
 func TestWatch_Databases(t *testing.T) {
 	server := testserver.Redis(t)
 	lockers := [2]*redislock.Locker{}

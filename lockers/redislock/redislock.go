@@ -14,8 +14,7 @@
 //     the first TryAcquire. All watches of all keys share the connection; a watch costs no command,
 //     except one look at a lease that was seen before the subscription was confirmed.
 //
-// Every token has the same length and is compared as a whole, so no token is another token's
-// beginning.
+// All tokens have one length and are compared as a whole, so no token is another token's beginning.
 //
 // # No wake is missed
 //
@@ -31,9 +30,8 @@
 //
 // # One pipeline for many
 //
-// With a [redis.Client], calls that arrive while another is under way go together as one pipeline,
-// after its reply or after 2 ms. The client's hooks see such a pipeline with the context of its
-// first call.
+// With a [redis.Client], calls that arrive while another is under way go as one pipeline, after its
+// reply or 2 ms. The client's hooks see the pipeline with the context of its first call.
 //
 // # Limits
 //
@@ -44,17 +42,14 @@
 // Locker listens at a random node. The shards of a Ring do not share channels: Watch always returns
 // an error, and the leases of a removed shard can be taken again at another shard.
 //
-// The client repeats a command after a lost reply. A repeated acquire finds its own token and
-// succeeds. A repeated release finds nothing, and reports ErrLeaseLost for a lease freed by the
-// first attempt.
+// The client repeats a command after a lost reply. A repeated acquire finds its own token and succeeds.
+// A repeated release finds nothing, and reports ErrLeaseLost for a lease freed by the first.
 //
 // A caller leaves a hanging socket when its context ends, but the client keeps the socket for its
-// ReadTimeout, 5 s by default. A request left behind ends after 10 s, so it is sent again at most
-// once.
+// ReadTimeout, 5 s by default. A request left behind ends after 10 s, so it is sent at most twice.
 //
-// An acquire whose context ends is undone. An acquire that fails before, with the client's
-// time-outs, is not: if Redis still carries it out, the lease has no holder and blocks its key
-// until it expires.
+// An acquire whose context ends is undone. An acquire that fails before, with the client's time-outs,
+// is not: if Redis still carries it out, the lease has no holder and blocks its key until expiry.
 //
 // # Access
 //
@@ -116,10 +111,9 @@ func New(rdb redis.UniversalClient) *Locker {
 	return &Locker{Prefix: "bellwether:", leases: redislease.New("redislock", rdb, redispipe.New(rdb), redisdial.Of(rdb))}
 }
 
-// Close ends the Locker's subscription and every watch, and returns when the connection is closed.
-// If Redis hangs while the connection is made, Close takes as long as the client's time-outs.
-// Afterwards the Locker can still acquire, renew and release, but Watch returns an error. The error
-// is always nil. A second Close does nothing.
+// Close ends the subscription and all watches, and returns when the connection is closed. If Redis
+// hangs while it is made, Close takes as long as the client's time-outs. Afterwards Watch returns an
+// error; other methods still work. The error is always nil. A second Close does nothing.
 func (l *Locker) Close() error {
 	l.leases.Close()
 	return nil

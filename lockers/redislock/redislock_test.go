@@ -138,8 +138,7 @@ func TestTokens_AcrossARestart(t *testing.T) {
 	}
 }
 
-// TestTokens_Commands: tokens cost one command more. Without the option they cost nothing, and a
-// lease is no Tokener.
+// TestTokens_Commands: tokens cost one command more, and without the option nothing.
 func TestTokens_Commands(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
@@ -167,8 +166,7 @@ func TestTokens_Commands(t *testing.T) {
 	}
 }
 
-// TestConformance_OlderWireFormat runs on the wire format from before Redis 6, with another form of
-// pub/sub replies.
+// TestConformance_OlderWireFormat runs on RESP2, from before Redis 6, with other pub/sub replies.
 func TestConformance_OlderWireFormat(t *testing.T) {
 	server := testserver.Redis(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker {
@@ -261,8 +259,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// commands returns the server's commands since the reset of its statistics, without those of the
-// test and of idle connections.
+// commands returns the server's commands since a reset, without the test's and idle connections'.
 func commands(t *testing.T, admin *redis.Client) map[string]int {
 	t.Helper()
 	counts, err := testserver.Commands(t.Context(), admin)
@@ -316,7 +313,6 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_ForeignValues puts foreign values in a lease's place.
 func TestTryAcquire_ForeignValues(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
@@ -488,7 +484,6 @@ func TestClose_OfTheClientAlone(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers nothing.
 func TestSilentServer(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
@@ -629,8 +624,7 @@ func (h *hold) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestRenew_LateRequest has an abandoned renewal carried out after the next one, as after a hanging
-// connection.
+// TestRenew_LateRequest has an abandoned renewal carried out after the next one.
 func TestRenew_LateRequest(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb, key := newClient(t, server.Addr), newKey()
@@ -667,8 +661,7 @@ func TestRenew_ToAnEarlierEnd(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestNoLeaveForTheChannel has a user without permission to publish, the default of Redis's access
-// control lists. The error of Watch has the reason.
+// TestNoLeaveForTheChannel has a user who may not publish, the default: Watch's error has the reason.
 func TestNoLeaveForTheChannel(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
@@ -708,8 +701,7 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
-// TestTryAcquire_OlderRedis has a server without SET with NX and GET: the error names the needed
-// version.
+// TestTryAcquire_OlderRedis has no SET with NX and GET: the error names the needed version.
 func TestTryAcquire_OlderRedis(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer rdb.Close()

@@ -9,8 +9,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// BenchmarkAcquireRelease is beside its floor: one node created and deleted by the client alone,
-// also two writes.
+// BenchmarkAcquireRelease is beside its floor: the client's own create and delete, also two writes.
 func BenchmarkAcquireRelease(b *testing.B) {
 	server := testserver.ZooKeeper(b)
 	b.Run("zklock", func(b *testing.B) {

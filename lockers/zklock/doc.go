@@ -33,8 +33,7 @@
 // first time. A node without a holder, after the end of the caller's context or a connection that
 // did not come back in time, is removed in the background as soon as a server answers.
 //
-// [Locker.Lock] is a queue of ephemeral sequential nodes below a container node of the key. Its
-// documentation lists its costs.
+// [Locker.Lock] is a queue of ephemeral sequential nodes below a container node of the key.
 //
 // # Costs
 //
@@ -52,21 +51,18 @@
 // of SessionTimeout. A server refuses more than maxClientCnxns connections from one address, 60 by
 // default: raise it if more processes share a machine or a NAT address.
 //
-// All leases are below one parent: a free key leaves no node, whatever the number of keys. As the
-// price, a tool that lists the parent gets all leases at one time, and no answer beyond some ten
-// thousand of them (jute.maxbuffer).
+// All leases are below one parent, so a free key leaves no node. As the price, a tool that lists the
+// parent gets all leases at once, and no answer beyond some ten thousand (jute.maxbuffer).
 //
 // # Limits
 //
-// A dead holder is replaced at the end of its session, SessionTimeout to one tick more after its
-// last sign of life, or at the end of its lease, whichever comes first. [Locker.Close] gives the
-// leases of a process back at once.
+// A dead holder is replaced when its lease ends, or earlier when its session ends: SessionTimeout to
+// one tick more after its last sign of life. [Locker.Close] gives a process's leases back at once.
 //
-// A holder cut off from ZooKeeper cannot know whether its session has ended. Its leases are lost
-// for certain only when a server says so. Until then renewals fail without ErrLeaseLost, and two
-// holders may believe in the lease. The Store's epochs let only one of them write. [driver.Tokener]
-// does the same for other resources: the token is the czxid, which rises as long as the ensemble
-// keeps its data.
+// A holder cut off from ZooKeeper cannot know whether its session has ended. Its leases are lost for
+// certain only when a server says so. Until then renewals fail without ErrLeaseLost, and two holders
+// may believe in the lease. The Store's epochs let only one of them write. [driver.Tokener] does the
+// same for other resources: the token is the czxid, which rises as long as the ensemble keeps its data.
 //
 // A restart of servers, even of all, loses neither leases nor watches if the client is back within
 // SessionTimeout. The ensemble counts a session's time again from the election of a leader. An
@@ -76,12 +72,10 @@
 // the TOKEN:holder named in its data. With only the first deleted, the former holder's Renew and
 // Release still find its own node, and succeed on the lease of its successor.
 //
-// By default every client of the ensemble may read and change the nodes. Set [Locker.AuthScheme],
-// [Locker.Auth] and [Locker.ACL] to keep them to the fleet. The Locker creates missing nodes of
-// Prefix with the same ACL.
+// By default every client of the ensemble may read and change the nodes. [Locker.AuthScheme],
+// [Locker.Auth] and [Locker.ACL] keep them to the fleet. Missing nodes of Prefix get the same ACL.
 //
 // # Versions
 //
-// Leases need ZooKeeper 3.4 or later. Lock needs 3.5.1 or later, for container nodes. Tested with
-// 3.8.
+// Leases need ZooKeeper 3.4 or later. Lock needs 3.5.1 or later, for container nodes. Tested with 3.8.
 package zklock

@@ -148,8 +148,7 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestTakeover_RenewedWhileObserved renews a lease after an observer has watched it for nearly its
-// whole length.
+// TestTakeover_RenewedWhileObserved renews a lease watched for nearly its whole length.
 func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
@@ -171,8 +170,7 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	}
 }
 
-// TestExpiry_InALivingProcess leaves a lease alone: at its end its node goes, and its watchers are
-// told.
+// TestExpiry_InALivingProcess leaves a lease alone: at its end its node goes, and watchers are told.
 func TestExpiry_InALivingProcess(t *testing.T) {
 	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
@@ -303,9 +301,8 @@ func TestReconnect_HandshakeNotAnswered(t *testing.T) {
 	leasetest.Renew(t, lease, time.Minute) // in the continued session
 }
 
-// TestReconnect_AmongRequests loses the connection while many requests wait for the next one. Their
-// replies come, in several packets, while the client sets its watches again. The race detector is
-// the judge.
+// TestReconnect_AmongRequests loses the connection under many requests, whose replies come in packets
+// while the client sets its watches again. The race detector is the judge.
 func TestReconnect_AmongRequests(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -378,8 +375,7 @@ func TestServerRestart(t *testing.T) {
 	}
 }
 
-// TestSilentServer stops the server: it accepts connections and answers nothing. Calls end with
-// their contexts, and leave nothing.
+// TestSilentServer stops the server: calls end with their contexts, and leave nothing.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
@@ -663,8 +659,7 @@ func holding(t *testing.T, addr string) string {
 	return key
 }
 
-// TestServers has several servers, one of them dead: it causes no delay, neither at the start nor
-// when the server in use fails.
+// TestServers has a dead server, which delays neither the start nor the loss of the server in use.
 func TestServers(t *testing.T) {
 	server := shared(t)
 	dead := testserver.FreeAddr(t)
@@ -691,8 +686,7 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// TestDial_Fails has Dial fail in both ways at first: the error has the reason, and the next
-// attempt finds the server.
+// TestDial_Fails has Dial fail once: the error has the reason, and the next attempt finds the server.
 func TestDial_Fails(t *testing.T) {
 	server := shared(t)
 	for name, fail := range map[string]func() error{

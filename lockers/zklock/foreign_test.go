@@ -18,7 +18,6 @@ type unheard struct{}
 
 func (unheard) Printf(string, ...any) {}
 
-// TestForeignNodes puts foreign nodes in a lease's place.
 func TestForeignNodes(t *testing.T) {
 	server := shared(t)
 	l := newLocker(t, server.Addr)
@@ -63,8 +62,7 @@ func connect(t *testing.T, addr string) *zk.Conn {
 	return conn
 }
 
-// TestFreedByHand deletes a lease's two nodes in a single transaction, as the package documentation
-// says.
+// TestFreedByHand deletes a lease's two nodes in one transaction, as the package documentation says.
 func TestFreedByHand(t *testing.T) {
 	server := shared(t)
 	conn := connect(t, server.Addr)

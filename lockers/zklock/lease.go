@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the holder's side of a lease. A lease ends by release, by its length, or with the
-// session, whichever comes first.
+// This file is the holder's side of a lease, which ends by release, by its length, or with the session.
 
 var errSessionEnded = errors.New("the session has ended")
 
@@ -64,8 +63,7 @@ func (l *lease) begin(stat *zk.Stat, end time.Time) error {
 	return nil
 }
 
-// Token implements [driver.Tokener]. It is the zxid of the transaction that created the lease, and
-// rises as long as the ensemble keeps its data.
+// Token implements [driver.Tokener], with the zxid of the transaction that created the lease.
 func (l *lease) Token() uint64 { return uint64(l.czxid) }
 
 // Lost implements [driver.LossNotifier].
@@ -116,9 +114,8 @@ func (l *lease) renewal(end time.Time) bool {
 	return true
 }
 
-// renewed ends a renewal. stat is nil if the renewal was not carried out, as far as is known. Of
-// several concurrent renewals, the last one carried out by ZooKeeper counts; its answer is not
-// always the last.
+// renewed ends a renewal. stat is nil if it was not carried out, as far as is known. Of concurrent
+// renewals, the last one carried out by ZooKeeper counts; its answer is not always the last.
 func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,8 +165,7 @@ func (l *lease) Release(ctx context.Context) error {
 	return l.wrap("release", err)
 }
 
-// ask makes a request, and repeats it after a reply lost with the connection. The error is
-// zk.ErrNoNode if the node does not exist.
+// ask makes a request, and repeats it after a lost reply. zk.ErrNoNode means that the node is missing.
 func (l *lease) ask(ctx context.Context, request func(*zk.Conn) (*zk.Stat, error)) (*zk.Stat, error) {
 	var unanswered error
 	for range maxUnanswered {
@@ -207,8 +203,7 @@ func (l *lease) expire() {
 	}
 }
 
-// finish ends the lease at its holder's request, and reports whether the lease had not ended
-// before.
+// finish ends the lease, and reports whether the lease had not ended before.
 func (l *lease) finish() bool {
 	l.mu.Lock()
 	first := !l.done

@@ -32,11 +32,10 @@ var errNoPlace = errors.New("the place in the queue was lost, with the session o
 //
 // Lock and TryAcquire are two locks, also for the same key: neither waits for the other's holder.
 //
-// In an empty queue Lock costs three requests (a place, a look, the start of the lease), or five if
-// the queue's node is missing. A waiter makes two more, and up to three again each time its
-// predecessor goes or the holder has been silent for the length of its lease. A release wakes
-// exactly one waiter, a renewal none. A release before other waiters costs two requests, since it
-// tries to remove the queue first.
+// In an empty queue Lock costs three requests (a place, a look, the start of the lease), or five if the
+// queue's node is missing. A waiter makes two more, and up to three again each time its predecessor
+// goes or the holder has been silent for the length of its lease. A release wakes one waiter, a renewal
+// none. A release before other waiters costs two requests, since it tries to remove the queue first.
 //
 // A silent holder with a living session is skipped when a waiter has seen it unchanged for the
 // whole length of its lease, after one to two lengths.
@@ -200,7 +199,6 @@ func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, pa
 	return nil
 }
 
-// ignoring returns err, or nil if err is one of these.
 func ignoring(err error, these ...error) error {
 	for _, e := range these {
 		if errors.Is(err, e) {
@@ -239,10 +237,9 @@ func (t *ticket) line(conn *zk.Conn) ([]string, error) {
 	return names, nil
 }
 
-// find sets the ticket's path. The error is zk.ErrNoNode if it has no node. The request for the
-// node went over another connection, maybe to another server, and this server answers reads from
-// its own state. Without the sync it may not know of the node yet, which would leave a place
-// without a waiter.
+// find sets the ticket's path. The error is zk.ErrNoNode if it has no node. The request for the node
+// went over another connection, maybe to another server, and this server answers reads from its own
+// state. Without the sync it may not know of the node yet, which would leave a place without a waiter.
 func (t *ticket) find(conn *zk.Conn) error {
 	if _, err := conn.Sync(t.dir); err != nil {
 		return err

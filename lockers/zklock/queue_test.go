@@ -125,8 +125,7 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 	}
 }
 
-// TestLock_OneLeaves takes waiters out of the middle: by their context, by the end of their
-// session, by Close.
+// TestLock_OneLeaves takes waiters out of the middle, by their context, their session's end and Close.
 func TestLock_OneLeaves(t *testing.T) {
 	t.Parallel()
 	q := newLine(t)
@@ -165,8 +164,7 @@ func TestLock_OneLeaves(t *testing.T) {
 	eventually(t, 3*time.Second, "nothing is left", places(0))
 }
 
-// TestLock_HolderFallsSilent has a holder and its successor fall silent with living sessions: each
-// is skipped after its announced length.
+// TestLock_HolderFallsSilent has two living holders fall silent: each is skipped after its length.
 func TestLock_HolderFallsSilent(t *testing.T) {
 	t.Parallel()
 	q := newLine(t)

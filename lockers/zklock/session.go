@@ -22,8 +22,7 @@ import (
 // contexts, time limits while connecting, an immediate second server, and an end without a server.
 
 const (
-	// dialTimeout bounds the dial of a connection. closeTimeout bounds the wait for a server to
-	// confirm the end of a session.
+	// dialTimeout bounds a dial, closeTimeout the wait for a server to confirm the end of a session.
 	dialTimeout  = time.Second
 	closeTimeout = time.Second
 
@@ -50,8 +49,7 @@ var (
 	errUnreachable = errors.New("no server answers")
 )
 
-// A session is the Locker's session with ZooKeeper, and its successor after an expiry. It is safe
-// for concurrent use.
+// A session is the Locker's session, and its successor after an expiry, safe for concurrent use.
 type session struct {
 	servers []string
 	ctx     context.Context // ends with close
@@ -85,9 +83,8 @@ func (s *session) init(servers []string) {
 	s.leases = make(map[*lease]struct{})
 }
 
-// start opens the session in the background, once. onEvent gets the events of watches. watching
-// reports whether there may be watches. expired is called when the session, with all its watches,
-// has ended.
+// start opens the session in the background, once. onEvent gets the watches' events. watching reports
+// whether there may be watches. expired is called when the session and its watches have ended.
 func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), auth credentials, onEvent func(zk.Event), watching func() bool, expired func()) {
 	if s.begun.Load() {
 		return
@@ -166,8 +163,7 @@ type unheard struct{}
 
 func (unheard) Printf(string, ...any) {}
 
-// changed handles a change of the connection's state. It runs on the client's goroutines, in their
-// order.
+// changed handles a change of the connection's state, on the client's goroutines, in their order.
 func (s *session) changed(state zk.State, watching func() bool, expired func()) {
 	s.mu.Lock()
 	switch state {
@@ -231,8 +227,7 @@ func (s *session) expiredJustNow() bool {
 	return expired
 }
 
-// await returns the connection when the session is up, and an error when no server answers or ctx
-// has ended.
+// await returns the connection when the session is up, or an error when no server answers or ctx ends.
 func (s *session) await(ctx context.Context) (*zk.Conn, error) {
 	for {
 		s.mu.Lock()
@@ -333,8 +328,7 @@ func (s *session) close() {
 		case <-time.After(closeTimeout):
 		}
 	}
-	// The client checks for its end only between two reads, and a silent server would keep it in
-	// one.
+	// The client checks for its end only between two reads, and a silent server would keep it in one.
 	s.mu.Lock()
 	if s.wire != nil {
 		s.wire.Close()
@@ -375,10 +369,8 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	return w, nil
 }
 
-// A wire is a connection with two additions to the client.
-//
-// The first is a time limit for the handshake. The client would wait for it ten times as long as
-// for other replies, and without a limit for its last bytes.
+// A wire is a connection with two additions to the client. The first is a time limit for the handshake.
+// The client would wait for it ten times as long as for other replies, and for its last bytes for ever.
 //
 // The second is an order. After the handshake of a continued session, the client sets its watches
 // again, from the zxid of its last reply. It reads the zxid on one goroutine while another writes

@@ -19,8 +19,7 @@ type value struct {
 	length time.Duration // of the lease from its start or its last renewal
 }
 
-// encode rounds the length up to milliseconds, so no observer takes the lease for shorter than its
-// holder does.
+// encode rounds the length up to milliseconds, so no observer takes the lease for shorter than it is.
 func (v value) encode() []byte {
 	return fmt.Appendf(nil, "%s %d", v.token, adapter.Millis(v.length))
 }

@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the push: one watch in ZooKeeper for each watched node, shared by all waiters of
-// this process.
+// This file is the push: one watch for each watched node, shared by all waiters of this process.
 
 // seen is the Seen of this package's HeldErrors.
 type seen struct {
@@ -21,9 +20,8 @@ type seen struct {
 	holder string // the path of the holder's node, empty if the lease was free again
 }
 
-// Watch implements [driver.Watcher]. The first watch of a lease costs 1 request, further watches
-// none. While no server answers Watch returns an error. The watch ends with the lease, or with the
-// session.
+// Watch implements [driver.Watcher]. The first watch of a lease costs 1 request, further watches none.
+// While no server answers Watch returns an error. The watch ends with the lease or the session.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -52,10 +50,9 @@ type watch struct {
 	freed chan struct{} // closed when the node is gone
 }
 
-// watches are a Locker's watches by node path. The zero value is ready for use and safe for
-// concurrent use. A watched node is a holder's node or a place in a queue, with a token in its
-// name: once gone it never comes again. So a watch set too late finds no node, and no version has
-// to be compared.
+// watches are a Locker's watches by node path. The zero value is ready for use and safe for concurrent
+// use. A watched node is a holder's node or a place in a queue, with a token in its name: once gone it
+// never comes again. So a watch set too late finds no node, and no version has to be compared.
 type watches struct {
 	mu   sync.Mutex // guards path
 	path map[string]*watch
@@ -83,8 +80,7 @@ func (ws *watches) join(conn *zk.Conn, path string) *watch {
 	if w != nil {
 		return w
 	}
-	// Registered before the request: the event of the node's end may be handled here before the
-	// reply to the request.
+	// Registered before the request: the event of the node's end may be handled before the reply.
 	w = &watch{set: make(chan struct{}), freed: make(chan struct{})}
 	if ws.path == nil {
 		ws.path = make(map[string]*watch)
@@ -95,8 +91,7 @@ func (ws *watches) join(conn *zk.Conn, path string) *watch {
 	return w
 }
 
-// ask has ZooKeeper watch a node. It asks for the node's children, of which there are none: only
-// the node's end triggers this watch, and no renewal does.
+// ask has ZooKeeper watch a node's children, of which there are none: no renewal triggers this watch.
 func (ws *watches) ask(conn *zk.Conn, path string, w *watch) {
 	err := adapter.Do(context.Background(), func() error { // for its recover: nothing bounds it
 		_, _, _, err := conn.ChildrenW(path)

@@ -27,9 +27,8 @@ type Locker struct {
 	// default is "/bellwether". Set Prefix before first use.
 	Prefix string
 
-	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble
-	// bounds it, by default to 2 to 20 of its ticks. The default is 10 s. Set SessionTimeout before
-	// first use.
+	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble bounds
+	// it, by default to 2 to 20 ticks. The default is 10 s. Set SessionTimeout before first use.
 	SessionTimeout time.Duration
 
 	// Dial makes a connection, for TLS or a proxy. The default is a [net.Dialer]'s DialContext. Set
@@ -67,9 +66,8 @@ func New(servers ...string) *Locker {
 	return l
 }
 
-// Close ends the session, with all its leases and watches, and returns when the connection is
-// closed, after about a second if ZooKeeper does not answer. The error is always nil. A second
-// Close does nothing.
+// Close ends the session, with all its leases and watches, and returns when the connection is closed,
+// after about a second if ZooKeeper is silent. The error is always nil. A second Close does nothing.
 func (l *Locker) Close() error {
 	l.session.close()
 	l.watches.endAll()
@@ -99,10 +97,9 @@ func (l *Locker) start() {
 	}, l.watches.any, l.watches.endAll)
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3
-// for a takeover. A ttl of 0 or less is an error. The error's Until counts from the first time this
-// Locker saw the lease unchanged, so a long-dead holder costs at most its announced length, or less
-// if its session ends sooner.
+// TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3 for
+// a takeover. A ttl of 0 or less is an error. A HeldError's Until counts from this Locker's first sight
+// of the unchanged lease, so a long-dead holder costs at most its announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -203,8 +200,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 	}
 }
 
-// A pair is the two nodes of a lease: one excludes other holders, one identifies the lease. They
-// are created and deleted together.
+// A pair is the two nodes of a lease, created and deleted together.
 type pair struct {
 	lease  string // path, the same for all holders of the key
 	holder string // path, with the holder's token
@@ -217,14 +213,12 @@ func (l *Locker) pair(name, token string) pair {
 
 func (l *Locker) holderPath(token string) string { return l.Prefix + "/" + token + ":holder" }
 
-// create takes the lease if it is free. The error is zk.ErrNodeExists if it is held, and
-// zk.ErrNoNode if there is no parent.
+// create takes a free lease. zk.ErrNodeExists means that it is held, zk.ErrNoNode a missing parent.
 func (p pair) create(conn *zk.Conn, v value) (*zk.Stat, error) {
 	return statOf(conn.Multi(p.creation(v)...))
 }
 
-// creation is the operations that create the pair. The last one is needed because a create returns
-// no Stat, with the fencing token and the owner.
+// creation creates the pair. The write comes last: a create returns no Stat (fencing token, owner).
 func (p pair) creation(v value) []any {
 	return []any{
 		&zk.CreateRequest{Path: p.lease, Acl: p.acl, Flags: zk.FlagEphemeral},
@@ -375,8 +369,7 @@ func refused(err error) bool {
 	return errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
 }
 
-// wrap adds the operation to an engine's error. Errors of the contract and the caller's own context
-// error pass unchanged.
+// wrap adds the operation to an engine's error. Errors of the contract and of a context pass unchanged.
 func wrap(doing, what string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -1,8 +1,7 @@
 // Package memcachestore keeps entries in memcached.
 //
-// Memcached has compare-and-swap for one item, no scripts, and no clock that clients can read. A
-// commit therefore takes several steps, made safe by their order, and an entry's age is told by the
-// wall clocks of its writer and its reader.
+// Memcached has compare-and-swap for one item, no scripts, and no clock that clients can read. So a
+// commit takes several steps, made safe by their order, and an entry's age depends on wall clocks.
 //
 // A memcached started with -C has no compare-and-swap: every claim, commit and invalidation of an
 // existing key is then an error.
@@ -24,12 +23,10 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is a [driver.Store] in memcached. Create a Store with [New]. Stores are safe for
-// concurrent use.
+// A Store is a [driver.Store] in memcached. Create it with [New]. It is safe for concurrent use.
 //
-// A Get costs 1 round trip, a GetMany 1 for each piece of its keys, a Claim 2, a Commit 4, or up to
-// 5 for an entry without a life, and an Invalidate 3 or 4. Concurrent writes of the same key cost
-// more.
+// A Get costs 1 round trip, a GetMany 1 per piece of its keys, a Claim 2. A Commit costs 4, or up to 5
+// for an entry without a life, an Invalidate 3 or 4. Concurrent writes of a key cost more.
 //
 // Two promises are only as good as the clients' wall clocks agree. An entry's age is the time from
 // the writer's clock at the commit to the reader's clock, and never below the committed age. A lost
@@ -45,25 +42,22 @@ import (
 // A GetMany waits for all servers, or for the client's Timeout. Set Timeout to less than half of
 // Fleet.EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
-	// Prefix begins the names of all items. Different prefixes keep programs on one server apart.
-	// Prefix has at most 80 bytes, without spaces and control bytes. The default is "bellwether:".
-	// Set Prefix before first use.
+	// Prefix begins the names of all items, and keeps programs on one server apart. It has at most 80
+	// bytes, without spaces and control bytes. Default: "bellwether:". Set Prefix before first use.
 	Prefix string
 
-	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a
-	// failure, and less than 160 bytes more. The default is 1 MiB less 1 KiB, which stays within
-	// the default of memcached's option -I with the key and the server's header. Set MaxValue
-	// before first use.
+	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a failure,
+	// and less than 160 bytes more. The default is 1 MiB less 1 KiB, within memcached's default of -I
+	// with the key and the server's header. Set MaxValue before first use.
 	MaxValue int
 
 	mc     *memcache.Client
 	pieces adapter.Pieces
 }
 
-// New returns a store over mc. It panics without mc. By default mc keeps 2 idle connections and
-// dials for every request beyond: set its MaxIdleConns to the expected number of concurrent
-// requests. Its Timeout, 500 ms by default, bounds each network step. A context that ends earlier
-// ends the caller's wait, and mc goes on until the Timeout.
+// New returns a store over mc, and panics without mc. mc dials for requests beyond its idle
+// connections, 2 by default: set MaxIdleConns to the expected concurrent requests. Its Timeout, 500 ms
+// by default, bounds each network step. A context that ends earlier ends only the caller's wait.
 func New(mc *memcache.Client) *Store {
 	if mc == nil {
 		panic(errors.New("memcachestore: New needs a client, such as memcache.New makes"))
@@ -71,9 +65,8 @@ func New(mc *memcache.Client) *Store {
 	return &Store{Prefix: "bellwether:", MaxValue: 1<<20 - 1<<10, mc: mc}
 }
 
-// Item ":v" holds the writer's time of the commit, in 16 decimal digits of microseconds since 1970,
-// and the encoded entry. Item ":m" holds two decimal numbers, "counter floor", with floor <=
-// counter.
+// Item ":v" holds the writer's time of the commit, in 16 decimal digits of microseconds since 1970, and
+// the encoded entry. Item ":m" holds two decimal numbers, "counter floor", with floor <= counter.
 //
 // An entry is served only if a floor exists and the entry's epoch is not below it. So these hold
 // wherever a writer stops:
@@ -104,9 +97,8 @@ type items struct {
 const maxNumber = 1 << 62
 
 func (s *Store) read(n names) (items, error) {
-	// The floor first. If the entry came first, a commit in between would show the old entry below
-	// the new floor: a miss of a key that always had an entry. (It still happens with two servers:
-	// see get.)
+	// The floor first. Otherwise a commit in between would show the old entry below the new floor: a
+	// miss of a key that always had an entry. (It still happens with two servers: see get.)
 	got, err := adapter.Reconnected(func() (map[string]*memcache.Item, error) {
 		return s.mc.GetMulti([]string{n.m, n.v})
 	}, s.mc.Close)
@@ -184,8 +176,7 @@ func (s *Store) get(n names) (driver.Entry, error) {
 		if err != nil {
 			return driver.Entry{}, err
 		}
-		// A second look decides between an invalidation and a commit in between. A third is not
-		// worth its cost.
+		// A second look tells an invalidation from a commit in between. A third is not worth its cost.
 		if it.corrupt != nil || !it.overtaken() || again {
 			return it.answer()
 		}
@@ -206,8 +197,7 @@ func (it *items) answer() (driver.Entry, error) {
 // by the size of the last values: 16 keys the first time, 256 at most.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	if len(keys) <= few {
-		// The client's GetMulti waits for all servers, and only the client knows the server of a
-		// key.
+		// The client's GetMulti waits for all servers, and only the client knows the server of a key.
 		all := make([]int, len(keys))
 		for i := range all {
 			all[i] = i
@@ -248,8 +238,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	s.getEach(ctx, keys, again, each)
 }
 
-// getPiece reads the items of keys in a single call. If a server fails, it returns the items of the
-// others.
+// getPiece reads the items of keys in one call. If a server fails, it returns the others' items.
 func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*memcache.Item, failed bool) {
 	// Every floor before its entry, as in read; the client keeps the order.
 	var all []string
@@ -391,8 +380,7 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 	return err
 }
 
-// commitNothing raises the floor to epoch and removes older entries, in the order of an
-// invalidation, for the same reasons.
+// commitNothing raises the floor and removes older entries, in invalidate's order for the same reason.
 func (s *Store) commitNothing(ctx context.Context, n names, epoch uint64) error {
 	it, err := s.read(n)
 	if err != nil {
@@ -523,8 +511,7 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	case errors.Is(err, memcache.ErrNotStored), errors.Is(err, memcache.ErrCASConflict), errors.Is(err, memcache.ErrCacheMiss):
 		return false, nil
 	case strings.Contains(err.Error(), "object too large for cache"):
-		// The server's limit (option -I) is below MaxValue. The client has no error for this
-		// answer.
+		// The server's limit (option -I) is below MaxValue. The client has no error for this answer.
 		return false, fmt.Errorf("%w: %w", driver.ErrTooLarge, err)
 	case strings.Contains(err.Error(), "out of memory"):
 		return false, fmt.Errorf("%w: %w", errFull, err)
@@ -535,9 +522,8 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 // errFull is the answer of a full memcached that evicts nothing.
 var errFull = errors.New("the server is full")
 
-// retry calls f until it is done, fails or ctx ends. f is not done if another writer came between
-// its steps. Some writer succeeds in each round; the growing, random pause keeps many writers from
-// trying in step.
+// retry calls f until it is done, fails or ctx ends. f is not done if another writer came in between.
+// Some writer succeeds in each round; the growing, random pause keeps writers out of step.
 func retry(ctx context.Context, f func() (done bool, err error)) error {
 	for n := 0; ; n++ {
 		if done, err := f(); done || err != nil {
@@ -577,9 +563,8 @@ func parseMarks(m *memcache.Item) (counter, floor uint64, ok bool) {
 	return counter, floor, true
 }
 
-// longest is the longest time, in seconds, that memcached counts. It takes a larger number for a
-// date, and a date would need the server's clock to agree with ours. An entry with a longer life is
-// gone after these 30 days.
+// longest is the longest time, in seconds, that memcached counts: a larger number is a date, by the
+// server's clock. An entry with a longer life is gone after these 30 days.
 const longest = 30 * 24 * 60 * 60
 
 // seconds returns the expiration of an item with the life d. With an expiration of T, memcached
@@ -592,15 +577,13 @@ func seconds(d time.Duration) int32 {
 	return int32(min(s+1, longest))
 }
 
-// retention is the least number of seconds for which a key's counter and floor are kept. It need
-// only outlast any rebuild.
+// retention is how many seconds counter and floor are kept at least. It need only outlast any rebuild.
 const retention = 60 * 60
 
 // stampLen is the length of the time before a stored entry.
 const stampLen = 16
 
-// decode returns the key's entry in data, with the Age of its commit, and the time from the commit
-// to now.
+// decode returns the key's entry in data, with its Age at the commit, and the time from then to now.
 func decode(key string, data []byte, now time.Time) (e driver.Entry, passed time.Duration, err error) {
 	if len(data) < stampLen {
 		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)

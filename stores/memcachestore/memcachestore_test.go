@@ -106,9 +106,8 @@ func TestStore_ManyServers(t *testing.T) {
 	storetest.Run(t, func(tb testing.TB) storetest.Instance { return instance(tb, three(tb)...) })
 }
 
-// TestStore_OneOfManyServersIsLost has each of three servers die and come back empty, over keys in
-// each state with parts on it or elsewhere. No value from before an invalidation or below a later
-// claim is committed or served, and the next rebuild is accepted.
+// TestStore_OneOfManyServersIsLost has each of three servers come back empty. No value from before an
+// invalidation or below a later claim is committed or served, and the next rebuild is accepted.
 func TestStore_OneOfManyServersIsLost(t *testing.T) {
 	servers := []*testserver.Server{testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)}
 	prefix := "test:" + adapter.Token() + ":"
@@ -223,8 +222,7 @@ func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.En
 	return e
 }
 
-// A gate stops a client at its nth request and lets a test act in between: the interleavings of the
-// comments, one by one.
+// A gate stops a client at its nth request, for the interleavings of the comments, one by one.
 type gate struct {
 	net.Conn
 	mu     sync.Mutex // guards the rest
@@ -256,8 +254,7 @@ func between(tb testing.TB, s *Store, addr string, n int, hook func()) *Store {
 	return slow
 }
 
-// TestCommit_Interleaved commits while others act between any two of its steps: read, write the
-// entry, read the floor, raise it.
+// TestCommit_Interleaved has others act between a commit's steps: read, write, read the floor, raise.
 func TestCommit_Interleaved(t *testing.T) {
 	srv := testserver.Memcached(t)
 	const steps = 4
@@ -385,8 +382,7 @@ func TestCommit_Interleaved(t *testing.T) {
 	}
 }
 
-// TestInvalidate_Interleaved commits an earlier claim between the steps of an invalidation: read,
-// raise the floor, read, remove.
+// TestInvalidate_Interleaved commits between the steps of an invalidation: read, raise, read, remove.
 func TestInvalidate_Interleaved(t *testing.T) {
 	srv := testserver.Memcached(t)
 	for step := 1; step <= 4; step++ {
@@ -486,11 +482,9 @@ func (c conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestGet_OvertakenBetweenServers has a commit between the reads of the entry and of the floor: the
-// key had an entry all the time.
+// TestGet_OvertakenBetweenServers commits between the reads of entry and floor: the key stays present.
 func TestGet_OvertakenBetweenServers(t *testing.T) {
-	// With two servers, the client's CRC always chooses the same one for both items: their names
-	// differ in one bit pattern at one place.
+	// With two servers, both items would be on the same one: see three.
 	addrs := []string{testserver.Memcached(t).Addr, testserver.Memcached(t).Addr, testserver.Memcached(t).Addr}
 	s := open(t, "test:"+adapter.Token()+":", addrs...)
 	var servers memcache.ServerList
@@ -615,8 +609,7 @@ func TestStore_ServersLimitIsLower(t *testing.T) {
 	put(t, s, "k", "small", time.Hour)
 }
 
-// TestStore_NoCompareAndSwap has a server that refuses every swap: no call retries until its
-// deadline, and the error has the reason.
+// TestStore_NoCompareAndSwap has every swap refused: no call retries, and the error has the reason.
 func TestStore_NoCompareAndSwap(t *testing.T) {
 	s := open(t, "test:", testserver.Memcached(t, "-C").OwnOrSkip(t).Addr)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -633,8 +626,7 @@ func TestStore_NoCompareAndSwap(t *testing.T) {
 	}
 }
 
-// TestStore_ForeignCounter puts foreign bytes in the counter's place: claims still rise, and
-// commits still pass.
+// TestStore_ForeignCounter puts foreign bytes in the counter's place: claims rise, and commits pass.
 func TestStore_ForeignCounter(t *testing.T) {
 	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
 	last := put(t, s, "k", "v", time.Hour)
@@ -702,8 +694,7 @@ func TestStore_ServerHangs(t *testing.T) {
 	storetest.Hang(t, s)
 }
 
-// TestGetMany_OneOfManyServersHangs has a client with a Timeout below the batch's own: the answers
-// of the other servers come in time.
+// TestGetMany_OneOfManyServersHangs has a Timeout below the batch's: the other servers' answers come.
 func TestGetMany_OneOfManyServersHangs(t *testing.T) {
 	servers := []*testserver.Server{testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)}
 	var list memcache.ServerList
@@ -754,8 +745,7 @@ func TestStore_ServerDown(t *testing.T) {
 	storetest.Down(t, s)
 }
 
-// A client has as many dead connections after an outage as it had idle ones before. The first call
-// after the outage still succeeds.
+// After an outage all of a client's idle connections are dead. The first call still succeeds.
 func TestStore_ServerRestarted(t *testing.T) {
 	const idle = 20
 	srv := testserver.Memcached(t).OwnOrSkip(t)

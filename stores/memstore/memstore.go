@@ -77,8 +77,7 @@ type record struct {
 	index   int           // in due
 }
 
-// fences reports whether a commit of the epoch is refused. A nil r, a forgotten claim, refuses
-// every epoch.
+// fences reports whether a commit of the epoch is refused. A nil r, a forgotten claim, refuses all.
 func (r *record) fences(epoch uint64) bool {
 	return r == nil || epoch < r.floor || epoch > r.counter
 }
@@ -213,8 +212,7 @@ type keptEntry struct {
 	life  time.Duration
 }
 
-// encode returns e after a round trip through its encoding: a copy, equal to the entry from every
-// other store.
+// encode returns e after a round trip through its encoding: a copy, equal to other stores' entries.
 func (s *Store) encode(key string, e driver.Entry) (keptEntry, error) {
 	var data []byte
 	life := e.Life()
@@ -238,8 +236,7 @@ func (s *Store) write(key string, kept keptEntry) error {
 		return driver.ErrFenced
 	}
 	if e.Epoch == r.floor {
-		// The claim with this epoch has committed before. The record has its entry, or no entry if
-		// its life is over or it had none.
+		// This epoch was committed before. The record has its entry, or none if its life is over.
 		if r.data != nil && !bytes.Equal(r.data, data) {
 			return driver.ErrFenced
 		}
@@ -360,8 +357,7 @@ func (s *Store) committed(n driver.Notice) driver.Entry {
 	return r.present(now)
 }
 
-// tell queues a notice for the listeners, in the order of the changes. f is not called here, since
-// it would run under the lock.
+// tell queues a notice for the listeners, in the order of the changes. f would run under the lock here.
 func (s *Store) tell(n driver.Notice) {
 	for queue := range s.listeners {
 		select {
@@ -378,8 +374,7 @@ func (s *Store) written(r *record, now time.Time) {
 	heap.Fix(&s.due, r.index)
 }
 
-// tidy drops expired entries and records, and returns the present time. Every method begins with
-// it, so no goroutine is needed.
+// tidy, where every method begins, drops expired entries and records: no goroutine is needed.
 func (s *Store) tidy() time.Time {
 	now := time.Now()
 	for len(s.due) > 0 && !s.due[0].deadline().After(now) {
@@ -397,7 +392,6 @@ func (s *Store) tidy() time.Time {
 	return now
 }
 
-// makeRoom drops the least recently used records until the rest fits.
 func (s *Store) makeRoom() {
 	for s.bytes > s.MaxBytes {
 		s.drop(s.used.Back().Value.(*record))

@@ -47,7 +47,6 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestLocker runs the contract of a locker on the leases of a Store.
 func TestLocker(t *testing.T) {
 	s := New()
 	lockertest.Run(t, func(testing.TB) driver.Locker { return s })

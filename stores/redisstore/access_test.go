@@ -26,7 +26,6 @@ func TestStore_Access(t *testing.T) {
 	})
 }
 
-// TestStore_AccessInACluster does the same in a cluster.
 func TestStore_AccessInACluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)

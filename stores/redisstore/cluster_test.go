@@ -32,16 +32,14 @@ func TestStore_Cluster(t *testing.T) {
 	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
 }
 
-// slotsThatMove makes every call while the key's slot moves: empty, with its keys on the old
-// server, and with its keys on the new server.
+// slotsThatMove makes every call while the key's slot moves: empty, and with its keys on either server.
 func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	const key = "moving"
 	ctx := t.Context()
 	s := New(connect(t, c))
 	reads := func(what string, want driver.Entry) {
 		t.Helper()
-		// A client without knowledge of the move. It asks for the time along with the entry at
-		// first, and then for the entry alone.
+		// A client without knowledge of the move asks for time and entry at first, then for the entry.
 		reader := New(connect(t, c))
 		for _, s := range []*Store{s, reader, reader} {
 			e, err := s.Get(ctx, key)
@@ -113,8 +111,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	reads("after the way back", late)
 }
 
-// TestStore_Ring runs the kit over single servers that do not know each other: they have no
-// notices.
+// TestStore_Ring runs the kit over single servers that do not know each other: they have no notices.
 func TestStore_Ring(t *testing.T) {
 	t.Parallel()
 	servers := map[string]*testserver.Server{"a": testserver.Redis(t).OwnOrSkip(t), "b": testserver.Redis(t).OwnOrSkip(t), "c": testserver.Redis(t).OwnOrSkip(t)}

@@ -14,8 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// calls makes one call of each kind, for as long as a cache waits by default, and returns their
-// errors by name.
+// calls makes each kind of call, for as long as a cache waits by default, and returns errors by name.
 func calls(tb testing.TB, s *Store) map[string]error {
 	errs := map[string]error{}
 	for name, call := range map[string]func(context.Context) error{

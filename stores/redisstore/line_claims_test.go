@@ -119,8 +119,7 @@ func TestGet_BesideLongReplies(t *testing.T) {
 	}
 }
 
-// beside reads short values while readersOfLong goroutines read long ones, and returns the 95th
-// percentile of the short reads.
+// beside returns the 95th percentile of short reads while readersOfLong goroutines read long values.
 func beside(t *testing.T, s *Store, long string, readersOfLong int) time.Duration {
 	stop := make(chan struct{})
 	var readers sync.WaitGroup

@@ -48,10 +48,9 @@ type replies struct {
 	silence error // the reason if no key has an answer
 }
 
-// GetMany implements [driver.BatchGetter]. It asks each server for about a megabyte of values at a
-// time, judged by the size of the last values: 16 keys the first time, 256 at most. Each request
-// costs 1 round trip with 1 command, or in a cluster 1 GET per key, and a TIME for a server without
-// a recent request.
+// GetMany implements [driver.BatchGetter]. It asks each server for about a megabyte at a time, judged
+// by the last values: 16 keys the first time, 256 at most. Each request costs 1 round trip with 1
+// command, or in a cluster 1 GET per key, and a TIME for a server without a recent request.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	shares, err := await(ctx, s, "get", func() ([]*share, error) { return s.shares(ctx, keys) })
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestGetMany_Commands reads 100 entries through a Cache: one MGET in a single round trip. The
-// first list of a process also has a TIME, and 16 keys before the others.
+// TestGetMany_Commands reads 100 entries through a Cache: one MGET. A process's first list also has a
+// TIME, and asks for 16 keys alone, since the size of the values is unknown.
 func TestGetMany_Commands(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
@@ -30,7 +30,6 @@ func TestGetMany_Commands(t *testing.T) {
 	if err := rdb.Ping(t.Context()).Err(); err != nil { // opens the connection
 		t.Fatal(err)
 	}
-	// The first list asks for 16 keys alone, since the size of the values is unknown.
 	for i, want := range []map[string]int{{"mget": 2, "time": 1}, {"mget": 3, "time": 1}} {
 		o := bellwether.Options{
 			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "values", Store: struct { // without notices
@@ -62,8 +61,7 @@ func TestGetMany_Commands(t *testing.T) {
 	}
 }
 
-// TestGetMany_Cluster reads keys of all servers, also while a server knows better than the client
-// where some of them are.
+// TestGetMany_Cluster reads keys of all servers, also after moves that the client does not know.
 func TestGetMany_Cluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)

@@ -44,8 +44,7 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 //	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
 const lengthLen = 8
 
-// notice decodes a published change. Invalid bytes are an error: every user of the server can
-// publish.
+// notice decodes a published change. Invalid bytes are an error: every user of the server can publish.
 func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err error) {
 	if len(data) < 1+2*redisentry.NumberLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
 		return n, fmt.Errorf("%w: not a change", driver.ErrCorrupt)

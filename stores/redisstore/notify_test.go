@@ -61,8 +61,7 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestNotify_Databases has two programs with the same Prefix in two databases of a server: neither
-// receives the other's changes.
+// TestNotify_Databases has two databases of a server and one Prefix: neither hears the other's changes.
 func TestNotify_Databases(t *testing.T) {
 	server := testserver.Redis(t)
 	var stores [2]*Store

@@ -1,18 +1,15 @@
 // Package redisstore keeps entries in Redis 7.0 or newer, or a server with its protocol and its
 // Lua, such as Valkey. It works with a single server, a cluster or a ring.
 //
-// A Get costs 1 command. Claim, Commit and Invalidate are one script each, so their reads still
-// hold at their writes beside concurrent writers. Entries age by the server's clock; no client's
-// wall clock is read.
+// A Get costs 1 command. Claim, Commit and Invalidate are one script each, so their reads hold at their
+// writes. Entries age by the server's clock; no client's wall clock is read.
 //
-// With a [redis.Client], calls that arrive while another is under way go together as one pipeline,
-// after its reply or after 2 ms. The client's hooks see such a pipeline with the context of its
-// first call.
+// With a [redis.Client], calls that arrive while another is under way go as one pipeline, after its
+// reply or 2 ms. The client's hooks see the pipeline with the context of its first call.
 //
-// A user of Redis's access control lists needs permission for the keys, the channel of the notices
-// and some commands; docs/engines.md has the smallest list. Since Redis 7.0 a new user has no
-// channels. Without the channel all writes succeed, and other processes see them within NearTTL
-// instead of at once.
+// A user of Redis's access control lists needs permission for the keys, the channel of the notices and
+// some commands; docs/engines.md has the smallest list. Since Redis 7.0 a new user has no channels.
+// Without the channel, writes succeed and reach other processes within NearTTL, not at once.
 package redisstore
 
 import (
@@ -31,8 +28,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Store is a [driver.Store] in Redis. Create a Store with [New]. Stores are safe for concurrent
-// use.
+// A Store is a [driver.Store] in Redis. Create it with [New]. It is safe for concurrent use.
 //
 // Epochs rise across evictions and restarts, because a lost counter begins again at the server's
 // clock. Epochs may repeat only if the clock is set back, or a server with a slower clock takes
@@ -41,9 +37,8 @@ import (
 // Ages are by the server's clock too. After a failover, or after a cluster has moved an entry to
 // another server, its age is wrong by the difference between the two clocks.
 type Store struct {
-	// Prefix begins the names of all keys in Redis. Different prefixes keep programs on one server
-	// apart. The default is "bellwether:". Prefix must have no braces, which would decide the
-	// cluster slot. Set Prefix before first use.
+	// Prefix begins the names of all keys in Redis, and keeps programs on one server apart. Braces in
+	// it would decide the cluster slot: use none. Default: "bellwether:". Set Prefix before first use.
 	Prefix string
 
 	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of
@@ -75,17 +70,15 @@ func New(rdb redis.UniversalClient) *Store {
 func (s *Store) name(key string) string { return redisentry.Name(s.Prefix, key) }
 
 var (
-	// claim: name; retention in ms, the largest reply. Returns the value or nil without an entry,
-	// the new epoch, the time. Of a value longer than the largest reply it returns a beginning of
-	// that length.
+	// claim: name; retention in ms, the largest reply. Returns the value or nil without an entry, the
+	// new epoch, the time. A value longer than the largest reply is cut to that length.
 	claimScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + `
 local kept, now = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1), time()
 local entry, epoch = claim(KEYS[1], kept, now, ARGV[1])
 return {entry, epoch, digits(now)}
 `)
 
-	// fenced: name; epoch. Returns whether a commit of the epoch would be refused, if not carried
-	// out yet.
+	// fenced: name; epoch. Returns whether a commit of the epoch would be refused, unless carried out.
 	fencedScript = redisscript.New(redisentry.Lua + `
 local epoch = tonumber(ARGV[1])
 local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
@@ -115,8 +108,7 @@ func await[T any](ctx context.Context, s *Store, doing string, f func() (T, erro
 	return v, s.wrap(doing, err)
 }
 
-// wrap adds the operation and the reason for a missing connection to an error. ErrNotFound and
-// ErrFenced pass unchanged.
+// wrap adds the operation and a missing connection's reason to errors except ErrNotFound and ErrFenced.
 func (s *Store) wrap(doing string, err error) error {
 	if err == nil || err == driver.ErrNotFound || err == driver.ErrFenced {
 		return err

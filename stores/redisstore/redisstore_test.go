@@ -195,8 +195,7 @@ func TestStore_Commands(t *testing.T) {
 	})
 }
 
-// TestStore_NoLeaveForTheChannel has a user without permission to publish, the default of Redis's
-// access control lists.
+// TestStore_NoLeaveForTheChannel has a user who may not publish, the default of access control lists.
 func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
@@ -217,8 +216,7 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
-// TestStore_InvalidateOutOfMemory has Redis refuse writes that take memory: an invalidated value is
-// not served, and no earlier claim can commit.
+// TestStore_InvalidateOutOfMemory has Redis without memory: no old value is served or committed.
 func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
 	e := put(t, s, "k", time.Hour)
@@ -240,7 +238,6 @@ func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	}
 }
 
-// TestStore_ForeignType puts a list in the entry's place.
 func TestStore_ForeignType(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	reader, _ := open(t, rdb.Options().Addr, s.Prefix)
@@ -270,8 +267,7 @@ func TestStore_ForeignType(t *testing.T) {
 	}
 }
 
-// TestStore_ForeignCounter puts foreign texts in the counter's place: claims still rise, and
-// commits still pass.
+// TestStore_ForeignCounter puts foreign texts in the counter's place: claims rise, and commits pass.
 func TestStore_ForeignCounter(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
@@ -330,8 +326,7 @@ func TestStore_ServersClockSetBack(t *testing.T) {
 	}
 }
 
-// TestStore_ExpiresInRedis checks expiries in Redis: an entry lasts for its life, the counter and
-// the floor for as long as a claim may need them.
+// TestStore_ExpiresInRedis wants entries kept for their life, counters as long as claims may need them.
 func TestStore_ExpiresInRedis(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
@@ -480,8 +475,7 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 	}
 }
 
-// TestStore_CommitThatComesLateAfterALongLoad sends a commit so long after the claim that the
-// sighting of the server's clock is no longer recent. The commit is carried out late.
+// TestStore_CommitThatComesLateAfterALongLoad has no recent sighting of the server's clock to go by.
 func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	const late = time.Second
 	srv := testserver.Redis(t).OwnOrSkip(t)

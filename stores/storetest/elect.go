@@ -209,8 +209,7 @@ func testElectRace(k kit) {
 	}
 }
 
-// electedAges gets the entry of the epoch in each of Elect's three answers. check judges the entry
-// that ask returns.
+// electedAges has check judge the entry of the epoch in each of Elect's three answers.
 func (k kit) electedAges(s driver.Elector, epoch uint64, check func(what string, ask func() driver.Entry)) {
 	k.Helper()
 	check("Elect that answers", func() driver.Entry { return k.elect(s, 0).Entry })
@@ -228,8 +227,7 @@ func (k kit) electedAges(s driver.Elector, epoch uint64, check func(what string,
 	}
 }
 
-// testElectLeaseEnds has an elected holder fall silent: the lease ends after its ttl, and no
-// earlier.
+// testElectLeaseEnds has an elected holder fall silent: the lease ends after its ttl, and no earlier.
 func testElectLeaseEnds(k kit) {
 	a, b := k.elector(), k.elector()
 	const ttl = 300 * time.Millisecond
@@ -263,8 +261,7 @@ func testElectLeaseEnds(k kit) {
 	k.held(a, 0, driver.Entry{})
 }
 
-// testElectCallerLeaves ends contexts between the call of Elect and its reply: the lease of such an
-// election ends.
+// testElectCallerLeaves ends contexts between Elect's call and its reply: the election's lease ends.
 func testElectCallerLeaves(k kit) {
 	a, b := k.elector(), k.elector()
 	start := time.Now()
@@ -303,8 +300,7 @@ func testElectCallerLeaves(k kit) {
 	}
 }
 
-// testElectPoison elects over bytes that are no entry: the leader and the others see the zero
-// Entry, and the leader's commit mends the key.
+// testElectPoison elects over bytes that are no entry: all see the zero Entry, and a commit mends it.
 func testElectPoison(k kit) {
 	a, b := k.elector(), k.elector()
 	parts := map[string]func(kit){}
@@ -330,8 +326,7 @@ func testElectPoison(k kit) {
 	k.each(parts)
 }
 
-// mends elects s over bytes that are no entry, beside other, and commits an entry of an epoch later
-// than before.
+// mends elects s over bytes that are no entry, beside other, and commits an entry of a later epoch.
 func (k kit) mends(s, other driver.Elector, before uint64) driver.Entry {
 	k.Helper()
 	won := k.leads(s, 0, driver.Entry{})
@@ -345,8 +340,7 @@ func (k kit) mends(s, other driver.Elector, before uint64) driver.Entry {
 	return e
 }
 
-// testElectLongKeys elects on keys longer than an engine's own limit: keys with a common beginning
-// have separate leases and entries.
+// testElectLongKeys wants separate leases and entries for long keys that begin alike.
 func testElectLongKeys(k kit) {
 	a, b := k.elector(), k.elector()
 	long, longer := k.key+strings.Repeat("k", 250), k.key+strings.Repeat("k", 10<<10)
@@ -394,8 +388,7 @@ func testElectArguments(k kit) {
 	k.absent(a, "after a commit with an ended context")
 }
 
-// testCommitAndRelease wants the lease ended with the commit, and its watchers woken. A repeated
-// call changes nothing.
+// testCommitAndRelease wants the lease ended by the commit, its watchers woken, and repeats harmless.
 func testCommitAndRelease(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -457,8 +450,7 @@ func testCommitAndReleaseRefused(k kit) {
 	}
 }
 
-// testCommitAndReleaseLate commits after the lease's end: the commit counts, and the lease of
-// another holder stays.
+// testCommitAndReleaseLate commits after the lease's end: the commit counts, another's lease stays.
 func testCommitAndReleaseLate(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})

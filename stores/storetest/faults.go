@@ -12,9 +12,8 @@ import (
 
 // This file tests faults of an engine.
 
-// unprovable wants the commit of a forgotten claim refused, now and after the next claim: a newer
-// entry may have been committed since. It wants the next claim accepted: a lost counter must not
-// block commits for good.
+// unprovable wants the commit of a forgotten claim refused, now and after the next claim: a newer entry
+// may have come since. The next claim is accepted: a lost counter must not block commits for good.
 func (k kit) unprovable(a, b driver.Store, forgotten uint64) {
 	k.Helper()
 	k.refused(a, value(forgotten, "forgotten"), "of a claim that the engine has forgotten")
@@ -40,7 +39,6 @@ func testEvict(k kit) {
 		k.absent(b, "after an eviction")
 		k.unprovable(a, b, running)
 	}
-	// A forgotten invalidation still holds.
 	running := k.newEpoch(a)
 	k.invalidate(b)
 	k.Evict(k, k.key)
@@ -86,8 +84,7 @@ func foreign() map[string][]byte {
 	whole := value(1, "a value that was damaged").Append(nil, "another key")
 	damaged := bytes.Clone(whole)
 	damaged[len(damaged)-1] ^= 1
-	// The header of an entry, whatever the store puts before it, with the last possible epoch and a
-	// wrong checksum.
+	// An entry's header, whatever the store puts before it, with the last epoch and a bad checksum.
 	hostile := bytes.Clone(whole)
 	binary.BigEndian.PutUint64(hostile[8:], math.MaxUint64)
 	return map[string][]byte{

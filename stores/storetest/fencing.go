@@ -219,8 +219,7 @@ func testInvalidateRacesCommits(k kit) {
 	}
 }
 
-// testCommitsRace has many writers and readers: the highest epoch stays, and no reader ever sees
-// the key go back.
+// testCommitsRace has many writers and readers: the highest epoch stays, and no reader sees it fall.
 func testCommitsRace(k kit) {
 	stores := []driver.Store{k.Open(k), k.Open(k), k.Open(k), k.Open(k)}
 	stop := make(chan struct{})

@@ -137,9 +137,8 @@ func testKept(k kit) {
 	})
 }
 
-// kept commits e and wants it back after three quarters of its life, or of two seconds. A read with
-// a reply later than nine tenths of the life is not judged: a store may overestimate an age by the
-// length of a call.
+// kept commits e and wants it back after three quarters of its life, or of two seconds. Replies after
+// nine tenths of the life are not judged: a store may overestimate an age by a call's length.
 func (k kit) kept(writer, reader driver.Store, e driver.Entry) {
 	k.Helper()
 	life := min(e.Life(), 2*time.Second)

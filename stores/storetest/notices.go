@@ -171,8 +171,7 @@ func testNoticesOfOtherWrites(k kit) {
 	}
 }
 
-// testLateNotices delivers a commit's notice late, as after a pause: its entry then has its true
-// age.
+// testLateNotices delivers a commit's notice late, as after a pause: its entry then has its true age.
 func testLateNotices(k kit) {
 	s := k.Open(k.T)
 	l := k.listen(s, k.key)

@@ -56,15 +56,13 @@ type Instance struct {
 	// with the process, or if the test did not start the server.
 	Restart func(testing.TB)
 
-	// TooLarge is the length of a Value that the store refuses with ErrTooLarge. It must be set,
-	// above the million bytes that every store accepts: a single mistake fills a store without a
-	// bound.
+	// TooLarge is the length of a Value that the store refuses with ErrTooLarge. It must be set, above
+	// the million bytes that every store accepts: a single mistake fills a store without a bound.
 	TooLarge int
 }
 
 // Run tests the store against its contract, in subtests of t, and returns when they have ended. It
-// calls newStore twice: once for the cases that share an engine, with a key each, and once for the
-// cases that restart it.
+// calls newStore for cases that share an engine, with a key each, and again for cases that restart it.
 func Run(t *testing.T, newStore func(testing.TB) Instance) {
 	t.Helper()
 	t.Run("shared", func(t *testing.T) {
@@ -158,15 +156,13 @@ var cases = []struct {
 	{"Poison", func(i Instance) bool { return i.Poison != nil }, testPoison},
 }
 
-// A kit is an engine and a key for one case alone. Its methods fail the case and are for its own
-// goroutine.
+// A kit is an engine and a key for one case. Its methods fail the case, and are for its own goroutine.
 type kit struct {
 	*testing.T
 	Instance
 	key string
 }
 
-// value returns an entry with the text as its value, fresh for an hour.
 func value(epoch uint64, text string) driver.Entry {
 	return driver.Entry{Kind: driver.KindValue, Value: []byte(text), Epoch: epoch, TTL: time.Hour}
 }

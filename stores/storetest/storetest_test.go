@@ -498,7 +498,6 @@ func (m *model) elect(ctx context.Context, key string, past uint64, ttl time.Dur
 	return won, err
 }
 
-// leaseKey is the name of the lease in an election on key.
 func (m *model) leaseKey(key string) string {
 	if m.fault == "the leases of long keys are one" && len(key) > 250 {
 		return key[:250]
@@ -506,7 +505,6 @@ func (m *model) leaseKey(key string) string {
 	return key
 }
 
-// leaseTTL is the length of the lease in an election for ttl.
 func (m *model) leaseTTL(ttl time.Duration) time.Duration {
 	switch m.fault {
 	case "the elected one's lease never ends":
@@ -659,8 +657,7 @@ var mutants = map[string]string{
 
 const mutantVar = "STORETEST_MUTANT"
 
-// TestRun_FindsMutants runs this test binary once per mutant: only a failed test shows that Run
-// fails it.
+// TestRun_FindsMutants runs this test binary once per mutant: only a failed test shows that Run fails.
 func TestRun_FindsMutants(t *testing.T) {
 	if os.Getenv(mutantVar) != "" {
 		t.Skip("this is the process of a mutant")
@@ -687,7 +684,6 @@ func TestRun_FindsMutants(t *testing.T) {
 	}
 }
 
-// TestMutant is the test that TestRun_FindsMutants wants to fail.
 func TestMutant(t *testing.T) {
 	fault := os.Getenv(mutantVar)
 	if fault == "" {

@@ -30,7 +30,6 @@ func (k kit) touch(s driver.Toucher, of uint64, e driver.Entry) {
 	}
 }
 
-// touchFails wants the error from Touch under the epoch.
 func (k kit) touchFails(s driver.Toucher, what string, of, epoch uint64, want error) {
 	k.Helper()
 	e := value(epoch, "")
@@ -94,8 +93,7 @@ func testTouchFenced(k kit) {
 	k.touchFails(touch, "of a claim that the engine has forgotten", last.Epoch, forgotten, driver.ErrFenced)
 }
 
-// testTouchRaisesFloor wants earlier claims refused after a Touch, as after a Commit, and later
-// ones accepted.
+// testTouchRaisesFloor wants earlier claims refused after a Touch, and later claims accepted.
 func testTouchRaisesFloor(k kit) {
 	a, touch := k.toucher()
 	first := value(k.newEpoch(a), "v")
@@ -113,7 +111,6 @@ func testTouchRaisesFloor(k kit) {
 	k.present(k.Open(k), next)
 }
 
-// testTouchEpochNeverClaimed wants epochs refused that the store never issued.
 func testTouchEpochNeverClaimed(k kit) {
 	a, touch := k.toucher()
 	k.touchFails(touch, "of a key never claimed", 1, 1, driver.ErrFenced)
@@ -131,7 +128,6 @@ func testTouchEpochNeverClaimed(k kit) {
 	k.present(k.Open(k), renewed)
 }
 
-// testTouchNoValue wants ErrNotFound for entries without a value to keep.
 func testTouchNoValue(k kit) {
 	a, touch := k.toucher()
 	for what, e := range map[string]driver.Entry{

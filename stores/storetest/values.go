@@ -198,8 +198,7 @@ func testLifeEnds(k kit) {
 				time.Sleep(life / 20) // the engine's clock is real
 			}
 		}
-		// A store that overestimates ages may know better by the time of the claim, so only the
-		// true end counts.
+		// A store that overestimates ages may know better by then, so only the true end counts.
 		for {
 			asked := time.Since(committed)
 			got, epoch := k.claim(reader)
@@ -298,8 +297,7 @@ func testContext(k kit) {
 	k.commit(s, value(k.newEpoch(s), "the store goes on"))
 }
 
-// calls returns each method of s on key that sends a request, including those of a Fencer, a
-// Toucher, a BatchGetter and an Elector. lease comes from s if s is an Elector.
+// calls returns all methods of s that send requests, by name. An Elector needs a lease of its own.
 func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[string]func(context.Context) error {
 	of := map[string]func(context.Context) error{
 		"Get": func(ctx context.Context) error {
@@ -358,10 +356,9 @@ func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[str
 	return of
 }
 
-// Hang tests a store against its contexts while its engine does not answer: every method must
-// return its context's error soon after ctx ends. The caller turns the engine into a black hole
-// before the call. A [driver.Elector] needs one lease from before, for a minute at least; other
-// stores need none.
+// Hang tests a store against its contexts while its engine does not answer: every method must return
+// its context's error soon after ctx ends. The caller turns the engine into a black hole before. A
+// [driver.Elector] needs one lease from before, for a minute at least; other stores need none.
 func Hang(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
 	of := givenLease(t, s, lease)
