@@ -219,7 +219,8 @@ func (l *lease) taken(revision int64, s *sweeper) {
 	l.born, l.revision, l.sweeper = revision, revision, s
 }
 
-// Token implements [driver.Tokener], with the revision of the transaction that took the lease.
+// Token implements [driver.Tokener], with the revision of the transaction that took the lease. Renewals
+// keep it.
 func (l *lease) Token() uint64 { return uint64(l.born) }
 
 // Renew implements [driver.Lease], with 1 round trip.
