@@ -171,28 +171,25 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 // startLoad starts the load, the lease's keeper and the confirmation of the offer. result is nil if the
 // key was invalidated since the claim, or the cache is closed.
 func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
-	e := r.engine
-	// An Elector's request, and an election before the claim, asked for a length without the present
-	// entry's build time. The first renewal may shorten the lease.
-	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
+	e, lease := r.engine, r.leading.lease
 	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
-	if r.leading.lease != nil {
+	var term leases.Term
+	if lease != nil {
+		// An Elector's request, and an election before the claim, asked for a length without the present
+		// entry's build time. The first renewal may shorten the lease.
+		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
 		l.heldUntil = term.End()
 	}
 	if !r.beginLoading(epoch, l) {
 		return nil, nil
 	}
-	if lease := r.leading.lease; lease != nil {
+	r.leading.loadBegan = e.clock.Now() + 1
+	if lease != nil {
+		e.trips.Note(r.leading.loadBegan - r.standing.asked)
 		lost = make(chan struct{})
 		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
-
 	r.confirmBeside(loading)
-
-	r.leading.loadBegan = e.clock.Now() + 1
-	if r.leading.lease != nil {
-		e.trips.Note(r.leading.loadBegan - r.standing.asked)
-	}
 	a := attempt[V]{flight: r.flight, present: r.present, loadBegan: r.leading.loadBegan, position: r.witness.position}
 	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit
