@@ -67,19 +67,17 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil
 	}
-	same := known != nil && known.Epoch == e.Epoch
-	now, nothing := r.engine.clock.Now(), e.Failures == 0 && (e.Kind == driver.KindNone || e.Kind == driver.KindUnshared)
+	now, same := r.engine.clock.Now(), known != nil && known.Epoch == e.Epoch
 	switch {
 	case e.Kind == driver.KindUnshared:
-		if own, ok := r.ownOf(e, known, asked, now); ok {
+		if own, ok := r.ownOf(e, known, asked, now); ok || e.Failures == 0 {
 			return own
 		}
 		e.Kind = driver.KindNone
-	case !nothing && same && known.Beside:
-		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(asked)))
-	}
-	if nothing {
+	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil
+	case same && known.Beside:
+		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
 	it := r.itemOf(e, now, asked)
 	if same && known.Failures == e.Failures && known.Kind == e.Kind {
