@@ -30,30 +30,36 @@ func (s Sighting) At(t time.Time) time.Duration { return s.Server + t.Sub(s.Sent
 // reply came.
 func (s Sighting) AtLeast(t time.Time) time.Duration { return s.At(t) - s.Took }
 
-// A Clock has the latest sighting of a server's clock, at first none. It is safe for concurrent use. A
-// slow reply makes entries look stale too early. A stale entry leads to a claim, with a new sighting.
+// agrees reports whether one server's clock, never set, can have given both times.
+func (s Sighting) agrees(next Sighting) bool {
+	return next.Server >= s.AtLeast(next.Sent) && next.Server-next.Took <= s.At(next.Sent)
+}
+
+// A Clock has a sighting of a server's clock, at first none. It is safe for concurrent use.
 type Clock struct {
 	mu   sync.Mutex // guards last
 	last Sighting
 }
 
-// See records s unless a later sighting is known.
+// See records s, unless the present sighting was sent later, or was quicker and agrees with s: by the
+// sighting of a slow reply, such as of a process that was paused, all entries look older than they are.
 func (c *Clock) See(s Sighting) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.Sent.After(c.last.Sent) {
+	after := s.Sent.Sub(c.last.Sent)
+	if after > 0 && (after >= recency/2 || s.Took <= c.last.Took || !c.last.agrees(s)) {
 		c.last = s
 	}
 }
 
-// Lasting returns the latest sighting, and whether it stays recent for a while.
+// Lasting returns the sighting, and whether it stays recent for a while.
 func (c *Clock) Lasting() (Sighting, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last, !c.last.Sent.IsZero() && time.Since(c.last.Sent) < recency/2
 }
 
-// Recent returns the latest sighting, and whether it is recent enough for use.
+// Recent returns the sighting, and whether it is recent enough for use.
 func (c *Clock) Recent() (Sighting, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

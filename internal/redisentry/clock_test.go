@@ -21,6 +21,7 @@ func TestClock(t *testing.T) {
 			time.Sleep(there)
 			s.Server = truth()
 			time.Sleep(back)
+			s.Took = time.Since(s.Sent)
 			return s
 		}
 		c.See(ask(10*time.Millisecond, 10*time.Millisecond))
@@ -44,7 +45,30 @@ func TestClock(t *testing.T) {
 			t.Errorf("the last sighting is %+v, want the one asked for last, %+v", s, quick)
 		}
 
-		time.Sleep(recency - 1)
+		// A slow reply makes the estimate no worse.
+		c.See(ask(time.Second, time.Second))
+		if s, _ := c.Recent(); s.Now() != truth() {
+			t.Errorf("after a slow reply the estimate is %v ahead", s.Now()-truth())
+		}
+		// But the clock may have been set, or the quick sighting may be old.
+		began = began.Add(-time.Hour)
+		c.See(ask(time.Second, 0))
+		if s, _ := c.Recent(); s.Now() < truth() {
+			t.Errorf("after the clock was set forward the estimate is %v behind", truth()-s.Now())
+		}
+		began = began.Add(2 * time.Hour)
+		c.See(ask(2*time.Second, 0))
+		if s, _ := c.Recent(); s.Now() > truth()+2*time.Second {
+			t.Errorf("after the clock was set back the estimate is %v ahead", s.Now()-truth())
+		}
+		time.Sleep(recency / 2)
+		last := ask(3*time.Second, 0)
+		c.See(last)
+		if s, _ := c.Recent(); s != last {
+			t.Errorf("the sighting is %+v, want the new one, %+v", s, last)
+		}
+
+		time.Sleep(recency - 3*time.Second - 1)
 		if _, ok := c.Recent(); !ok {
 			t.Error("not recent just before its end")
 		}
