@@ -65,8 +65,8 @@ type host struct {
 // that makes garbage ends after 256 MB, and not after minutes and 4 GB.
 const maxPages = 4096
 
-// memoryLimit is the memory at which the guest collects garbage. Collections are rare on purpose.
-// While a goroutine grows a queue of otter's, the others loop until it has finished. The guest has one thread
+// memoryLimit is the memory at which the guest collects garbage. Collections are rare on purpose. While
+// a goroutine grows a queue of otter's, the others loop until it has finished. The guest has one thread
 // and no preemption, so this loop has no end if a collection takes the first goroutine's turn.
 const memoryLimit = "160MiB"
 
