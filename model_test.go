@@ -47,6 +47,7 @@ type scenario struct {
 	TTL, StaleWhileRevalidate, StaleIfError time.Duration
 	ErrorTTL, Patience                      time.Duration
 	NearTTL                                 time.Duration
+	Window                                  time.Duration // Options.BatchWindow; batch only
 	Hedge                                   float64
 	Early                                   float64
 	MaxRebuilds                             int
@@ -78,7 +79,7 @@ var (
 	// replaced. In "outages", engines are cut off, refuse, and lose their data.
 	modelTroubles = []string{"healthy", "noise", "stops", "outages"}
 	modelActions  = map[string][]string{
-		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "refresh", "peek", "origin", "fail"},
+		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "refresh", "peek", "ping", "origin", "fail"},
 		"healthy": {"close"},
 		"noise":   {"close", "noise", "heal"},
 		"stops":   {"stop", "go on", "kill", "close"},
@@ -112,6 +113,7 @@ func drawScenario(t *rapid.T, least int) scenario {
 		ErrorTTL:             span("ErrorTTL", -1, 0, s, 3*s),
 		Patience:             span("patience", 0, 100*ms),
 		NearTTL:              span("NearTTL", s, s, -1),
+		Window:               span("window", 0, 0, 5*ms, 200*ms),
 		Hedge:                rapid.SampledFrom([]float64{0, 0, 2}).Draw(t, "hedge"),
 		Early:                rapid.SampledFrom([]float64{0, 0, 1}).Draw(t, "early"),
 		MaxRebuilds:          rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "rebuilds"),
@@ -119,6 +121,9 @@ func drawScenario(t *rapid.T, least int) scenario {
 	}
 	if sc.Face == "HTTP" {
 		sc.Hedge = 0
+	}
+	if sc.Face != "batch" {
+		sc.Window = 0
 	}
 	actions := append(slices.Clone(modelActions[""]), modelActions[sc.Trouble]...)
 	sc.Steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) modelStep {
@@ -207,6 +212,7 @@ type modelNode struct {
 	set        func(key int, value string) error                        // nil if the face has no Set
 	peek       func(key int) (value string, age time.Duration, ok bool) // nil if the face has no Peek
 	sweep      func(kind, key int) (hard bool, keys []int, err error)   // nil if InvalidateMatching does not reach the fleet
+	ping       func(ctx context.Context) error
 	close      func() error
 	stats      func() observe.Stats
 
@@ -369,6 +375,7 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 			return n.world.origin.load(ctx, n, key, "")
 		}, o)
 	} else {
+		o.BatchWindow = n.world.Window
 		c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
 			return n.world.origin.loadMany(ctx, n, keys)
 		}, o)
@@ -431,7 +438,7 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 		c.HotKeys(1)
 		return c.Peek(keyName(key))
 	}
-	n.close, n.stats = c.Close, c.Stats
+	n.ping, n.close, n.stats = c.Ping, c.Close, c.Stats
 }
 
 // pageOptions returns the part of o that HTTPOptions has.
@@ -542,7 +549,7 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 		}
 		return !match.Soft, keys, m.InvalidateMatching(n.life, match)
 	}
-	n.close, n.stats = m.Close, m.Stats
+	n.ping, n.close, n.stats = m.Ping, m.Close, m.Stats
 }
 
 // versionIn returns the version in a value or a failure, or 0.
@@ -916,7 +923,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	}
 	began, ended, _ := w.origin.times(version)
 	// Stale beats slow, where no rule lets a caller wait for a failure first.
-	most = w.Patience + 500*time.Millisecond + 20*w.Delay
+	most = w.Window + w.Patience + 500*time.Millisecond + 20*w.Delay
 	isSet, _ := w.origin.setBeside(version, time.Time{})
 	if isSet {
 		most += 500 * time.Millisecond
@@ -1098,6 +1105,16 @@ func (w *world) peek(n *modelNode, key int) {
 	}
 }
 
+// ping checks that healthy engines answer.
+func (w *world) ping(n *modelNode) {
+	n.runs()
+	err := n.ping(n.life)
+	w.note("pings", n.process, fmt.Sprint(err))
+	if w.Trouble == "healthy" && err != nil && n == w.node(n.process) {
+		w.violated("process %d: Ping returned %v", n.process, err)
+	}
+}
+
 // invalidated records that no process may serve versions up to before.
 func (w *world) invalidated(n *modelNode, keys []int, before int, heard bool) {
 	for _, key := range keys {
@@ -1179,6 +1196,8 @@ func (w *world) do(t *testing.T, s modelStep) {
 		if n.peek != nil {
 			w.callers.Go(func() { w.peek(n, s.Key) })
 		}
+	case "ping":
+		w.callers.Go(func() { w.ping(n) })
 	case "origin":
 		w.origin.set(func(o *modelOrigin) { o.took = s.For })
 	case "fail":

@@ -5,7 +5,8 @@ package bellwether
 type phase uint8
 
 const (
-	phaseLooking phase = iota
+	phaseGathering phase = iota // waits for the end of the batch window
+	phaseLooking
 	phaseQueueing
 	phaseStanding
 	phaseWatching  // subscribes to the end of another process's lease
@@ -20,7 +21,7 @@ const (
 )
 
 func (p phase) String() string {
-	return [...]string{"looking", "queueing", "standing", "watching", "waiting", "claiming", "loading", "streaming", "renewing", "committing", "releasing", "hedging"}[p]
+	return [...]string{"gathering", "looking", "queueing", "standing", "watching", "waiting", "claiming", "loading", "streaming", "renewing", "committing", "releasing", "hedging"}[p]
 }
 
 // enter tells a test that the key's flight enters the phase p.

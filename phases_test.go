@@ -35,7 +35,7 @@ import (
 // first caller, second caller | p, q afterwards | loads of the key
 //
 // Variants of a face: "alone" has no engines, "polling" a locker without Watch, "hearing" a store
-// with notices, "near off" no near tier, and "stale" begins with a stale value v1.
+// with notices, "near off" no near tier, "window" a batch window, and "stale" begins with a stale value v1.
 
 type stage struct {
 	face string
@@ -49,7 +49,10 @@ type stage struct {
 	p, q           *actor
 }
 
-const stageSet = "v100"
+const (
+	stageSet    = "v100"
+	stageWindow = 10 * time.Millisecond // the batch window
+)
 
 // A stageOrigin makes the values v1, v2, ... of each key.
 type stageOrigin struct {
@@ -122,6 +125,7 @@ type actor struct {
 	refresh       func(key string) error
 	peek          func(key string) // nil if the face has no Peek
 	post          func(key string) // nil if the face has no requests
+	ping          func(ctx context.Context) error
 	close         func() error
 
 	mu      sync.Mutex        // guards the fields below
@@ -257,6 +261,8 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		o.Sweeps = true
 	case "stale":
 		o.TTL, o.StaleWhileRevalidate = 2*time.Minute, 24*time.Hour
+	case "window":
+		o.BatchWindow = stageWindow
 	}
 	phase := func(key, phase string) {
 		if strings.HasSuffix(key, s.key) {
@@ -309,7 +315,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		a.refresh = func(key string) error {
 			return m.Refresh(h, httptest.NewRequest("GET", "http://h/"+key, nil))
 		}
-		a.close = m.Close
+		a.ping, a.close = m.Ping, m.Close
 	default:
 		o.Size = func(string, any) int { a.breaks("Size"); return 10 }
 		o.Codec = bellwether.Codec{
@@ -317,9 +323,8 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 			Unmarshal: func(data []byte, v any) error { a.breaks("Unmarshal"); return json.Unmarshal(data, v) },
 		}
 		var c *bellwether.Cache[string]
-		if s.face == "Get" {
+		if s.face == "Get" && s.as != "window" {
 			c = bellwether.New(s.origin.load, o)
-			a.get = func(ctx context.Context, key string) string { return answerOf(c.Get(ctx, key)) }
 		} else {
 			c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
 				values := map[string]string{}
@@ -332,6 +337,9 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 				}
 				return values, nil
 			}, o)
+		}
+		a.get = func(ctx context.Context, key string) string { return answerOf(c.Get(ctx, key)) }
+		if s.face == "GetMany" {
 			a.get = func(ctx context.Context, key string) string {
 				values, err := c.GetMany(ctx, []string{key})
 				if batch, ok := errors.AsType[*bellwether.BatchError](err); ok {
@@ -351,7 +359,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		a.sweep = func(soft bool) error {
 			return c.InvalidateMatching(context.WithValue(t.Context(), unheld{}, true), bellwether.Match{Prefixes: []string{s.key}, Soft: soft})
 		}
-		a.close = c.Close
+		a.ping, a.close = c.Ping, c.Close
 	}
 	t.Cleanup(func() { a.close() })
 	return a
@@ -363,11 +371,12 @@ var stagePhases = []struct {
 	faces string // "": all
 	setup func(s *stage) (release func())
 }{
+	{"gathering", "window", func(s *stage) func() { return func() {} }},
 	{"looking", "", func(s *stage) func() { return s.p.store.hold("get") }},
 	{"queueing", "", func(s *stage) func() {
 		s.origin.build = 2 * time.Second
 		go s.p.get(context.Background(), "another")
-		synctest.Wait()
+		s.windowEnds()
 		return func() {}
 	}},
 	{"standing", "", func(s *stage) func() { return s.p.locker.hold("acquire") }},
@@ -385,6 +394,14 @@ var stagePhases = []struct {
 func (s *stage) holdElsewhere() {
 	s.origin.build = 2 * time.Second
 	go s.q.get(context.Background(), s.key)
+	s.windowEnds()
+}
+
+// windowEnds waits until the flights of earlier calls are no longer gathered.
+func (s *stage) windowEnds() {
+	if s.as == "window" {
+		time.Sleep(stageWindow)
+	}
 	synctest.Wait()
 }
 
@@ -406,6 +423,7 @@ var stageEvents = []struct {
 	{"refreshed here", "", func(s *stage, _ func()) { go s.p.refresh(s.key) }},
 	{"refreshed elsewhere", "", func(s *stage, _ func()) { go s.q.refresh(s.key) }},
 	{"peeked at here", "Get GetMany", func(s *stage, _ func()) { s.p.peek(s.key) }},
+	{"pinged here", "", func(s *stage, _ func()) { s.err = s.p.ping(context.WithValue(context.Background(), unheld{}, true)) }},
 	{"invalidated by a POST", "HTTP", func(s *stage, _ func()) { s.p.post(s.key) }},
 	{"invalidated by a POST elsewhere", "HTTP", func(s *stage, _ func()) { s.q.post(s.key) }},
 	{"swept here", "HTTP sweeping", func(s *stage, _ func()) { s.err = s.p.sweep(false) }},
@@ -544,6 +562,9 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 			}
 		}
 	}
+	if event == "pinged here" && s.err != nil {
+		t.Errorf("Ping returned %v", s.err)
+	}
 	if event == "closed" {
 		if took := time.Duration(s.closing.Load()); took > 500*time.Millisecond || s.tells.Load() > 0 {
 			t.Errorf("Close took %v, more than EngineTimeout, or OnError was told %d times", took, s.tells.Load())
@@ -577,7 +598,7 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 	}
 }
 
-var stageFaces = []string{"Get", "Get alone", "Get polling", "Get hearing", "Get stale", "Get near off", "GetMany", "Get sweeping", "HTTP", "HTTP alone"}
+var stageFaces = []string{"Get", "Get alone", "Get polling", "Get hearing", "Get stale", "Get near off", "Get window", "GetMany", "Get sweeping", "HTTP", "HTTP alone"}
 
 // missing reports whether a variant has no such cell.
 func missing(as, phase, event string) bool {
@@ -613,7 +634,7 @@ func TestPhases(t *testing.T) {
 		face, as, _ := strings.Cut(faceAs, " ")
 		for _, phase := range stagePhases {
 			for _, event := range stageEvents {
-				if !is(phase.faces, face) || !is(event.faces, face) && !is(event.faces, as) || missing(as, phase.name, event.name) {
+				if !is(phase.faces, face) && !is(phase.faces, as) || !is(event.faces, face) && !is(event.faces, as) || missing(as, phase.name, event.name) {
 					continue
 				}
 				name := fmt.Sprintf("%s %s: %s", faceAs, phase.name, event.name)

@@ -28,7 +28,10 @@ func (w *window[V]) join(c *waiter[V]) bool {
 		w.begin()
 	}
 	b := w.open
-	c.join(&member[V]{batch: b, key: c.key, order: len(b.members)})
+	m := &member[V]{batch: b, key: c.key, order: len(b.members)}
+	if c.join(m); m.runFlight != nil {
+		w.engine.enter(c.key, phaseGathering)
+	}
 	if len(b.members) == maxTogether {
 		w.closeBatch(b)
 	}
