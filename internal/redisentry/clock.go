@@ -43,13 +43,15 @@ type Clock struct {
 
 // See records s, unless the present sighting was sent later, or was quicker and agrees with s: by the
 // sighting of a slow reply, such as of a process that was paused, all entries look older than they are.
-func (c *Clock) See(s Sighting) {
+// It returns the recorded sighting.
+func (c *Clock) See(s Sighting) Sighting {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	after := s.Sent.Sub(c.last.Sent)
 	if after > 0 && (after >= recency/2 || s.Took <= c.last.Took || !c.last.agrees(s)) {
 		c.last = s
 	}
+	return c.last
 }
 
 // Lasting returns the sighting, and whether it stays recent for a while.

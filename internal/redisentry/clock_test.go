@@ -46,9 +46,9 @@ func TestClock(t *testing.T) {
 		}
 
 		// A slow reply makes the estimate no worse.
-		c.See(ask(time.Second, time.Second))
-		if s, _ := c.Recent(); s.Now() != truth() {
-			t.Errorf("after a slow reply the estimate is %v ahead", s.Now()-truth())
+		seen := c.See(ask(time.Second, time.Second))
+		if s, _ := c.Recent(); s.Now() != truth() || seen != s {
+			t.Errorf("after a slow reply the estimate is %v ahead, and the returned one %v", s.Now()-truth(), seen.Now()-truth())
 		}
 		// But the clock may have been set, or the quick sighting may be old.
 		began = began.Add(-time.Hour)

@@ -38,7 +38,8 @@ func Of(rdb redis.UniversalClient) *Servers {
 	return &Servers{UniversalClient: rdb, Queue: redispipe.New(rdb), Dials: redisdial.Of(rdb)}
 }
 
-// Run runs a script on keys of one server. It records and returns the time at the reply's end, if any.
+// Run runs a script on keys of one server. If the reply ends with the server's time, Run returns a
+// sighting, of this reply or of an earlier one.
 func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []string, args ...any) ([]any, Sighting, error) {
 	sent := time.Now()
 	_, clock, err := s.ServerOf(ctx, keys[0])
@@ -59,8 +60,7 @@ func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []st
 		if err != nil {
 			return nil, Sighting{}, fmt.Errorf("unexpected reply: %w", err)
 		}
-		seen = Sighting{time.Duration(us) * time.Microsecond, sent, time.Since(sent)}
-		clock.See(seen)
+		seen = clock.See(Sighting{time.Duration(us) * time.Microsecond, sent, time.Since(sent)})
 	}
 	return reply, seen, nil
 }
@@ -81,9 +81,7 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 		rediscluster.Doubt(s.UniversalClient, err)
 		return Sighting{}, err
 	}
-	seen = Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}
-	clock.See(seen)
-	return seen, nil
+	return clock.See(Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}), nil
 }
 
 // Changes is the channel for the commits and invalidations of a prefix's keys. It is "", for no notices,

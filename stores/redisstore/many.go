@@ -132,8 +132,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		if err != nil {
 			return got, fmt.Errorf("with the time: %w", err)
 		}
-		seen = redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}
-		sh.clock.See(seen)
+		seen = sh.clock.See(redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)})
 	}
 	// The cluster's client finds the new server of moved keys.
 	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
