@@ -520,3 +520,31 @@ func TestGetMany_ObserverThatExits(t *testing.T) {
 		}
 	})
 }
+
+// A call that begins while Close runs ends with it.
+func TestGetMany_MeetsClose(t *testing.T) {
+	for name, window := range map[string]time.Duration{"alone": 0, "in a window": time.Millisecond} {
+		inBubble(t, name, func(t *testing.T) {
+			for range 100 {
+				c := bellwether.NewBatch((&batchSource{}).load, bellwether.Options{TTL: time.Minute, BatchWindow: window})
+				var calls sync.WaitGroup
+				start := make(chan struct{})
+				for i := range 16 {
+					calls.Go(func() {
+						<-start
+						for j := range 20 {
+							began := time.Now()
+							c.GetMany(context.Background(), []string{fmt.Sprint(i%4, " ", j), fmt.Sprint(j)})
+							if took := time.Since(began); took > time.Second {
+								t.Errorf("a call took %v", took)
+							}
+						}
+					})
+				}
+				close(start)
+				c.Close()
+				calls.Wait()
+			}
+		})
+	}
+}

@@ -119,13 +119,15 @@ func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	}
 }
 
-// behind runs f on a goroutine of the engine, unless the engine is closed.
-func (e *engine[V]) behind(f func()) {
+// behind runs f on a goroutine of the engine. It returns false, without f, if the engine is closed.
+func (e *engine[V]) behind(f func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.closed {
-		e.running.Go(f)
+	if e.closed {
+		return false
 	}
+	e.running.Go(f)
+	return true
 }
 
 func (e *engine[V]) engineKey(key string) string {

@@ -24,8 +24,9 @@ type window[V any] struct {
 func (w *window[V]) join(c *waiter[V]) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.open == nil {
-		w.begin()
+	if w.open == nil && !w.begin() {
+		c.err = ErrClosed
+		return false
 	}
 	b := w.open
 	m := &member[V]{batch: b, key: c.key, order: len(b.members)}
@@ -38,13 +39,12 @@ func (w *window[V]) join(c *waiter[V]) bool {
 	return c.flight != nil
 }
 
-// begin opens a batch. mu is held.
-func (w *window[V]) begin() {
+// begin opens a batch. It returns false if the engine is closed: the batch would not be run. mu is held.
+func (w *window[V]) begin() bool {
 	c := &manyCall[V]{engine: w.engine, single: w.load, load: w.load, places: semaphore.NewWeighted(maxTogether)}
 	c.places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
 	b := c.batch()
-	w.open = b
-	w.engine.behind(func() {
+	if !w.engine.behind(func() {
 		end := time.NewTimer(w.length)
 		defer end.Stop()
 		select {
@@ -56,7 +56,11 @@ func (w *window[V]) begin() {
 		w.closeBatch(b)
 		w.mu.Unlock()
 		b.readAndStart()
-	})
+	}) {
+		return false
+	}
+	w.open = b
+	return true
 }
 
 // closeBatch closes the batch to further flights, unless it is closed. mu is held.
