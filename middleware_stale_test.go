@@ -371,3 +371,71 @@ func TestStale_IfErrorStatus(t *testing.T) {
 		}
 	})
 }
+
+// Behind a stale page each client has a pause after a response that replaces nothing. A response for
+// everyone replaces the page as soon as any client's pause is over.
+func TestStale_UnshareableResponseBehindIt(t *testing.T) {
+	for name, answer := range map[string]func(w http.ResponseWriter, r *http.Request) bool{
+		"404 without a lifetime": func(w http.ResponseWriter, _ *http.Request) bool {
+			http.NotFound(w, nil)
+			return true
+		},
+		"private to one client": func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Header.Get("Cookie") != "c=0" {
+				return false
+			}
+			w.Header().Set("Cache-Control", "private")
+			fmt.Fprint(w, "private")
+			return true
+		},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var other atomic.Bool
+			var loads atomic.Int64
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(50 * time.Millisecond)
+				loads.Add(1)
+				if other.Load() && answer(w, r) {
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
+				fmt.Fprint(w, "page ", loads.Load())
+			})
+			get := func(cookie string) string {
+				w := s.get("http://a/p", "Cookie", cookie)
+				if w.Code != http.StatusOK {
+					t.Fatalf("status %d", w.Code)
+				}
+				return w.Body.String()
+			}
+			get("c=0")
+			time.Sleep(2 * time.Second)
+			other.Store(true)
+			loads.Store(0)
+			for range 250 { // 5 s
+				if got := get("c=0"); got != "page 1" {
+					t.Fatalf("the client got %q", got)
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			if n := loads.Load(); n < 4 || n > 6 {
+				t.Errorf("%d runs in 5 s for one client, want one a second", n)
+			}
+			if name == "private to one client" {
+				get("c=1")
+				time.Sleep(100 * time.Millisecond)
+				if got := get("c=0"); got == "page 1" {
+					t.Error("another client's response did not replace the page")
+				}
+				return
+			}
+			other.Store(false)
+			time.Sleep(time.Second)
+			get("c=0")
+			time.Sleep(100 * time.Millisecond)
+			if got := get("c=0"); got == "page 1" {
+				t.Error("after the pause the page was not replaced")
+			}
+		})
+	}
+}

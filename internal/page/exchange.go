@@ -254,9 +254,12 @@ func (x *exchange) share() {
 	}
 	if remembered {
 		x.forgo(res.reason)
-	} else {
-		x.fail(fault.ErrNothing)
+		return
 	}
+	if x.backed && x.fwd == httpcache.FwdStale {
+		x.m.pauseRefresh(x.attempt.Key(), x.owner.client)
+	}
+	x.fail(fault.ErrNothing)
 }
 
 // publish shows the response to an audience, and returns false if the flight has given up the load.

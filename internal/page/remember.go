@@ -1,7 +1,9 @@
 package page
 
 import (
+	"hash/maphash"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
@@ -66,6 +68,29 @@ func (m *Middleware) learntAuthorized(key string) responseKind {
 		return it.Value.kind
 	}
 	return plain
+}
+
+var clients = maphash.MakeSeed()
+
+// pauseKey is the near tier's key for pauseRefresh. Observers of evictions see the key, and must not see
+// the client's cookies in it.
+func pauseKey(key, client string) string {
+	return key + "\x00\x00pause\x00" + strconv.FormatUint(maphash.String(clients, client), 36)
+}
+
+// pauseRefresh begins the client's pause after a response that has replaced no stale page, such as a
+// 404 without a lifetime. Otherwise its requests would run the handler without a pause, as long as the
+// page may be served. Other clients may get a response for everyone.
+func (m *Middleware) pauseRefresh(key, client string) {
+	if m.options.ErrorTTL > 0 {
+		m.cache.Remember(pauseKey(key, client), &Response{kind: uncacheable}, items.Windows{TTL: m.options.ErrorTTL})
+	}
+}
+
+// pausesRefresh reports whether the client's request begins no run behind a stale page.
+func (q *query) pausesRefresh(key string) bool {
+	it, now := q.m.cache.Near(pauseKey(key, q.client()))
+	return it != nil && now < it.FreshUntil
 }
 
 // replace puts res in the place of old in the background, once for a herd with equal responses.

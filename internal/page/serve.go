@@ -168,13 +168,12 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	if it, early, ok = cache.Hit(key, want); ok {
 		return it, early, true
 	}
-	if q.directives.MaxStale.Set {
-		// A client with max-stale accepts an older response, if this process has it.
-		it, now := cache.Near(key)
-		if it != nil && it.Held && now < it.TrustedUntil && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
-			cache.CountStale()
-			return it, false, true
-		}
+	// A client with max-stale accepts an older response, if this process has it.
+	near, now := cache.Near(key)
+	if near != nil && near.Held && (q.directives.MaxStale.Set || near.Stale(now) && q.pausesRefresh(key)) &&
+		now < near.TrustedUntil && near.Value.kind == plain && want.Takes(near, now, forever) {
+		cache.CountStale()
+		return near, false, true
 	}
 	if q.directives.OnlyIfCached {
 		it := cache.Apart(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
