@@ -548,3 +548,69 @@ func TestGetMany_MeetsClose(t *testing.T) {
 		})
 	}
 }
+
+// A key that is invalidated during its load is loaded again when that load has returned, also if the
+// load goes on for other keys.
+func TestGetMany_InvalidatedKeyHasOneLoadAtATime(t *testing.T) {
+	for name, get := range map[string]func(c *bellwether.Cache[string]) error{
+		"one key": func(c *bellwether.Cache[string]) error {
+			_, err := c.GetMany(context.Background(), []string{"a"})
+			return err
+		},
+		"two keys": func(c *bellwether.Cache[string]) error {
+			_, err := c.GetMany(context.Background(), []string{"a", "b"})
+			return err
+		},
+		"in a window": func(c *bellwether.Cache[string]) error { _, err := c.Get(context.Background(), "a"); return err },
+	} {
+		for _, obeys := range []bool{false, true} {
+			inBubble(t, fmt.Sprintf("%s, obeys %t", name, obeys), func(t *testing.T) {
+				g := &gauge{}
+				o := bellwether.Options{TTL: time.Minute}
+				if name == "in a window" {
+					o.BatchWindow = 10 * time.Millisecond
+				}
+				loads := 0
+				c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
+					values := map[string]string{}
+					for _, key := range keys {
+						values[key] = key
+					}
+					if slices.Contains(keys, "a") {
+						defer g.enter()()
+						loads++
+					}
+					select {
+					case <-time.After(600 * time.Millisecond):
+					case <-ctx.Done():
+						if !obeys {
+							time.Sleep(time.Second)
+						}
+						return nil, ctx.Err()
+					}
+					return values, nil
+				}, o)
+				var calls sync.WaitGroup
+				call := func() {
+					calls.Go(func() {
+						if err := get(c); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				call()
+				for range 3 {
+					time.Sleep(100 * time.Millisecond)
+					if err := c.Invalidate(t.Context(), "a"); err != nil {
+						t.Fatal(err)
+					}
+					call()
+				}
+				calls.Wait()
+				if most := g.most.Load(); most != 1 {
+					t.Errorf("%d loads of the key at one time, of %d", most, loads)
+				}
+			})
+		}
+	}
+}

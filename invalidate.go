@@ -9,7 +9,8 @@ import (
 // This file is invalidation by the HTTP face. internal/page turns URLs into keys.
 
 // Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL
-// "http://host/path?query" also means https.
+// "http://host/path?query" also means https. A response that another process is writing may be joined
+// for NearTTL.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{Keys: urls})
 }

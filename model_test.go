@@ -79,7 +79,7 @@ var (
 	// replaced. In "outages", engines are cut off, refuse, and lose their data.
 	modelTroubles = []string{"healthy", "noise", "stops", "outages"}
 	modelActions  = map[string][]string{
-		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "refresh", "peek", "ping", "origin", "fail"},
+		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "refresh", "peek", "origin", "fail"},
 		"healthy": {"close"},
 		"noise":   {"close", "noise", "heal"},
 		"stops":   {"stop", "go on", "kill", "close"},
@@ -639,8 +639,8 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 		if other.ctx.Err() != nil || other.node.isDead() {
 			continue // a load without callers
 		}
-		// A load of many keys goes on when one of its keys is invalidated.
-		if other.key == key && (w.Face != "batch" || o.voiding[key] == 0 && other.version > o.doubted[key]) {
+		// A load of many keys goes on when one of its keys is invalidated, and the key's lease may end meanwhile.
+		if other.key == key && (w.Face != "batch" || other.node == n || o.voiding[key] == 0 && other.version > o.doubted[key]) {
 			elsewhere++
 		}
 		if other.node == n {
@@ -1193,11 +1193,10 @@ func (w *world) do(t *testing.T, s modelStep) {
 	case "refresh":
 		w.callers.Go(func() { w.refresh(n, s.Key) })
 	case "peek":
+		w.callers.Go(func() { w.ping(n) })
 		if n.peek != nil {
 			w.callers.Go(func() { w.peek(n, s.Key) })
 		}
-	case "ping":
-		w.callers.Go(func() { w.ping(n) })
 	case "origin":
 		w.origin.set(func(o *modelOrigin) { o.took = s.For })
 	case "fail":

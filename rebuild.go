@@ -22,7 +22,7 @@ const (
 	stateLeading                          // claims, loads, commits and releases
 	stateAlone                            // loads a value that stays in this process
 	stateWaiting                          // waits for another process
-	stateLanded                           // the callers have their answer
+	stateLanded                           // the flight has ended; callers that it does not answer begin a new flight
 	stateGivenUp                          // callers with time left begin a new flight
 	stateCount
 )
@@ -118,7 +118,7 @@ type run[V any] struct {
 	began   instant
 	planned *plannedLook
 
-	// The data of the states. A state writes only its own struct, and reads the others.
+	// The data of the states. A state that does a part of another state's work writes the other's struct.
 	looking  lookingState
 	standing standingState
 	waiting  waitingState
@@ -131,8 +131,8 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is the number of void loads before a flight gives up. Void is a load that was refused at
-// the commit, or invalidated. The last load's value then answers only callers that asked before this
+// maxRefused is the number of void loads before a flight gives up. Void is a load that was fenced at the
+// commit, or whose key was invalidated since the claim. The last load's value then answers only callers that asked before this
 // load. Otherwise a store that refuses every commit, or an invalidation during each load, would leave
 // all callers without an answer.
 const maxRefused = 5

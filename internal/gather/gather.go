@@ -87,6 +87,7 @@ func (m *Member[K, R]) End() { m.turnTo(ended) }
 func (m *Member[K, R]) turnTo(s state) {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
+	m.seat = nil // its rebuild has gone on
 	m.turn(s)
 }
 
@@ -191,6 +192,7 @@ type Seat[K, R any] struct {
 
 // Load loads the member's key together with the other ready keys. If ctx ends first, the error is
 // ctx's cause, and the load goes on for the other members. It is cancelled when all members have left.
+// Load returns after the load in any case, so a key has one load at a time.
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
@@ -208,7 +210,10 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	case <-r.done:
 		return s.Result, nil
 	case <-ctx.Done():
-		r.leave(s, context.Cause(ctx))
+		if r.leave(s, context.Cause(ctx)) {
+			<-r.done
+			r.released(s)
+		}
 		return result, context.Cause(ctx)
 	}
 }
@@ -254,7 +259,8 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	return r
 }
 
-func (r *round[K, R]) leave(s *Seat[K, R], cause error) {
+// leave reports whether the load has begun. Until it has returned, the member is away.
+func (r *round[K, R]) leave(s *Seat[K, R], cause error) (begun bool) {
 	m := s.member
 	g := m.group
 	g.mu.Lock()
@@ -271,6 +277,21 @@ func (r *round[K, R]) leave(s *Seat[K, R], cause error) {
 		}
 	}
 	if m.seat == s && m.state == loading {
+		if r.begun {
+			m.turn(away)
+		} else {
+			m.turn(looking)
+		}
+	}
+	return r.begun
+}
+
+// released ends the member's wait for a load that it has left, unless its rebuild has gone on meanwhile.
+func (r *round[K, R]) released(s *Seat[K, R]) {
+	m := s.member
+	m.group.mu.Lock()
+	defer m.group.mu.Unlock()
+	if m.seat == s && m.state == away {
 		m.turn(looking)
 	}
 }
