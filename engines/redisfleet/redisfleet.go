@@ -22,7 +22,8 @@
 // The engine notes its leases beside the entry. Other engines find the note with the entry, so a
 // waiting process costs two commands, including the script's. redislock reads the lease alone. If
 // Redis has evicted a lease, engines take it for held until its holder renews it, or until its
-// announced end.
+// announced end. A list or another type in a lease's place is an error at each election, and each
+// process loads for itself: delete the key.
 //
 // # One slot
 //
