@@ -56,6 +56,10 @@ func TestReply_Ranges(t *testing.T) {
 			{"/p", "bytes=7-", "", 206, "789", "bytes 7-9/10"},
 			{"/p", "bytes=-1", "", 206, "9", "bytes 9-9/10"},
 			{"/p", "bytes=8-99", "", 206, "89", "bytes 8-9/10"},
+			// RFC 9110 section 14.1.1: no position is too large.
+			{"/p", "bytes=2-99999999999999999999", "", 206, "23456789", "bytes 2-9/10"},
+			{"/p", "bytes=-99999999999999999999", "", 206, "0123456789", "bytes 0-9/10"},
+			{"/p", "bytes=99999999999999999999-", "", 416, "invalid range: failed to overlap\n", "bytes */10"},
 			{"/p", "bytes=10-", "", 416, "invalid range: failed to overlap\n", "bytes */10"},
 			{"/p", "lines=1-2", "", 200, "0123456789", ""}, // RFC 9110 section 14.2
 			{"/none", "bytes=2-4", "", 404, "0123456789", ""},

@@ -2,7 +2,9 @@ package httpcache
 
 import (
 	"maps"
+	"math"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -99,11 +101,19 @@ func AsksForRanges(r *http.Request) bool {
 	return true
 }
 
+var longPosition = regexp.MustCompile(`\d{19,}`)
+
+// rangeOf returns the request's Range with positions that fit an int64: a longer position is beyond any
+// response too (RFC 9110 section 14.1.1).
+func rangeOf(r *http.Request) string {
+	return longPosition.ReplaceAllString(r.Header.Get("Range"), strconv.Itoa(math.MaxInt64))
+}
+
 // SingleRange returns the range that a GET asks for, of a response of that size with the header h. It
 // returns false for several ranges or none, a range outside, and an If-Range without the response's
 // strong entity tag. Then the client gets the whole response (RFC 9110 sections 13.1.5, 14.2).
 func SingleRange(r *http.Request, h http.Header, size int64) (first, length int64, ok bool) {
-	from, to, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
+	from, to, ok := strings.Cut(strings.TrimPrefix(rangeOf(r), "bytes="), "-")
 	if !ok || r.Method != http.MethodGet || len(r.Header["Range"]) != 1 || !AsksForRanges(r) {
 		return 0, 0, false
 	}
@@ -137,10 +147,12 @@ func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Req
 	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
 		weak = generated(stored, received).Sub(at) < time.Second
 	}
-	if !weak && r.Header["If-Match"] == nil && r.Header["If-Unmodified-Since"] == nil {
+	positions := rangeOf(r)
+	if !weak && r.Header["If-Match"] == nil && r.Header["If-Unmodified-Since"] == nil && positions == r.Header.Get("Range") {
 		return r
 	}
 	own := r.Clone(r.Context())
+	own.Header.Set("Range", positions)
 	remove(own.Header, []string{"If-Match", "If-Unmodified-Since"})
 	if weak {
 		delete(own.Header, "Range")
