@@ -1051,8 +1051,8 @@ func (w *world) sweep(n *modelNode, kind, key int) {
 		w.invalidated(n, keys, before, true)
 	}
 	// As in invalidate. Also, a process that has not read the log since takes its next load for an
-	// earlier one.
-	time.Sleep(max(0, w.NearTTL) + 2*w.Delay + 1)
+	// earlier one. With the near tier off it has read the log at the look before the load.
+	time.Sleep(max(w.NearTTL, 10*w.Delay) + 2*w.Delay + 1)
 }
 
 // refresh begins a load that is not needless. A refresh that has an end, without an error, has replaced
