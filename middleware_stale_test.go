@@ -439,3 +439,32 @@ func TestStale_UnshareableResponseBehindIt(t *testing.T) {
 		})
 	}
 }
+
+// In the pause after a failure, max-stale permits no more than at other times.
+func TestStale_MaxStaleInThePauseOfAFailure(t *testing.T) {
+	for name, tt := range map[string]struct{ page, client string }{
+		"must-revalidate":  {"max-age=1, must-revalidate", "max-stale=3600"},
+		"beyond the limit": {"max-age=1", "max-stale=2"},
+		"no-cache":         {"max-age=1", "no-cache, max-stale=3600"},
+		"max-age":          {"max-age=1", "max-age=5, max-stale=2"},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var broken atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				if broken.Load() {
+					panic("origin")
+				}
+				w.Header().Set("Cache-Control", tt.page)
+				w.Header().Set("ETag", `"1"`)
+				fmt.Fprint(w, "page")
+			})
+			s.get("http://a/p")
+			broken.Store(true)
+			time.Sleep(10 * time.Second)
+			s.get("http://a/p") // fails, and the pause begins
+			if w := s.get("http://a/p", "Cache-Control", tt.client); w.Code == http.StatusOK {
+				t.Errorf("the client got the page, 9 s stale: %s", w.Header().Get("Cache-Status"))
+			}
+		})
+	}
+}

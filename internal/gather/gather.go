@@ -188,18 +188,21 @@ type Seat[K, R any] struct {
 
 	member *Member[K, R]
 	hand   *slots.Hand
+	free   func() // gives the hand back, the first time
 }
 
 // Load loads the member's key together with the other ready keys. If ctx ends first, the error is
 // ctx's cause, and the load goes on for the other members. It is cancelled when all members have left.
-// Load returns after the load in any case, so a key has one load at a time.
+// Load returns after a load that has begun in any case, so a rebuild that waits for Load has one load at a
+// time. The member's slot is free as soon as the member has left: the load has a hold of its own.
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
 		// The slot's load has begun without the member.
 		if s.hand = slots.Own(slots.Await(ctx, m.group.Slots.Request(&m.group.Demand))); s.hand != nil {
-			defer s.hand.Release()
+			s.free = sync.OnceFunc(s.hand.Release)
+			defer s.free()
 			r = m.arrive(ctx, s)
 		}
 	}
@@ -211,6 +214,7 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 		return s.Result, nil
 	case <-ctx.Done():
 		if r.leave(s, context.Cause(ctx)) {
+			s.free()
 			<-r.done
 			r.released(s)
 		}
@@ -226,7 +230,7 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if s.hand == nil {
-		s.hand = m.hand
+		s.hand, s.free = m.hand, m.free
 	}
 	if ctx.Err() != nil {
 		s.hand = nil

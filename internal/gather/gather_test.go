@@ -251,3 +251,35 @@ func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 		t.Error("the slot that was given back is not to be had")
 	}
 }
+
+// A load keeps a slot of its own when its members have left, and only one.
+func TestLoad_LeaversGiveTheirSlotsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running sync.WaitGroup
+		g := New(Options[string, string]{
+			Slots: slots.New(2, 100), Running: &running, Longest: time.Second,
+			Closed: func() bool { return false },
+			Load: func(_ context.Context, seats []*Seat[string, string]) {
+				for _, s := range seats {
+					s.Result = "value of " + s.Key
+				}
+				time.Sleep(10 * time.Second) // ignores its end
+			},
+		})
+		first, a, b := g.Join("first", 0), g.Join("a", 1), g.Join("b", 2)
+		a.Held()
+		b.Held()
+		load(t, t.Context(), first)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		go load(t, ctx, a)
+		go load(t, ctx, b)
+		time.Sleep(2 * time.Second) // both have left
+		free := g.Slots.Try()
+		if free == nil {
+			t.Fatal("one load runs, and both slots are taken")
+		}
+		free()
+		time.Sleep(time.Minute)
+	})
+}

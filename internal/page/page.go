@@ -15,6 +15,7 @@ import (
 type Options struct {
 	Shared       bool // the cache has a store, and a fleet may share the store
 	EarlyRefresh bool // some requests for a fresh response begin its rebuild early
+	Patience     bool // requests with a stale response wait for the handler's
 
 	TTL            time.Duration
 	ErrorTTL       time.Duration

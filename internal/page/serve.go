@@ -170,8 +170,8 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	}
 	// A client with max-stale accepts an older response, if this process has it.
 	near, now := cache.Near(key)
-	if near != nil && near.Held && (q.directives.MaxStale.Set || near.Stale(now) && q.pausesRefresh(key)) &&
-		now < near.TrustedUntil && near.Value.kind == plain && want.Takes(near, now, forever) {
+	if near != nil && near.Held && now < near.TrustedUntil && near.Value.kind == plain && want.Suits(near, now) &&
+		(q.directives.MaxStale.Set || near.Stale(now) && q.pausesRefresh(key)) {
 		cache.CountStale()
 		return near, false, true
 	}

@@ -43,13 +43,16 @@ type Clock struct {
 
 // See records s, unless the present sighting was sent later, or was quicker and agrees with s: by the
 // sighting of a slow reply, such as of a process that was paused, all entries look older than they are.
-// It returns the recorded sighting.
+// It returns the recorded sighting, or s if the two contradict each other.
 func (c *Clock) See(s Sighting) Sighting {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	after := s.Sent.Sub(c.last.Sent)
-	if after > 0 && (after >= recency/2 || s.Took <= c.last.Took || !c.last.agrees(s)) {
+	after, agrees := s.Sent.Sub(c.last.Sent), c.last.agrees(s)
+	switch {
+	case after > 0 && (after >= recency/2 || s.Took <= c.last.Took || !agrees):
 		c.last = s
+	case !agrees:
+		return s
 	}
 	return c.last
 }

@@ -50,6 +50,19 @@ func TestClock(t *testing.T) {
 		if s, _ := c.Recent(); s.Now() != truth() || seen != s {
 			t.Errorf("after a slow reply the estimate is %v ahead, and the returned one %v", s.Now()-truth(), seen.Now()-truth())
 		}
+		// A slow reply after the clock was set contradicts the sighting that was sent later.
+		late := Sighting{Sent: time.Now()}
+		time.Sleep(time.Second)
+		c.See(ask(0, 0))
+		began = began.Add(-time.Hour)
+		late.Server, late.Took = truth(), time.Since(late.Sent)
+		if seen := c.See(late); seen.Now() < truth() {
+			t.Errorf("the returned sighting is %v behind", truth()-seen.Now())
+		}
+		time.Sleep(time.Millisecond)
+		c.See(ask(0, 0))
+		time.Sleep(time.Millisecond)
+
 		// But the clock may have been set, or the quick sighting may be old.
 		began = began.Add(-time.Hour)
 		c.See(ask(time.Second, 0))
