@@ -294,15 +294,8 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 func (c *manyCall[V]) beginApart(together []pending[V]) {
 	b := c.batch()
 	defer close(b.complete)
-	// Before the flights begin: close waits for this goroutine, and so for the flights. Close may have
-	// begun, and not yet have come to the keys' shards: a flight would have no goroutine to run it.
-	if !c.behind(b.readAndStart) {
-		for _, a := range together {
-			a.err = ErrClosed
-		}
-		c.places.Release(int64(len(together)))
-		return
-	}
+	// Before the flights begin: close waits for this goroutine, and so for the flights.
+	c.behind(b.readAndStart)
 	for i, a := range together {
 		m := &member[V]{batch: b, key: a.key, order: i}
 		a.join(m)

@@ -49,7 +49,7 @@ type engine[V any] struct {
 	sweeps    *sweeplog.Replica                                   // nil: no log of sweeps
 	traits    func(*items.Item[V]) (tags []string, signpost bool) // for sweeps
 	unlooked  atomic.Int64                                        // flights and batches before their first look
-	open      context.Context                                     // for work without a caller; ends after closed is set
+	open      context.Context                                     // for work without a caller; ends before closed is set
 	shut      context.CancelFunc
 	fencer    driver.Fencer // Store, if it is one
 
@@ -119,15 +119,13 @@ func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	}
 }
 
-// behind runs f on a goroutine of the engine. It returns false, without f, if the engine is closed.
-func (e *engine[V]) behind(f func()) bool {
+// behind runs f on a goroutine of the engine, unless the engine is closed.
+func (e *engine[V]) behind(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed {
-		return false
+	if !e.closed {
+		e.running.Go(f)
 	}
-	e.running.Go(f)
-	return true
 }
 
 func (e *engine[V]) engineKey(key string) string {
@@ -159,11 +157,8 @@ func (e *engine[V]) snapshot() observe.Stats {
 }
 
 func (e *engine[V]) close() {
-	e.mu.Lock()
-	first := !e.closed
-	e.closed = true
-	e.mu.Unlock()
-	// The flights end first, so that no engine's silence is reported for them, see run.noAnswer.
+	// The flights end first, so that no engine's silence is reported for them, see run.noAnswer. And while
+	// a key can get a flight, behind runs the flight's batch.
 	e.shards.whole(e.shut, func(s *shard[V]) {
 		s.closed = true
 		for _, w := range s.witnesses {
@@ -174,6 +169,10 @@ func (e *engine[V]) close() {
 			}
 		}
 	})
+	e.mu.Lock()
+	first := !e.closed
+	e.closed = true
+	e.mu.Unlock()
 	e.running.Wait()
 	if first {
 		e.near.Close()

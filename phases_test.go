@@ -35,7 +35,8 @@ import (
 // first caller, second caller | p, q afterwards | loads of the key
 //
 // Variants of a face: "alone" has no engines, "polling" a locker without Watch, "hearing" a store
-// with notices, "near off" no near tier, "window" a batch window, and "stale" begins with a stale value v1.
+// with notices, "near off" no near tier, "window" a batch window, and "stale" begins with a stale
+// value v1.
 
 type stage struct {
 	face string

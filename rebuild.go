@@ -131,10 +131,10 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is the number of void loads before a flight gives up. Void is a load that was fenced at the
-// commit, or whose key was invalidated since the claim. The last load's value then answers only callers that asked before this
-// load. Otherwise a store that refuses every commit, or an invalidation during each load, would leave
-// all callers without an answer.
+// maxRefused is the number of void loads before a flight gives up. Void is a load that was fenced at
+// the commit, or whose key was invalidated since the claim. The last load's value then answers only
+// callers that asked before this load. Otherwise a store that refuses every commit, or an invalidation
+// during each load, would leave all callers without an answer.
 const maxRefused = 5
 
 // runToEnd runs the flight to its end, also after a panic or Goexit of an adapter.

@@ -24,9 +24,8 @@ type window[V any] struct {
 func (w *window[V]) join(c *waiter[V]) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.open == nil && !w.begin() {
-		c.err = ErrClosed
-		return false
+	if w.open == nil {
+		w.begin()
 	}
 	b := w.open
 	m := &member[V]{batch: b, key: c.key, order: len(b.members)}
@@ -39,12 +38,13 @@ func (w *window[V]) join(c *waiter[V]) bool {
 	return c.flight != nil
 }
 
-// begin opens a batch. It returns false if the engine is closed: the batch would not be run. mu is held.
-func (w *window[V]) begin() bool {
+// begin opens a batch. mu is held.
+func (w *window[V]) begin() {
 	c := &manyCall[V]{engine: w.engine, single: w.load, load: w.load, places: semaphore.NewWeighted(maxTogether)}
 	c.places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
 	b := c.batch()
-	if !w.engine.behind(func() {
+	w.open = b
+	w.engine.behind(func() {
 		end := time.NewTimer(w.length)
 		defer end.Stop()
 		select {
@@ -56,11 +56,7 @@ func (w *window[V]) begin() bool {
 		w.closeBatch(b)
 		w.mu.Unlock()
 		b.readAndStart()
-	}) {
-		return false
-	}
-	w.open = b
-	return true
+	})
 }
 
 // closeBatch closes the batch to further flights, unless it is closed. mu is held.

@@ -87,7 +87,6 @@ func (m *Member[K, R]) End() { m.turnTo(ended) }
 func (m *Member[K, R]) turnTo(s state) {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
-	m.seat = nil // its rebuild has gone on
 	m.turn(s)
 }
 
@@ -193,8 +192,8 @@ type Seat[K, R any] struct {
 
 // Load loads the member's key together with the other ready keys. If ctx ends first, the error is
 // ctx's cause, and the load goes on for the other members. It is cancelled when all members have left.
-// Load returns after a load that has begun in any case, so a rebuild that waits for Load has one load at a
-// time. The member's slot is free as soon as the member has left: the load has a hold of its own.
+// Load returns after a load that has begun in any case, so a rebuild that waits for Load has one load
+// at a time. The member's slot is free as soon as the member has left: the load has its own hold.
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
@@ -216,7 +215,6 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 		if r.leave(s, context.Cause(ctx)) {
 			s.free()
 			<-r.done
-			r.released(s)
 		}
 		return result, context.Cause(ctx)
 	}
@@ -263,7 +261,7 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	return r
 }
 
-// leave reports whether the load has begun. Until it has returned, the member is away.
+// leave takes the seat's member out, and reports whether the load has begun.
 func (r *round[K, R]) leave(s *Seat[K, R], cause error) (begun bool) {
 	m := s.member
 	g := m.group
@@ -281,23 +279,9 @@ func (r *round[K, R]) leave(s *Seat[K, R], cause error) (begun bool) {
 		}
 	}
 	if m.seat == s && m.state == loading {
-		if r.begun {
-			m.turn(away)
-		} else {
-			m.turn(looking)
-		}
-	}
-	return r.begun
-}
-
-// released ends the member's wait for a load that it has left, unless its rebuild has gone on meanwhile.
-func (r *round[K, R]) released(s *Seat[K, R]) {
-	m := s.member
-	m.group.mu.Lock()
-	defer m.group.mu.Unlock()
-	if m.seat == s && m.state == away {
 		m.turn(looking)
 	}
+	return r.begun
 }
 
 func (r *round[K, R]) stop() {

@@ -17,11 +17,6 @@ type Want[V any] struct {
 	Personal bool
 }
 
-// Suits reports whether the item answers the call by the call's own conditions.
-func (w *Want[V]) Suits(it *Item[V], now durations.Instant) bool {
-	return (w.Fits == nil || w.Fits(it)) && (w.Accept == nil || w.Accept(it, now))
-}
-
 // Takes reports whether the item answers a call that began at asked. An item that was loaded since
 // then answers it whatever Accept says: otherwise the call would ask for ever. A failure answers it
 // while no try is due: one client's conditions are no reason to try sooner.

@@ -168,12 +168,17 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	if it, early, ok = cache.Hit(key, want); ok {
 		return it, early, true
 	}
-	// A client with max-stale accepts an older response, if this process has it.
-	near, now := cache.Near(key)
-	if near != nil && near.Held && now < near.TrustedUntil && near.Value.kind == plain && want.Suits(near, now) &&
-		(q.directives.MaxStale.Set || near.Stale(now) && q.pausesRefresh(key)) {
+	if it != nil && it.Value.kind == plain && q.pausesRefresh(key) {
 		cache.CountStale()
-		return near, false, true
+		return it, false, true
+	}
+	if q.directives.MaxStale.Set {
+		// A client with max-stale accepts an older response, if this process has it.
+		it, now := cache.Near(key)
+		if it != nil && it.Held && now < it.TrustedUntil && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
+			cache.CountStale()
+			return it, false, true
+		}
 	}
 	if q.directives.OnlyIfCached {
 		it := cache.Apart(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
