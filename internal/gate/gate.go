@@ -382,10 +382,12 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	return v, err
 }
 
+var errNoReturn = errors.New("the call did not return")
+
 // askWithin makes a call with a time limit, and reports and returns its failure, nil for an answer.
 func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Duration, limit limiter, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
 	// The adapter may panic or exit. Without the report a half-open gate would wait for ever.
-	failure = errors.New("the call did not return")
+	failure = errNoReturn
 	defer func() {
 		if p := recover(); p != nil {
 			failure = fault.Panicked(p)

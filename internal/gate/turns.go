@@ -52,8 +52,13 @@ func newTurns(timeout time.Duration) *turns {
 
 // take waits for a turn in queue, which is t.holders or t.others. Its error is ctx's.
 func (t *turns) take(ctx context.Context, queue *list.List) error {
-	turn := make(chan struct{})
 	t.mu.Lock()
+	if t.holders.Len()+t.others.Len() == 0 && t.running < t.most() {
+		t.running++
+		t.mu.Unlock()
+		return nil
+	}
+	turn := make(chan struct{})
 	// Under more load than the engine carries, the callers of the oldest calls leave next.
 	// First in, first out would serve each of them in vain (adaptive LIFO).
 	place := queue.PushFront(turn)

@@ -172,13 +172,9 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		cache.CountStale()
 		return it, false, true
 	}
-	if q.directives.MaxStale.Set {
-		// A client with max-stale accepts an older response, if this process has it.
-		it, now := cache.Near(key)
-		if it != nil && it.Held && now < it.TrustedUntil && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
-			cache.CountStale()
-			return it, false, true
-		}
+	if older := q.acceptedHere(key, want); older != nil {
+		cache.CountStale()
+		return older, false, true
 	}
 	if q.directives.OnlyIfCached {
 		it := cache.Apart(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
@@ -187,6 +183,21 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		}
 	}
 	return it, false, false
+}
+
+// acceptedHere returns an older response that this process has and a client with max-stale accepts, or nil.
+func (q *query) acceptedHere(key string, want Want) *Item {
+	if !q.directives.MaxStale.Set {
+		return nil
+	}
+	it, now := q.m.cache.Near(key)
+	if it == nil || !it.Held || now >= it.TrustedUntil || it.Value.kind != plain {
+		return nil
+	}
+	if want.Fits != nil && !want.Fits(it) || !want.Accept(it, now) {
+		return nil
+	}
+	return it
 }
 
 func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
