@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
@@ -85,17 +86,28 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 			sweeps[i] = sweeplog.Sweep{Kind: sweeplog.ByKey, What: sweeplog.Exact(key), Soft: true, Plain: !c.OverTLS}
 		}
 		if err := m.cache.Sweep(ctx, sweeps); err != nil {
-			m.cache.OnError(c.URLs[0], err)
+			m.notInvalidated(err, c.Keys()...)
 		}
 		return false
 	}
 	keys := c.Keys()
 	for i, err := range m.cache.Invalidate(ctx, keys) {
 		if err != nil {
-			m.cache.OnError(keys[i], err)
+			m.notInvalidated(err, keys[i])
 		}
 	}
 	return true
+}
+
+// notInvalidated reports an error, and repeats the invalidation if the store was silent: the client of an
+// unsafe request has its response, and does not repeat it.
+func (m *Middleware) notInvalidated(err error, keys ...string) {
+	m.cache.OnError(keys[0], err)
+	if errors.Is(err, fault.ErrUnavailable) {
+		for _, key := range keys {
+			m.cache.InvalidateLater(key)
+		}
+	}
 }
 
 // maxSoftUnsafe is the invalidations a minute up to which unsafe requests write to the log: a tenth of
