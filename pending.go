@@ -3,8 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,13 +12,21 @@ import (
 // This file repeats invalidations by unsafe requests while the store is silent. Such a request has its
 // response: no client repeats it.
 
-// maxPending is the most keys whose invalidation a process repeats. Any client can send unsafe requests.
+// maxPending is the most keys whose invalidation waits to be repeated. Any client can send unsafe requests.
 const maxPending = 4096
 
-// A pendingKeys is the keys whose invalidation a goroutine repeats.
+// A pendingKeys is the keys of the next repetition.
 type pendingKeys struct {
 	mu   sync.Mutex          // guards keys
-	keys map[string]struct{} // nil without the goroutine
+	keys map[string]struct{} // nil: no repetition is to come
+}
+
+func (p *pendingKeys) take() map[string]struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	keys := p.keys
+	p.keys = nil
+	return keys
 }
 
 // invalidateLater repeats the invalidation of a key until the store answers, or the cache closes.
@@ -37,41 +43,22 @@ func (e *engine[V]) invalidateLater(key string) {
 	}
 }
 
-// take empties the set. Without a key the goroutine has to end.
-func (p *pendingKeys) take() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.keys) == 0 {
-		p.keys = nil
-		return nil
-	}
-	keys := slices.Collect(maps.Keys(p.keys))
-	clear(p.keys)
-	return keys
-}
-
 func (e *engine[V]) repeatInvalidations() {
-	for {
-		select {
-		case <-e.writes.Closing():
-		case <-time.After(gate.Pause):
-		case <-e.open.Done():
-			return
+	select {
+	case <-e.writes.Closing():
+	case <-time.After(gate.Pause):
+	case <-e.open.Done():
+		return
+	}
+	for key := range e.pending.take() {
+		// Unlike a user's own write, this call is not made while the store's breaker is open.
+		err := gate.AskErr(e.open, e.writes, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error {
+			return e.Store.Invalidate(ctx, e.engineKey(key))
+		})
+		if errors.Is(err, ErrUnavailable) {
+			e.invalidateLater(key)
+			continue
 		}
-		keys := e.pending.take()
-		if keys == nil {
-			return
-		}
-		for _, key := range keys {
-			// Unlike a user's own write, this call waits while the store's breaker is open.
-			err := gate.AskErr(e.open, e.writes, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error {
-				return e.Store.Invalidate(ctx, e.engineKey(key))
-			})
-			if errors.Is(err, ErrUnavailable) {
-				e.invalidateLater(key)
-				continue
-			}
-			e.voidAll(key) // the near tier may have the store's entry again
-		}
+		e.voidAll(key) // the near tier may have the store's entry again
 	}
 }
