@@ -20,7 +20,7 @@ const (
 	bugRuns   = 5
 	bugStride = 1000
 	// bugBound is the largest number of scenarios in a run.
-	bugBound = 400
+	bugBound = 1000
 	// quickest is the bug of the plain run.
 	quickest = "expired lease believed too long"
 )
