@@ -10,8 +10,8 @@ import (
 
 // This file is the protocol: the states of a rebuild, and the table from a state and its outcome to
 // the next state. A flight looks into the store, queues for a slot of MaxRebuilds and stands for
-// election. The elected flight claims an epoch, loads, commits and releases; every other flight waits
-// for the elected process's value.
+// election. The elected flight claims an epoch, loads, commits and releases. The other flights wait for
+// its value.
 
 type rebuildState uint8
 
@@ -39,7 +39,7 @@ const (
 	outcomePlace                              // the flight has a slot of MaxRebuilds
 	outcomeElected                            // the flight has the lease, or there is no election
 	outcomeUnshared                           // the store has a KindUnshared entry for the key
-	outcomeHeld                               // another process has the lease
+	outcomeHeld                               // another flight has the lease
 	outcomeOutdated                           // the last look is void, or the state ended without a result
 	outcomeTimeIsUp                           // another process has the lease, and the flight has lasted for MaxWait
 	outcomeCount
