@@ -119,39 +119,18 @@ func TestObserve_Events(t *testing.T) {
 	o.Herd(observe.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
 	_, end := o.Rebuild(t.Context(), "k")
 	end(observe.Rebuild{Outcome: observe.OutcomeFailed, Took: time.Second, Err: errors.New("down")})
-	err := testutil.CollectAndCompare(&attached{c, func() observe.Stats { return observe.Stats{} }}, strings.NewReader(`
-# HELP bellwether_near_evictions_total Values that left this process's memory for other values.
-# TYPE bellwether_near_evictions_total counter
-bellwether_near_evictions_total 2
-# HELP bellwether_near_evicted_bytes_total Size of these values.
-# TYPE bellwether_near_evicted_bytes_total counter
-bellwether_near_evicted_bytes_total 1000
-# HELP bellwether_herd_wait_seconds_total Waiting time of these calls in sum.
-# TYPE bellwether_herd_wait_seconds_total counter
-bellwether_herd_wait_seconds_total 1.5
-# HELP bellwether_breaker_changes_total Changes of the breakers before the engines, by the new state.
-# TYPE bellwether_breaker_changes_total counter
-bellwether_breaker_changes_total{engine="locker",to="closed"} 0
-bellwether_breaker_changes_total{engine="locker",to="half-open"} 0
-bellwether_breaker_changes_total{engine="locker",to="open"} 1
-bellwether_breaker_changes_total{engine="store",to="closed"} 0
-bellwether_breaker_changes_total{engine="store",to="half-open"} 0
-bellwether_breaker_changes_total{engine="store",to="open"} 0
-bellwether_breaker_changes_total{engine="watch",to="closed"} 0
-bellwether_breaker_changes_total{engine="watch",to="half-open"} 0
-bellwether_breaker_changes_total{engine="watch",to="open"} 0
-bellwether_breaker_changes_total{engine="writes",to="closed"} 0
-bellwether_breaker_changes_total{engine="writes",to="half-open"} 0
-bellwether_breaker_changes_total{engine="writes",to="open"} 0
-`), "bellwether_near_evictions_total", "bellwether_near_evicted_bytes_total", "bellwether_herd_wait_seconds_total", "bellwether_breaker_changes_total")
-	if err != nil {
-		t.Error(err)
-	}
-	if n := samples(t, c.wakeLag.WithLabelValues("store").(prometheus.Histogram)); n != 1 {
-		t.Errorf("%d wake lags, want 1", n)
-	}
-	if n := samples(t, c.rebuild.WithLabelValues("failed").(prometheus.Histogram)); n != 1 {
-		t.Errorf("%d failed rebuilds, want 1", n)
+	for name, got := range map[string]float64{
+		"evictions 2":       testutil.ToFloat64(c.nearEvictions),
+		"evicted 1000":      testutil.ToFloat64(c.nearEvictionBytes),
+		"waiting 1.5":       testutil.ToFloat64(c.herdWaiting),
+		"to open 1":         testutil.ToFloat64(c.breakerChanges.WithLabelValues("locker", "open")),
+		"kinds 12":          float64(testutil.CollectAndCount(c.breakerChanges)), // each is there before it happens
+		"wake lags 1":       float64(samples(t, c.wakeLag.WithLabelValues("store").(prometheus.Histogram))),
+		"failed rebuilds 1": float64(samples(t, c.rebuild.WithLabelValues("failed").(prometheus.Histogram))),
+	} {
+		if !strings.HasSuffix(name, fmt.Sprint(" ", got)) {
+			t.Errorf("got %v, want %s", got, name)
+		}
 	}
 }
 

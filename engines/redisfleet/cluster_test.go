@@ -1,7 +1,6 @@
 package redisfleet
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -71,15 +70,10 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 			if got := elect(t, eng, key, won.Epoch); got.Held == nil {
 				t.Errorf("%s: Elect of a held key: %+v", when, got)
 			}
-			freed := watch(t, eng, key)
-			e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: time.Hour}
-			if err := eng.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
-				t.Errorf("%s: CommitAndRelease: %v", when, err)
-			}
-			wait(t, when+": the release", freed)
-			if err := won.Lease.Renew(t.Context(), time.Minute); !errors.Is(err, driver.ErrLeaseLost) {
-				t.Errorf("%s: Renew after CommitAndRelease: %v", when, err)
-			}
+			freed := leasetest.Watch(t, eng, key)
+			commit(t, eng, key, value(won.Epoch), won)
+			leasetest.MustClose(t, when+": the release", freed, 5*time.Second)
+			leasetest.MustBeLost(t, when+": Renew after CommitAndRelease", won.Lease.Renew(t.Context(), time.Minute))
 			if got := elect(t, eng, key, past); got.Entry.Epoch != won.Epoch || got.Lease != nil || got.Held != nil {
 				t.Errorf("%s: Elect of a fresh key: %+v", when, got)
 			}
@@ -87,11 +81,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		}
 		return past
 	}
-	slot, from := c.Owner(redisentry.Name(eng.Prefix, key))
-	to := c.Masters[0]
-	if from == to {
-		to = c.Masters[1]
-	}
+	slot, from, to := c.Way(redisentry.Name(eng.Prefix, key))
 	last := life("before", 0)
 	held := elect(t, eng, key, last)
 
@@ -99,15 +89,10 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	if got := elect(t, eng, key, last); got.Held == nil {
 		t.Errorf("Elect of a held key that has not moved: %+v", got)
 	}
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: held.Epoch, TTL: time.Hour}
-	if err := eng.CommitAndRelease(t.Context(), key, e, held.Lease); err != nil {
-		t.Errorf("CommitAndRelease of what has not moved: %v", err)
-	}
+	commit(t, eng, key, value(held.Epoch), held)
 	// The entry exists, and the lease does not: its next one begins on the new server.
 	last = life("with the entry on the old server", held.Epoch)
-	if err := rdb.Del(t.Context(), redisentry.Name(eng.Prefix, key)).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rdb.Del(t.Context(), redisentry.Name(eng.Prefix, key)).Err())
 	last = max(last, life("of a cold key", 0))
 	if eng.moved.Load() == nil {
 		t.Error("no request about two keys was refused: the test tests nothing")
@@ -125,10 +110,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 // TestEngine_Ring runs the kits over separate servers, which have no notices and no watches.
 func TestEngine_Ring(t *testing.T) {
 	t.Parallel()
-	addrs := map[string]string{}
-	for _, name := range []string{"a", "b", "c"} {
-		addrs[name] = testserver.Redis(t).OwnOrSkip(t).Addr
-	}
+	addrs := testserver.RedisRing(t)
 	connect := func(tb testing.TB) *redis.Ring {
 		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
 		tb.Cleanup(func() { rdb.Close() })

@@ -9,7 +9,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
-	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -95,105 +94,4 @@ func TestMixed(t *testing.T) {
 		next := mixed("bellwether:")
 		lockertest.Run(t, func(tb testing.TB) driver.Locker { return next(tb) })
 	})
-}
-
-// TestMixed_Fleet goes through an election from either side, with keys whose names are hashed or not.
-func TestMixed_Fleet(t *testing.T) {
-	srv := testserver.Redis(t)
-	for _, key := range []string{"plain", "", "{", "}", "{}", "{a}", "a{b}c", "{a}{b}", "a}b{c", "}{", "with space", "a/b", "#hash"} {
-		t.Run(key, func(t *testing.T) {
-			prefix := "test:" + adapter.Token() + ":"
-			one := set(open(t, srv.Addr), prefix)
-			two := newPair(t, dial(t, srv.Addr), prefix)
-			sides := []driver.Elector{one, two}
-			var last uint64
-			for i, a := range sides {
-				b := sides[1-i]
-				heard := listen(t, b.(driver.Notifier), key)
-				won := elect(t, a, key, 1<<53)
-				if won.Lease == nil || won.Epoch <= last {
-					t.Fatalf("%T: Elect: %+v, want a lease and an epoch above %d", a, won, last)
-				}
-				leasetest.MustBeHeld(t, b, key)
-				freed := watch(t, b.(watcher), key)
-				if _, epoch, err := b.Claim(t.Context(), key); err != nil || epoch <= won.Epoch {
-					t.Errorf("%T: Claim: epoch %d after %d, %v", b, epoch, won.Epoch, err)
-				} else {
-					last = epoch
-				}
-				e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: time.Hour}
-				if err := a.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
-					t.Fatalf("%T: CommitAndRelease: %v", a, err)
-				}
-				wait(t, "the release", freed)
-				if n := wait(t, "the notice", heard); n.Epoch != won.Epoch || string(n.Entry.Value) != "v" {
-					t.Errorf("%T hears %+v of epoch %d", b, n, won.Epoch)
-				}
-				if got := elect(t, b, key, 0); got.Lease != nil || got.Held != nil || got.Entry.Epoch != won.Epoch {
-					t.Errorf("%T: Elect: %+v, want the entry of epoch %d", b, got, won.Epoch)
-				}
-			}
-		})
-	}
-}
-
-type watcher interface {
-	driver.Locker
-	driver.Watcher
-}
-
-// watch watches key once push works.
-func watch(t *testing.T, l watcher, key string) <-chan struct{} {
-	t.Helper()
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) { // a subscription takes its time
-		freed, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key))
-		if err == nil {
-			return freed
-		}
-		if time.Since(start) > 5*time.Second {
-			t.Fatalf("no push after %v: %v", time.Since(start), err)
-		}
-	}
-}
-
-// listen returns the notices of the key's commits, once they come.
-func listen(t *testing.T, s driver.Notifier, key string) <-chan driver.Notice {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	heard, up, ended := make(chan driver.Notice, 100), make(chan struct{}, 100), make(chan struct{})
-	go func() {
-		defer close(ended)
-		s.Notify(ctx, func(n driver.Notice) {
-			switch {
-			case n.Key == key && !n.Invalidated:
-				heard <- n
-			case n.Key == "up?":
-				up <- struct{}{}
-			}
-		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-	})
-	for {
-		if err := s.(driver.Store).Invalidate(t.Context(), "up?"); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-up:
-			return heard
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-func wait[T any](t *testing.T, what string, c <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case <-time.After(5 * time.Second):
-		t.Fatalf("%s does not come", what)
-	}
-	return v
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -27,9 +28,7 @@ func TestNote_EndsWithTheLease(t *testing.T) {
 	rebuild(t, b, "to both", time.Hour)
 	lost := func(t *testing.T, key string) {
 		t.Helper()
-		if err := rdb.Del(t.Context(), redislease.Key(a.Prefix, key)).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Del(t.Context(), redislease.Key(a.Prefix, key)).Err())
 	}
 	for what, end := range map[string]func(t *testing.T, key string, won driver.Election) error{
 		"released": func(t *testing.T, _ string, won driver.Election) error { return won.Lease.Release(t.Context()) },
@@ -62,9 +61,7 @@ func TestNote_EndsWithTheLease(t *testing.T) {
 				if stale {
 					won := elect(t, a, key, 0)
 					e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, StaleIfError: time.Hour}
-					if err := a.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
-						t.Fatal(err)
-					}
+					commit(t, a, key, e, won)
 				}
 				won := elect(t, a, key, 0)
 				if got := elect(t, b, key, 0); got.Held == nil || got.Held.Until.Before(time.Now().Add(50*time.Second)) {
@@ -90,43 +87,29 @@ func TestNote_OfAnother(t *testing.T) {
 	rebuild(t, b, "warm too", time.Hour)
 	held := func(after string) {
 		t.Helper()
-		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if got := elect(t, b, "k", 1<<53); got.Held == nil {
-			t.Fatalf("Elect after %s: %+v, want the holder", after, got)
-		}
-		counts, err := testserver.Commands(t.Context(), admin)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if total, each := counts.Since(nil); total != 2 {
+		total, each := commands(t, admin, func() {
+			if got := elect(t, b, "k", 1<<53); got.Held == nil {
+				t.Fatalf("Elect after %s: %+v, want the holder", after, got)
+			}
+		})
+		if total != 2 {
 			t.Errorf("Elect after %s costs %d commands, want 2: %s", after, total, each)
 		}
 	}
 	late := elect(t, a, "k", 0)
-	if err := late.Lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, late.Lease)
 	elect(t, a, "k", 0)
 	held("an election")
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("late"), Epoch: late.Epoch, TTL: time.Hour}
-	if err := a.CommitAndRelease(t.Context(), "k", e, late.Lease); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, a, "k", value(late.Epoch), late)
 	held("the commit of a former holder")
-	if err := late.Lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-		t.Errorf("Release of a former holder: %v", err)
-	}
+	leasetest.MustBeLost(t, "Release of a former holder", late.Lease.Release(t.Context()))
 	held("the release of a former holder")
 	for range 2 { // with an entry, and without
 		if _, _, err := b.Claim(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
 		held("a claim")
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Invalidate(t.Context(), "k"))
 		held("an invalidation")
 	}
 }
@@ -155,15 +138,9 @@ func TestNote_OutOfMemory(t *testing.T) {
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
 	won := elect(t, eng, "k", 0)
 	rdb.ConfigSet(t.Context(), "maxmemory", "1")
-	if err := won.Lease.Release(t.Context()); err != nil {
-		t.Errorf("Release without memory: %v", err)
-	}
+	leasetest.Release(t, won.Lease) // without memory
 	rdb.ConfigSet(t.Context(), "maxmemory", "0")
-	if lease, err := eng.TryAcquire(t.Context(), "k", time.Minute); err != nil {
-		t.Errorf("TryAcquire after the release: %v", err)
-	} else if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	leasetest.Release(t, leasetest.Acquire(t, eng, "k", time.Minute))
 }
 
 // TestNote_Foreign puts foreign texts in the note's place: the key stays free.
@@ -178,9 +155,7 @@ func TestNote_Foreign(t *testing.T) {
 	for i, note := range []string{"", "x", nines[:16] + nines, strings.Repeat("x", 38), "             nan" + nines, "0000000000000001" + nines, "              -1" + nines} {
 		for j, eng := range []*Engine{a, b} {
 			key := fmt.Sprint(i, j)
-			if err := rdb.Set(t.Context(), redisentry.Name(a.Prefix, key), strings.Repeat("0", 32)+note, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, rdb.Set(t.Context(), redisentry.Name(a.Prefix, key), strings.Repeat("0", 32)+note, 0).Err())
 			if got := elect(t, eng, key, 0); got.Lease == nil {
 				t.Errorf("Elect beside the note %q: %+v, want a lease", note, got.Held)
 			}

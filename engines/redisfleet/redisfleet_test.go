@@ -62,12 +62,6 @@ const limit = 2 << 20
 // instance gives the kit open, and rdb for its faults.
 func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) driver.Elector) storetest.Instance {
 	name := func(key string) string { return redisentry.Name(prefix, key) }
-	must := func(tb testing.TB, err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
 	return storetest.Instance{
 		Notifies: true,
 		Batches:  true,
@@ -85,6 +79,13 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) dr
 			must(tb, rdb.Set(tb.Context(), name(key), data, 0).Err())
 		},
 		TooLarge: limit,
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
 
@@ -138,9 +139,7 @@ func TestEngine_Access(t *testing.T) {
 func TestEngine_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	testserver.Restrict(t, testserver.RedisRules, srv)
-	if err := dial(t, srv.Addr).Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, dial(t, srv.Addr).Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err())
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: testserver.RedisUser, Password: testserver.RedisPassword})
 	t.Cleanup(func() { rdb.Close() })
 	eng := over(t, rdb)
@@ -159,6 +158,27 @@ func elect(tb testing.TB, eng driver.Elector, key string, past uint64) driver.El
 	return won
 }
 
+func value(epoch uint64) driver.Entry {
+	return driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
+}
+
+func commit(tb testing.TB, eng driver.Elector, key string, e driver.Entry, won driver.Election) {
+	tb.Helper()
+	if err := eng.CommitAndRelease(tb.Context(), key, e, won.Lease); err != nil {
+		tb.Fatalf("CommitAndRelease: %v", err)
+	}
+}
+
+// commands returns the server's count of each command during f, including commands of scripts.
+func commands(tb testing.TB, admin *redis.Client, f func()) (total int, each string) {
+	tb.Helper()
+	must(tb, admin.ConfigResetStat(tb.Context()).Err())
+	f()
+	counts, err := testserver.Commands(tb.Context(), admin)
+	must(tb, err)
+	return counts.Since(nil)
+}
+
 // rebuild is elected, and commits a value.
 func rebuild(tb testing.TB, eng driver.Elector, key string, ttl time.Duration) driver.Entry {
 	tb.Helper()
@@ -166,10 +186,9 @@ func rebuild(tb testing.TB, eng driver.Elector, key string, ttl time.Duration) d
 	if won.Lease == nil {
 		tb.Fatalf("Elect: %+v, want the lease", won)
 	}
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: ttl}
-	if err := eng.CommitAndRelease(tb.Context(), key, e, won.Lease); err != nil {
-		tb.Fatalf("CommitAndRelease: %v", err)
-	}
+	e := value(won.Epoch)
+	e.TTL = ttl
+	commit(tb, eng, key, e, won)
 	return e
 }
 
@@ -207,26 +226,20 @@ func TestEngine_Requests(t *testing.T) {
 	eng, other := open(t, meter.Addr), open(t, meter.Addr)
 	rebuild(t, eng, "warm", time.Hour) // loads the scripts and opens the connections
 	rebuild(t, other, "warm too", time.Hour)
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}
+	e := value(0)
 	var won driver.Election
-	count := func(what string, requests, commands int, f func() error) {
+	count := func(what string, wantTrips, wantCommands int, f func() error) {
 		t.Helper()
-		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
 		before := meter.RoundTrips()
-		if err := f(); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		total, each := commands(t, admin, func() {
+			if err := f(); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		})
 		trips := meter.RoundTrips() - before
-		counts, err := testserver.Commands(t.Context(), admin)
-		if err != nil {
-			t.Fatal(err)
-		}
-		total, each := counts.Since(nil)
 		t.Logf("%s: %d requests, %d commands (%s)", what, trips, total, each)
-		if trips != requests || total != commands {
-			t.Errorf("%s: %d requests with %d commands, want %d with %d: %s", what, trips, total, requests, commands, each)
+		if trips != wantTrips || total != wantCommands {
+			t.Errorf("%s: %d requests with %d commands, want %d with %d: %s", what, trips, total, wantTrips, wantCommands, each)
 		}
 	}
 	count("Elect of a cold key", 1, 5, func() (err error) {
@@ -291,9 +304,7 @@ func TestElect_JudgesFreshness(t *testing.T) {
 		won := elect(t, eng, key, 0)
 		e := driver.Entry{Kind: driver.EntryKind(rand.N(4)), Epoch: won.Epoch, Age: pick(), TTL: pick(), RetryAge: pick(),
 			Failures: rand.N[uint32](2), StaleIfError: time.Hour}
-		if err := eng.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, eng, key, e, won)
 		e.Age = max(0, e.Age)
 		later := e // at least as old as its answer
 		later.Age += min(time.Microsecond, 1<<63-1-later.Age)
@@ -311,9 +322,7 @@ func TestElect_ForeignTypes(t *testing.T) {
 	spoil := func(name string) {
 		t.Helper()
 		rdb.Del(t.Context(), name)
-		if err := rdb.LPush(t.Context(), name, "x").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.LPush(t.Context(), name, "x").Err())
 	}
 	spoil(redisentry.Name(eng.Prefix, "k"))
 	e := rebuild(t, eng, "k", time.Hour)
@@ -323,9 +332,7 @@ func TestElect_ForeignTypes(t *testing.T) {
 	won := elect(t, eng, "k", e.Epoch)
 	spoil(redislease.Key(eng.Prefix, "k"))
 	e.Epoch = won.Epoch
-	if err := eng.CommitAndRelease(t.Context(), "k", e, won.Lease); err != nil {
-		t.Errorf("CommitAndRelease with a list in the lease's place: %v", err)
-	}
+	commit(t, eng, "k", e, won) // with a list in the lease's place
 	if got := elect(t, eng, "k", 0); got.Entry.Epoch != e.Epoch || got.Lease != nil {
 		t.Errorf("Elect of what was committed: %+v", got)
 	}
@@ -358,10 +365,9 @@ func TestElect_LargeEntries(t *testing.T) {
 	for _, n := range []int{64<<10 - 200, 64<<10 - redisentry.HeadLen - 40, 64 << 10, 1 << 20} {
 		key := fmt.Sprint(n)
 		won := elect(t, eng, key, 0)
-		e := driver.Entry{Kind: driver.KindValue, Value: []byte(strings.Repeat("v", n)), Epoch: won.Epoch, TTL: time.Hour}
-		if err := eng.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
-			t.Fatal(err)
-		}
+		e := value(won.Epoch)
+		e.Value = []byte(strings.Repeat("v", n))
+		commit(t, eng, key, e, won)
 		for what, ask := range map[string]func() driver.Election{
 			"answered": func() driver.Election { return elect(t, eng, key, 0) },
 			"elected and held": func() driver.Election {
@@ -376,28 +382,13 @@ func TestElect_LargeEntries(t *testing.T) {
 	}
 }
 
-func TestElect_ScriptsForgotten(t *testing.T) {
-	srv := testserver.Redis(t).OwnOrSkip(t)
-	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
-	for i := range 5 {
-		won := elect(t, eng, fmt.Sprint(i), 0)
-		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: time.Hour}
-		if err := eng.CommitAndRelease(t.Context(), fmt.Sprint(i), e, won.Lease); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // TestElect_LostReply loses the replies to an election and a commit: a repeat finds its own lease.
 func TestElect_LostReply(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr})
 	t.Cleanup(func() { rdb.Close() })
 	twice := &repeats{}
-	rdb.AddHook(twice)
+	rdb.AddHook(testserver.Hook(twice.hook))
 	eng := over(t, rdb)
 	rebuild(t, eng, "warm", time.Hour)
 	twice.on.Store(true)
@@ -415,7 +406,7 @@ func TestElect_LostReply(t *testing.T) {
 	var e driver.Entry
 	twice.between = func() {
 		_, epoch, err := other.Claim(t.Context(), "answered")
-		e = driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
+		e = value(epoch)
 		if err := errors.Join(err, other.Commit(t.Context(), "answered", e)); err != nil {
 			t.Error(err)
 		}
@@ -431,32 +422,24 @@ func TestElect_LostReply(t *testing.T) {
 	}
 }
 
-// repeats is a hook that sends each script twice, and keeps the second reply.
+// repeats sends each script twice, and keeps the second reply.
 type repeats struct {
 	on      atomic.Bool
 	n       atomic.Int32
 	between func() // set while on is false
 }
 
-func (r *repeats) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r *repeats) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if r.on.Load() && strings.HasPrefix(cmd.Name(), "eval") {
-			r.n.Add(1)
-			if err := next(ctx, cmd); err != nil {
-				return err
-			}
-			if r.between != nil {
-				r.between()
-			}
+func (r *repeats) hook(_ context.Context, cmds []redis.Cmder, send func() error) error {
+	if r.on.Load() && strings.HasPrefix(cmds[0].Name(), "eval") {
+		r.n.Add(1)
+		if err := send(); err != nil {
+			return err
 		}
-		return next(ctx, cmd)
+		if r.between != nil {
+			r.between()
+		}
 	}
-}
-
-func (r *repeats) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return send()
 }
 
 func TestNew_NoClient(t *testing.T) {

@@ -324,15 +324,8 @@ func TestLive_Refuses(t *testing.T) {
 	}
 
 	// Another site's page must not press the buttons.
-	r, _ := http.NewRequest(http.MethodPost, front.URL+"/herd", nil)
-	r.Header.Set("Origin", "http://evil.test")
-	resp, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusForbidden {
-		t.Errorf("from another origin: %s, want 403", resp.Status)
+	if a := do(http.MethodPost, front.URL+"/herd", "Origin", "http://evil.test"); a.status != http.StatusForbidden {
+		t.Errorf("from another origin: %v, want 403", a)
 	}
 }
 

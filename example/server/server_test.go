@@ -302,31 +302,6 @@ func eachEngine(t *testing.T, test func(t *testing.T, engine *testserver.Server,
 // unique separates the paths of this run from earlier runs', for engines that outlive a run.
 var unique = fmt.Sprint("/", time.Now().UnixNano())
 
-func TestServer_StaleWhileRevalidate(t *testing.T) {
-	eachEngine(t, func(t *testing.T, _ *testserver.Server, flags []string) {
-		o := newOrigin(t, "max-age=1", 0)
-		flags = append(flags, "-upstream", o.URL, "-stale-while-revalidate", "1m")
-		a, b := start(t, flags...), start(t, flags...)
-		path := unique + "/swr/" + flags[1]
-		for _, p := range []*process{a, b} {
-			if got := p.get(path); got.body != path+" 1" {
-				t.Fatalf("first answer: %v", got)
-			}
-		}
-		time.Sleep(1500 * time.Millisecond) // in which it becomes stale
-		o.delay.Store(int64(2 * time.Second))
-		for _, p := range []*process{a, b} {
-			if got := p.get(path); got.body != path+" 1" || got.took > time.Second {
-				t.Errorf("while a rebuild of 2s runs: %v after %v, want the stale answer at once", got, got.took)
-			}
-		}
-		// The new page answers at both processes.
-		eventually(t, 10*time.Second, "both serve the new answer", func() bool {
-			return a.get(path).body != path+" 1" && b.get(path).body != path+" 1"
-		})
-	})
-}
-
 // Servers of different upstreams keep their pages apart on one engine, each under its namespace.
 func TestServer_Namespace(t *testing.T) {
 	eachEngine(t, func(t *testing.T, _ *testserver.Server, flags []string) {
@@ -587,8 +562,8 @@ func TestParse_Defaults(t *testing.T) {
 			t.Errorf("%q: locker %q, %v; want %q", test.args, c.locker, err, test.locker)
 		}
 	}
-	c, err := parse(strings.Fields("-max-wait 3s -lease 2s -redis a:1,b:2 -upstream https://host/base"))
-	if err != nil || c.cache.MaxWait != 3*time.Second || c.cache.Fleet.LeaseTTL != 2*time.Second ||
+	c, err := parse(strings.Fields("-max-wait 3s -lease 2s -stale-while-revalidate 1m -redis a:1,b:2 -upstream https://host/base"))
+	if err != nil || c.cache.MaxWait != 3*time.Second || c.cache.Fleet.LeaseTTL != 2*time.Second || c.cache.StaleWhileRevalidate != time.Minute ||
 		!slices.Equal(c.redis, []string{"a:1", "b:2"}) || c.upstream.String() != "https://host/base" {
 		t.Errorf("%+v, %v", c, err)
 	}

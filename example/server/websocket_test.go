@@ -10,9 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
 	"github.com/coder/websocket"
-	"github.com/go-chi/chi/v5"
 )
 
 // echo is a WebSocket handler that repeats each message. Other requests get a cacheable page.
@@ -76,17 +74,6 @@ func talk(t *testing.T, url string) {
 		})
 	}
 	wg.Wait()
-}
-
-func TestWebSocket_ThroughTheMiddleware(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Hour})
-	defer mw.Close()
-	r := chi.NewRouter()
-	r.Use(mw.Handler)
-	r.Handle("/talk", echo(t))
-	s := httptest.NewServer(r)
-	defer s.Close()
-	talk(t, s.URL+"/talk")
 }
 
 func TestWebSocket_ThroughTheProxy(t *testing.T) {

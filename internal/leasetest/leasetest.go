@@ -74,15 +74,10 @@ func MustGiveUp(tb testing.TB, what string, call func(context.Context) error) {
 // MustBecomeFree fails if, after calls for the lease were given up, it is not free within five seconds.
 func MustBecomeFree(tb testing.TB, l driver.Locker, key string) {
 	tb.Helper()
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	Eventually(tb, 5*time.Second, "no lease without a holder blocks the key", func() bool {
 		_, err := l.TryAcquire(tb.Context(), key, time.Minute)
-		if err == nil {
-			return
-		}
-		if time.Since(start) > 5*time.Second {
-			tb.Fatalf("a lease without a holder blocks the key: %v", err)
-		}
-	}
+		return err == nil
+	})
 }
 
 // MustPanic fails unless f panics with a text that begins with want.
@@ -94,4 +89,76 @@ func MustPanic(tb testing.TB, want string, f func()) {
 		}
 	}()
 	f()
+}
+
+// Token is the fencing token of a lease, which must have one.
+func Token(tb testing.TB, lease driver.Lease) uint64 {
+	tb.Helper()
+	tokener, ok := lease.(driver.Tokener)
+	if !ok {
+		tb.Fatalf("a %T is no Tokener", lease)
+	}
+	return tokener.Token()
+}
+
+// MustBeNoAnswer fails if err, the result of the call named what, says something about the lease, or
+// looks like the end of a context.
+func MustBeNoAnswer(tb testing.TB, what string, err error) {
+	tb.Helper()
+	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		tb.Errorf("%s: err = %v, want one of the engine", what, err)
+	}
+}
+
+// A Watcher is a Locker with push.
+type Watcher interface {
+	driver.Locker
+	driver.Watcher
+}
+
+// Watch watches a held key once l's push works: a subscription takes its time.
+func Watch(tb testing.TB, l Watcher, key string) <-chan struct{} {
+	tb.Helper()
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		freed, err := l.Watch(tb.Context(), MustBeHeld(tb, l, key))
+		if err == nil {
+			return freed
+		}
+		if time.Since(start) > 5*time.Second {
+			tb.Fatalf("no push after %v: %v", time.Since(start), err)
+		}
+	}
+}
+
+// IsClosed reports whether c is closed.
+func IsClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// MustClose fails unless c, the watch named what, closes within limit, and returns the time it took.
+func MustClose(tb testing.TB, what string, c <-chan struct{}, limit time.Duration) time.Duration {
+	tb.Helper()
+	start := time.Now()
+	select {
+	case <-c:
+	case <-time.After(limit):
+		tb.Errorf("%s: not told within %v", what, limit)
+	}
+	return time.Since(start)
+}
+
+// Eventually fails unless ok becomes true within limit.
+func Eventually(tb testing.TB, limit time.Duration, what string, ok func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("not within %v: %s", limit, what)
+		}
+	}
 }

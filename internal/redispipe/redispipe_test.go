@@ -22,24 +22,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A server is a hook that answers for Redis. sent gets a pipeline's first arguments, joined by spaces.
+// A server answers for Redis. sent gets a pipeline's first arguments, joined by spaces.
 type server struct {
 	sent   chan string
 	answer func(cmds []redis.Cmder) error
 	ends   atomic.Int64 // nanoseconds to the deadline of the latest context, 0 if none
 }
 
-func (s *server) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *server) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { return s.process(ctx, []redis.Cmder{cmd}) }
-}
-
-func (s *server) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return s.process
-}
-
-func (s *server) process(ctx context.Context, cmds []redis.Cmder) error {
+func (s *server) process(ctx context.Context, cmds []redis.Cmder, _ func() error) error {
 	var names []string
 	for _, cmd := range cmds {
 		names = append(names, cmd.Args()[0].(string))
@@ -72,7 +62,7 @@ func newBench(t *testing.T, answer func([]redis.Cmder) error) bench {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	t.Cleanup(func() { rdb.Close() })
 	s := &server{sent: make(chan string, 100), answer: answer}
-	rdb.AddHook(s)
+	rdb.AddHook(testserver.Hook(s.process))
 	return bench{New(rdb), s}
 }
 
@@ -478,7 +468,7 @@ func TestExec_Cluster(t *testing.T) {
 		defer ring.Close()
 		hang := make(chan struct{})
 		s := &server{sent: make(chan string, 10), answer: func(cmds []redis.Cmder) error { <-hang; return echo(cmds) }}
-		ring.AddHook(s)
+		ring.AddHook(testserver.Hook(s.process))
 		b := bench{New(ring), s}
 		one, two := b.call(t.Context(), "a"), b.call(t.Context(), "a")
 		want(t, "sent", b.sent, "a")

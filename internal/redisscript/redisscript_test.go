@@ -16,19 +16,11 @@ import (
 // said are the script commands sent by a client.
 type said struct{ names []string }
 
-func (s *said) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *said) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			s.names = append(s.names, cmd.Name())
-		}
-		return next(ctx, cmd)
+func (s *said) hook(_ context.Context, cmds []redis.Cmder, send func() error) error {
+	if len(cmds) == 1 && strings.HasPrefix(cmds[0].Name(), "eval") {
+		s.names = append(s.names, cmds[0].Name())
 	}
-}
-
-func (s *said) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return send()
 }
 
 // TestScript_Run counts the commands of a run: one, except after a server has forgotten the script.
@@ -36,7 +28,7 @@ func TestScript_Run(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
 	defer rdb.Close()
 	heard := &said{}
-	rdb.AddHook(heard)
+	rdb.AddHook(testserver.Hook(heard.hook))
 	script := redisscript.New(`return KEYS[1] .. ARGV[1]`)
 	run := func(want ...string) {
 		t.Helper()
@@ -62,7 +54,7 @@ func TestScript_NotTaken(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
 	defer rdb.Close()
 	heard := &said{}
-	rdb.AddHook(heard)
+	rdb.AddHook(testserver.Hook(heard.hook))
 	script := redisscript.New(`return 1`)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -82,10 +82,7 @@ func taggedCopy(t *testing.T) (dir, version string) {
 		t.Fatal(err)
 	}
 	title := "\n## [" + strings.TrimPrefix(version, "v") + "] - 2026-01-01\n"
-	text = bytes.Replace(text, []byte("\n## [Unreleased]\n"), []byte(title), 1)
-	if err := os.WriteFile(changelog, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, changelog, strings.Replace(string(text), "\n## [Unreleased]\n", title, 1))
 	commit(t, dir)
 	if err := tag(dir, version, io.Discard); err != nil {
 		t.Fatal(err)
@@ -163,15 +160,9 @@ func (u *user) buildsPrograms(t *testing.T) {
 			}
 		}
 	}
-	write := func(name, text string) {
+	put := func(name, text string) {
 		t.Helper()
-		name = filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, name), text)
 	}
 	started := map[string]bool{}
 	var imports, mains strings.Builder
@@ -197,18 +188,18 @@ func (u *user) buildsPrograms(t *testing.T) {
 			fmt.Fprintf(&imports, "import p%d %q\n", number, "programs/"+name)
 			fmt.Fprintf(&mains, "%q: p%d.Main,\n", name, number)
 		}
-		write(name+"/main.go", e.program)
+		put(name+"/main.go", e.program)
 		if strings.Contains(variables, "var") {
-			write(name+"/addr.go", variables)
+			put(name+"/addr.go", variables)
 		}
 	}
 	u.run(t, "programs", "go", "mod", "init", "programs")
-	write("go.sum", sums.String())
+	put("go.sum", sums.String())
 	u.run(t, "programs", get...)
 	built := "./..."
 	if testing.Short() {
 		built = "./all"
-		write("all/main.go", "package main\n\nimport \"os\"\n"+imports.String()+"\nfunc main() { map[string]func(){\n"+mains.String()+"}[os.Args[1]]() }\n")
+		put("all/main.go", "package main\n\nimport \"os\"\n"+imports.String()+"\nfunc main() { map[string]func(){\n"+mains.String()+"}[os.Args[1]]() }\n")
 	}
 	u.run(t, "programs", "go", "build", "-ldflags=-w", "-o", "bin/", built)
 	for name, e := range programs {

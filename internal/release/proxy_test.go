@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"strings"
@@ -28,18 +27,13 @@ func serve(t *testing.T, dir, version string) string {
 			t.Fatal(err)
 		}
 		folder := filepath.Join(proxy, filepath.FromSlash(escaped), "@v")
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		write := func(name, text string) {
+		put := func(name, text string) {
 			t.Helper()
-			if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, filepath.Join(folder, name), text)
 		}
-		write("list", version+"\n")
-		write(version+".info", fmt.Sprintf(`{"Version": %q, "Time": "2026-01-01T00:00:00Z"}`, version))
-		write(version+".mod", git(t, dir, "show", m.tag(version)+":"+path.Join(m.folder, "go.mod"))+"\n")
+		put("list", version+"\n")
+		put(version+".info", fmt.Sprintf(`{"Version": %q, "Time": "2026-01-01T00:00:00Z"}`, version))
+		put(version+".mod", git(t, dir, "show", m.tag(version)+":"+path.Join(m.folder, "go.mod"))+"\n")
 		// CreateFromVCS takes the same files as the go command: the files of the tag, and the
 		// root's licence for each module.
 		var zip bytes.Buffer
@@ -47,7 +41,7 @@ func serve(t *testing.T, dir, version string) string {
 		if err := modzip.CreateFromVCS(&zip, at, dir, m.tag(version), strings.TrimPrefix(m.folder, ".")); err != nil {
 			t.Fatal(err)
 		}
-		write(version+".zip", zip.String())
+		put(version+".zip", zip.String())
 	}
 	return "file://" + filepath.ToSlash(proxy)
 }

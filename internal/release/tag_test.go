@@ -24,15 +24,20 @@ func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		name = filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, name), text)
 	}
 	return dir
+}
+
+// writeFile writes a file, and makes its folder if that is missing.
+func writeFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func git(t *testing.T, dir string, args ...string) string {
@@ -54,12 +59,7 @@ func commit(t *testing.T, dir string) {
 	git(t, dir, "config", "tag.gpgsign", "false")
 	git(t, dir, "add", "-A")
 	git(t, dir, "commit", "-q", "-m", "a commit")
-	if err := os.MkdirAll(filepath.Join(dir, "dist"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, passed), []byte(git(t, dir, "rev-parse", "HEAD^{tree}")+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, passed), git(t, dir, "rev-parse", "HEAD^{tree}")+"\n")
 }
 
 func TestTag(t *testing.T) {
@@ -103,11 +103,7 @@ func TestTag_Refused(t *testing.T) {
 			if err := setVersion(dir, "v0.1.0"); err != nil {
 				t.Fatal(err)
 			}
-			replace := func() {
-				if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
+			replace := func() { writeFile(t, filepath.Join(dir, c.file), c.text) }
 			if c.file != "" && !c.after {
 				replace()
 			}

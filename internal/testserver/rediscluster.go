@@ -126,6 +126,26 @@ func (c *Cluster) Owner(key string) (slot int, master *Server) {
 	return slot, master
 }
 
+// Way returns the slot of a key, its master at the start, and another master.
+func (c *Cluster) Way(key string) (slot int, from, to *Server) {
+	slot, from = c.Owner(key)
+	to = c.Masters[0]
+	if from == to {
+		to = c.Masters[1]
+	}
+	return slot, from, to
+}
+
+// RedisRing returns three servers that do not know each other, as the shards of a client's ring.
+func RedisRing(tb testing.TB) map[string]string {
+	tb.Helper()
+	addrs := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		addrs[name] = Redis(tb).OwnOrSkip(tb).Addr
+	}
+	return addrs
+}
+
 // Migrate begins to move a slot: the first server redirects requests for missing keys to the second.
 func (c *Cluster) Migrate(slot int, from, to *Server) {
 	c.tb.Helper()

@@ -5,11 +5,7 @@ import "testing"
 // TestRedisCluster moves a slot with its key, and has a replica take its master's place.
 func TestRedisCluster(t *testing.T) {
 	c := RedisCluster(t, 1)
-	slot, from := c.Owner("k")
-	to := c.Masters[0]
-	if from == to {
-		to = c.Masters[1]
-	}
+	slot, from, to := c.Way("k")
 	c.Do(from, "set", "k", "v")
 	c.Migrate(slot, from, to)
 	if n := c.Move(slot, from, to); n != 1 {

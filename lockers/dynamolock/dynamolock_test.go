@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -106,25 +105,12 @@ func number(tb testing.TB, item map[string]types.AttributeValue, name string) in
 
 func newKey() string { return "dynamolock:" + adapter.Token() }
 
-func token(t *testing.T, lease driver.Lease) uint64 {
-	t.Helper()
-	tokener, ok := lease.(driver.Tokener)
-	if !ok {
-		t.Fatal("the lease is no Tokener")
-	}
-	return tokener.Token()
-}
-
 // mustBeTheEngines fails unless err is a failure of the engine with every wanted text.
 func mustBeTheEngines(t *testing.T, what string, err error, want ...string) {
 	t.Helper()
-	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%s: err = %v, want one of the engine", what, err)
-		return
-	}
+	leasetest.MustBeNoAnswer(t, what, err)
 	for _, text := range want {
-		if !strings.Contains(err.Error(), text) {
+		if err != nil && !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: err = %v, which says nothing of %q", what, err, text)
 		}
 	}
@@ -154,155 +140,23 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-func TestRequests(t *testing.T) {
-	t.Parallel()
-	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
-		a, wa := locker(t)
-		b, wb := locker(t)
-		read := 1 // reads per refusal
-		if wa.real {
-			read = 0
-		}
-		update := func(updates, reads int) map[string]int {
-			want := map[string]int{"UpdateItem": updates}
-			if reads > 0 {
-				want["GetItem"] = reads
-			}
-			return want
-		}
-		looks := func(n int) map[string]int { return map[string]int{"GetItem": n} }
-		key, gone := newKey(), newKey()
-		var lease, taken driver.Lease
-		for _, step := range []struct {
-			name string
-			do   func() error
-			want map[string]int
-		}{
-			{"acquire a lease that was never there", func() (err error) {
-				lease, err = a.TryAcquire(t.Context(), key, time.Minute)
-				return err
-			}, update(1, 0)},
-			{"try a held lease", func() error {
-				leasetest.MustBeHeld(t, b, key)
-				return nil
-			}, update(1, read)},
-			{"try it again, five times", func() error {
-				for range 5 {
-					leasetest.MustBeHeld(t, b, key)
-				}
-				return nil
-			}, looks(5)},
-			{"renew", func() error { return lease.Renew(t.Context(), time.Minute) }, update(1, 0)},
-			{"release", func() error { return lease.Release(t.Context()) }, update(1, 0)},
-			{"acquire what was held just before", func() (err error) {
-				taken, err = b.TryAcquire(t.Context(), key, time.Minute)
-				return err
-			}, update(1, 1)},
-			{"release", func() error { return taken.Release(t.Context()) }, update(1, 0)},
-			{"acquire and release what was one's own", func() (err error) {
-				if taken, err = b.TryAcquire(t.Context(), key, time.Minute); err != nil {
-					return err
-				}
-				return taken.Release(t.Context())
-			}, update(2, 0)},
-			{"release again", func() error { return wantLost(lease.Release(t.Context())) }, update(1, read)},
-			{"acquire a released lease", func() (err error) {
-				lease, err = a.TryAcquire(t.Context(), key, 2*time.Second)
-				return err
-			}, update(1, 0)},
-			{"see it held", func() error {
-				leasetest.MustBeHeld(t, b, key)
-				return nil
-			}, update(1, read)},
-			{"look at a dead holder's lease, which was seen before", func() error {
-				time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
-				return nil
-			}, looks(1)},
-			{"take it over", func() (err error) {
-				taken, err = b.TryAcquire(t.Context(), key, time.Minute)
-				return err
-			}, update(1, 1)},
-			{"renew a lost lease", func() error { return wantLost(lease.Renew(t.Context(), time.Minute)) }, update(1, read)},
-			{"release", func() error { return taken.Release(t.Context()) }, update(1, 0)},
-			{"acquire", func() (err error) {
-				lease, err = a.TryAcquire(t.Context(), gone, time.Minute)
-				return err
-			}, update(1, 0)},
-			{"renew when the item is gone", func() error {
-				table.drop(t, gone)
-				return wantLost(lease.Renew(t.Context(), time.Minute))
-			}, update(1, 1)},
-		} {
-			wa.counted()
-			wb.counted()
-			if err := step.do(); err != nil {
-				t.Fatalf("%s: %v", step.name, err)
-			}
-			got := wa.counted()
-			for operation, n := range wb.counted() {
-				got[operation] += n
-			}
-			if !maps.Equal(got, step.want) {
-				t.Errorf("%s: %v, want %v", step.name, got, step.want)
-			}
-		}
-	})
-}
-
-func wantLost(err error) error {
-	if !errors.Is(err, driver.ErrLeaseLost) {
-		return fmt.Errorf("err = %w, want ErrLeaseLost", err)
-	}
-	return nil
-}
-
-func TestToken_Rises(t *testing.T) {
-	t.Parallel()
-	table := newTable(t, testserver.DynamoDB(t))
-	a, b, key := table.locker(t), table.locker(t), newKey()
-	var last uint64
-	rises := func(what string, lease driver.Lease) {
-		t.Helper()
-		now := token(t, lease)
-		if now <= last {
-			t.Errorf("%s: token %d after %d", what, now, last)
-		}
-		last = now
-	}
-	first := leasetest.Acquire(t, a, key, time.Minute)
-	rises("the first lease", first)
-	for range 3 {
-		leasetest.Renew(t, first, time.Minute)
-	}
-	if got := token(t, first); got != last {
-		t.Errorf("a renewal made the token %d of %d", got, last)
-	}
-	leasetest.Release(t, first)
-	second := leasetest.Acquire(t, b, key, 2*time.Second)
-	rises("after a release", second)
-	leasetest.Renew(t, second, 2*time.Second)
-	time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
-	third := leasetest.Acquire(t, a, key, time.Minute)
-	rises("after a takeover", third)
-	leasetest.MustBeLost(t, "Renew of a lease that was taken over", second.Renew(t.Context(), time.Minute))
-	leasetest.Release(t, third)
-	rises("after the clean-up", func() driver.Lease {
-		table.drop(t, key)
-		return leasetest.Acquire(t, b, key, time.Minute)
-	}())
-}
-
-func TestToken_AfterLossOfTheTable(t *testing.T) {
+// TestToken_AfterLoss has the item cleaned up, and the table lost.
+func TestToken_AfterLoss(t *testing.T) {
 	t.Parallel()
 	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
 	l, key := table.locker(t), newKey()
-	before := token(t, leasetest.Acquire(t, l, key, time.Minute))
+	first := leasetest.Token(t, leasetest.Acquire(t, l, key, time.Minute))
+	table.drop(t, key)
+	before := leasetest.Token(t, leasetest.Acquire(t, l, key, time.Minute))
+	if before <= first {
+		t.Errorf("token %d after %d", before, first)
+	}
 	server.Restart()
 	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
 		t.Fatal(err)
 	}
-	if after := token(t, leasetest.Acquire(t, l, key, time.Minute)); after <= before {
+	if after := leasetest.Token(t, leasetest.Acquire(t, l, key, time.Minute)); after <= before {
 		t.Errorf("token %d after %d", after, before)
 	}
 }
@@ -324,23 +178,6 @@ func TestExpires_DecidesNothing(t *testing.T) {
 	item["expires"] = num(time.Now().Add(1000 * time.Hour).Unix())
 	table.put(t, item)
 	leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
-}
-
-// TestExpiry_RenewedWhileObserved renews an observed lease: the observer counts again from the start.
-func TestExpiry_RenewedWhileObserved(t *testing.T) {
-	table := newTable(t, testserver.DynamoDB(t))
-	a, b, key := table.locker(t), table.locker(t), newKey()
-	lease := leasetest.Acquire(t, a, key, 2*time.Second)
-	first := leasetest.MustBeHeld(t, b, key).Until
-	if again := leasetest.MustBeHeld(t, b, key).Until; !again.Equal(first) {
-		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first))
-	}
-	time.Sleep(500 * time.Millisecond)
-	renewed := time.Now()
-	leasetest.Renew(t, lease, 2*time.Second) // to the same length
-	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(2 * time.Second)) {
-		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(2*time.Second).Sub(second))
-	}
 }
 
 // TestRenew_LateRequest delivers an abandoned renewal after a longer one has succeeded.
@@ -551,14 +388,9 @@ func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
 				t.Fatal("the lease was not taken: the test tests nothing")
 			}
 			close(carriedOut)
-			for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-				if !table.item(t, key)["held"].(*types.AttributeValueMemberBOOL).Value {
-					return
-				}
-				if time.Since(start) > 5*time.Second {
-					t.Fatal("a lease without a holder is left behind")
-				}
-			}
+			leasetest.Eventually(t, 5*time.Second, "no lease without a holder", func() bool {
+				return !table.item(t, key)["held"].(*types.AttributeValueMemberBOOL).Value
+			})
 		})
 	}
 }
@@ -612,77 +444,20 @@ func TestLostReply(t *testing.T) {
 	proxy := testserver.NewProxy(t, server.Addr)
 	through := direct
 	through.addr = proxy.Addr
-	a, b := through.locker(t), direct.locker(t)
-	swallowed := func(t *testing.T) {
-		t.Helper()
-		if proxy.Armed() {
-			t.Fatal("no reply was swallowed: the test tests nothing")
-		}
-	}
-
-	t.Run("to an acquire", func(t *testing.T) {
-		key := newKey()
-		proxy.SwallowReplyTo(key)
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		swallowed(t)
-		leasetest.MustBeHeld(t, b, key)
-		if got, want := int64(token(t, lease)), number(t, direct.item(t, key), "version"); got != want {
-			t.Errorf("token %d, want the item's version %d", got, want)
-		}
-		leasetest.Renew(t, lease, time.Minute)
-		leasetest.Release(t, lease)
-	})
-	t.Run("to an acquire that was refused", func(t *testing.T) {
-		key := newKey()
-		leasetest.Acquire(t, b, key, time.Minute)
-		proxy.SwallowReplyTo(key)
-		leasetest.MustBeHeld(t, a, key)
-		swallowed(t)
-	})
-	t.Run("to a takeover", func(t *testing.T) {
-		key := newKey()
-		leasetest.Acquire(t, b, key, 500*time.Millisecond)
-		time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
-		proxy.SwallowReplyTo(":silent")
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		swallowed(t)
-		leasetest.MustBeHeld(t, b, key)
-		leasetest.Release(t, lease)
-	})
-	t.Run("to a renewal", func(t *testing.T) {
-		key := newKey()
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		proxy.SwallowReplyTo(key)
-		leasetest.Renew(t, lease, time.Hour)
-		swallowed(t)
-		if until := leasetest.MustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
-			t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
-		}
-		leasetest.Release(t, lease)
-	})
-	t.Run("to a release", func(t *testing.T) {
-		key := newKey()
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		proxy.SwallowReplyTo(key)
-		leasetest.Release(t, lease)
-		swallowed(t)
-		leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
-		leasetest.Acquire(t, b, key, time.Minute)
-	})
+	leasetest.LostReplies{
+		A: through.locker(t), B: direct.locker(t), NewKey: newKey, Armed: proxy.Armed,
+		Lose: func(call, key string, _ *driver.HeldError) {
+			if call == "takeover" {
+				key = ":silent" // only in the takeover's condition, not in the look before it
+			}
+			proxy.SwallowReplyTo(key)
+		},
+	}.Run(t, "acquire", "refused acquire", "takeover", "renewal", "release")
 }
 
 func TestThrottled(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
-	throttle := func(code, message string, times int64) hook {
-		var n atomic.Int64
-		return func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
-			if n.Add(1) > times {
-				return send()
-			}
-			return failure(code, message), nil
-		}
-	}
 	for _, c := range []struct{ code, message, want string }{
 		{"ProvisionedThroughputExceededException", "The level of configured provisioned throughput for the table was exceeded. Consider increasing your provisioning level with the UpdateTable API.", "capacity"},
 		{"ThrottlingException", "Throughput exceeds the current throughput limit for your account. Please contact AWS Support.", "on demand"},
@@ -692,7 +467,7 @@ func TestThrottled(t *testing.T) {
 			l, w := table.wired(t, once)
 			held, free := newKey(), newKey()
 			lease := leasetest.Acquire(t, l, held, time.Minute)
-			w.do(throttle(c.code, c.message, 1000))
+			w.do(fails(c.code, c.message, 1000))
 			_, err := l.TryAcquire(t.Context(), free, time.Minute)
 			mustBeTheEngines(t, "TryAcquire", err, "throttled", c.want, c.code, table.name)
 			mustBeTheEngines(t, "Renew", lease.Renew(t.Context(), time.Minute), "throttled", c.want)
@@ -700,14 +475,14 @@ func TestThrottled(t *testing.T) {
 			// Nothing was lost, and nothing taken.
 			leasetest.Renew(t, lease, time.Minute) // afterwards
 			leasetest.Release(t, leasetest.Acquire(t, l, free, time.Minute))
-			w.do(throttle(c.code, c.message, 2))
+			w.do(fails(c.code, c.message, 2))
 			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
 			leasetest.MustBecomeFree(t, l, held)
 		})
 	}
 	t.Run("for a moment", func(t *testing.T) {
 		l, w := table.wired(t)
-		w.do(throttle("ProvisionedThroughputExceededException", "", 1))
+		w.do(fails("ProvisionedThroughputExceededException", "", 1))
 		leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // the SDK tries again
 	})
 }
@@ -743,13 +518,7 @@ func TestConflictOfRegions(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	conflict := func(times int64) hook {
-		var n atomic.Int64
-		return func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
-			if n.Add(1) > times {
-				return send()
-			}
-			return failure("ReplicatedWriteConflictException", "One or more items in this request are being modified by a request in another Region."), nil
-		}
+		return fails("ReplicatedWriteConflictException", "One or more items in this request are being modified by a request in another Region.", times)
 	}
 	l, w := table.wired(t, once)
 	w.do(conflict(2))
@@ -802,9 +571,7 @@ func TestErrors_SayHowToMend(t *testing.T) {
 		{"UnrecognizedClientException", "The security token included in the request is invalid.", "credentials are not valid"},
 		{"InternalServerError", "Internal server error", "Internal server error"},
 	} {
-		w.do(func(string, []byte, func() (*http.Response, error)) (*http.Response, error) {
-			return failure(c.code, c.message), nil
-		})
+		w.do(fails(c.code, c.message, 1000))
 		_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
 		mustBeTheEngines(t, c.code, err, c.want, table.name)
 	}

@@ -30,18 +30,13 @@ func makeTable(tb testing.TB, client *dynamodb.Client, name, key string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	leasetest.Eventually(tb, 10*time.Second, "the table is active", func() bool {
 		out, err := client.DescribeTable(tb.Context(), &dynamodb.DescribeTableInput{TableName: &name})
 		if err != nil {
 			tb.Fatal(err)
 		}
-		if out.Table.TableStatus == types.TableStatusActive {
-			return
-		}
-		if time.Since(start) > 10*time.Second {
-			tb.Fatalf("the table is %s", out.Table.TableStatus)
-		}
-	}
+		return out.Table.TableStatus == types.TableStatusActive
+	})
 }
 
 // timeToLive is a hook that adds DynamoDB's time to live to dynalite.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,6 +120,17 @@ func failure(code, message string) *http.Response {
 		namespace = "com.amazon.coral.service#"
 	}
 	return reply(http.StatusBadRequest, map[string]string{"__type": namespace + code, "message": message})
+}
+
+// fails answers so many requests with a failure, and sends the others.
+func fails(code, message string, times int64) hook {
+	var n atomic.Int64
+	return func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		if n.Add(1) > times {
+			return send()
+		}
+		return failure(code, message), nil
+	}
 }
 
 // do passes the following requests to hook. nil ends that.

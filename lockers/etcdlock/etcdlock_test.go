@@ -3,8 +3,6 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -71,14 +69,6 @@ func (r *requests) intercept() grpc.DialOption {
 	})
 }
 
-func (r *requests) since() map[string]int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := r.n
-	r.n = nil
-	return n
-}
-
 // loseReply loses the reply to a transaction, after so many others.
 func (r *requests) loseReply(after int) {
 	r.mu.Lock()
@@ -105,15 +95,6 @@ func watch(t *testing.T, l *etcdlock.Locker, held *driver.HeldError) <-chan stru
 	return freed
 }
 
-func mustClose(t *testing.T, what string, freed <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-freed:
-	case <-time.After(10 * time.Second):
-		t.Fatalf("%s: not woken", what)
-	}
-}
-
 func mustStayOpen(t *testing.T, what string, freed <-chan struct{}, d time.Duration) {
 	t.Helper()
 	select {
@@ -123,110 +104,10 @@ func mustStayOpen(t *testing.T, what string, freed <-chan struct{}, d time.Durat
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for start := time.Now(); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > 10*time.Second {
-			t.Fatalf("not within %v: %s", time.Since(start), what)
-		}
-	}
-}
-
-func token(l driver.Lease) uint64 { return l.(driver.Tokener).Token() }
-
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
-}
-
-func TestRequests(t *testing.T) {
-	t.Parallel()
-	server := testserver.Etcd(t)
-	var sent requests
-	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
-	key := newKey()
-	leasetest.Acquire(t, b, newKey(), time.Minute) // b gets its etcd lease
-
-	var lease driver.Lease
-	var held *driver.HeldError
-	take := func() (err error) {
-		lease, err = a.TryAcquire(t.Context(), key, time.Minute)
-		return err
-	}
-	var others driver.Lease
-	for _, step := range []struct {
-		name string
-		do   func() error
-		want map[string]int
-	}{
-		{"the first acquire of a Locker", take, map[string]int{"LeaseGrant": 1, "Txn": 1}},
-		{"renew", func() error { return lease.Renew(t.Context(), time.Minute) }, map[string]int{"Txn": 1}},
-		{"renew again", func() error { return lease.Renew(t.Context(), time.Minute) }, map[string]int{"Txn": 1}},
-		{"release", func() error { return lease.Release(t.Context()) }, map[string]int{"Txn": 1}},
-		{"release again", func() error {
-			leasetest.MustBeLost(t, "second Release", lease.Release(t.Context()))
-			return nil
-		}, map[string]int{"Txn": 1}},
-		{"acquire", take, map[string]int{"Txn": 1}},
-		{"release", func() error { return lease.Release(t.Context()) }, map[string]int{"Txn": 1}},
-		{"try a held lease", func() error {
-			others = leasetest.Acquire(t, b, key, time.Minute)
-			held = leasetest.MustBeHeld(t, a, key)
-			return nil
-		}, map[string]int{"Txn": 1}},
-		{"watch", func() error {
-			freed := watch(t, a, held)
-			if err := others.Release(t.Context()); err != nil {
-				return err
-			}
-			mustClose(t, "after a release", freed)
-			return nil
-		}, nil},
-		{"see a lease that its holder leaves to itself", func() error {
-			leasetest.Acquire(t, b, key, 50*time.Millisecond)
-			time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
-			return nil
-		}, map[string]int{"Txn": 1}},
-		{"take over", take, map[string]int{"Txn": 2}},
-	} {
-		sent.since()
-		if err := step.do(); err != nil {
-			t.Fatalf("%s: %v", step.name, err)
-		}
-		if got := sent.since(); !maps.Equal(got, step.want) {
-			t.Errorf("%s: requests %v, want %v", step.name, got, step.want)
-		}
-	}
-}
-
-func TestToken(t *testing.T) {
-	t.Parallel()
-	server := testserver.Etcd(t)
-	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
-	key := newKey()
-	first := leasetest.Acquire(t, a, key, time.Minute)
-	resp, err := client.Get(t.Context(), name(key))
-	if err != nil {
-		t.Fatal(err)
-	}
-	created := uint64(resp.Kvs[0].CreateRevision)
-	if token(first) != created {
-		t.Errorf("token %d, want the create revision, %d", token(first), created)
-	}
-	leasetest.Renew(t, first, 100*time.Millisecond)
-	if token(first) != created {
-		t.Errorf("token %d after a renewal, want %d still", token(first), created)
-	}
-	time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
-	second := leasetest.Acquire(t, b, key, time.Minute) // a takeover does not change the create revision
-	if token(second) <= token(first) {
-		t.Errorf("token %d after a takeover from %d", token(second), token(first))
-	}
-	leasetest.Release(t, second)
-	if third := leasetest.Acquire(t, a, key, time.Minute); token(third) <= token(second) {
-		t.Errorf("token %d after the release of %d", token(third), token(second))
-	}
 }
 
 func TestOneClient(t *testing.T) {
@@ -243,7 +124,7 @@ func TestOneClient(t *testing.T) {
 		t.Error("Watch of what another Locker has seen: no error")
 	}
 	leasetest.Release(t, lease)
-	mustClose(t, "after the release", freed)
+	leasetest.MustClose(t, "after the release", freed, 10*time.Second)
 	leasetest.Acquire(t, b, key, time.Minute)
 	leasetest.MustBeHeld(t, a, key)
 }
@@ -316,29 +197,6 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	leasetest.MustBeLost(t, "Renew of a lease that was taken over", lease.Renew(t.Context(), ttl))
 }
 
-func TestSweeper_OutlivesItsKeysAndNotByMuch(t *testing.T) {
-	t.Parallel()
-	server := testserver.Etcd(t)
-	client := newClient(t, server.Addr)
-	for _, ttl := range []time.Duration{50 * time.Millisecond, time.Second, 1500 * time.Millisecond, 5 * time.Second, time.Minute, 24 * time.Hour} {
-		l, key := newLocker(t, server.Addr), newKey()
-		end := time.Now().Add(ttl)
-		leasetest.Acquire(t, l, key, ttl)
-		resp, err := client.Get(t.Context(), name(key))
-		if err != nil || len(resp.Kvs) != 1 {
-			t.Fatalf("%v, %v", resp, err)
-		}
-		sweeper, err := client.TimeToLive(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease))
-		if err != nil {
-			t.Fatal(err)
-		}
-		swept := time.Now().Add(time.Duration(sweeper.TTL) * time.Second) // rounded down by etcd
-		if swept.Before(end) || swept.After(end.Add(ttl+12*time.Second)) {
-			t.Errorf("a key with a lease of %v would be swept up %v after its end", ttl, swept.Sub(end))
-		}
-	}
-}
-
 func TestSweeper_RevokedByAnother(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
@@ -357,7 +215,7 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 	lease, kept := leasetest.Acquire(t, a, key, time.Minute), leasetest.Acquire(t, a, other, time.Minute)
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	revoke(key)
-	mustClose(t, "a deletion by the end of the etcd lease", freed)
+	leasetest.MustClose(t, "a deletion by the end of the etcd lease", freed, 10*time.Second)
 	leasetest.MustBeLost(t, "Renew of a key that was swept up", lease.Renew(t.Context(), time.Minute))
 	leasetest.MustBeLost(t, "Release of a key that was swept up", lease.Release(t.Context()))
 	leasetest.MustBeLost(t, "Release of another key that was swept up", kept.Release(t.Context()))
@@ -394,7 +252,7 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mustClose(t, "Close", freed)
+	leasetest.MustClose(t, "Close", freed, 10*time.Second)
 	leases, err := client.Leases(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -409,7 +267,7 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	freed = watch(t, b, held)
 	leasetest.Renew(t, lease, time.Minute) // after Close
 	leasetest.Release(t, lease)            // after Close
-	mustClose(t, "the release", freed)
+	leasetest.MustClose(t, "the release", freed, 10*time.Second)
 }
 
 // TestCycles_LeaveNothing: a Locker has few etcd leases for any number of keys, and none after Close.
@@ -435,34 +293,6 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	if n := etcdLeases(); n != 0 {
 		t.Errorf("%d etcd leases are left of closed Lockers, want none", n)
 	}
-}
-
-func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
-	t.Parallel()
-	server := testserver.Etcd(t).OwnOrSkip(t)
-	client := newClient(t, server.Addr)
-	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}
-	gaveUp := 0
-	for i := range 300 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%60)*25*time.Microsecond)
-		lease, err := lockers[i%2].TryAcquire(ctx, fmt.Sprint("middle", i), time.Hour)
-		switch {
-		case err == nil:
-			leasetest.Release(t, lease)
-		case !errors.Is(err, context.DeadlineExceeded):
-			t.Errorf("err = %v, want the context's", err)
-		default:
-			gaveUp++
-		}
-		cancel()
-	}
-	if gaveUp == 0 {
-		t.Error("no context ended in the middle: the test tests nothing")
-	}
-	eventually(t, "no key that nobody holds", func() bool {
-		resp, err := client.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithCountOnly())
-		return err == nil && resp.Count == 0
-	})
 }
 
 func TestNew_NoClient(t *testing.T) {

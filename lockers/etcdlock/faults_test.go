@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -33,6 +32,8 @@ func TestSilentServer(t *testing.T) {
 	held, released, free := newKey(), newKey(), newKey()
 	lease, gone := leasetest.Acquire(t, a, held, time.Minute), leasetest.Acquire(t, a, released, time.Minute)
 	seen := leasetest.MustBeHeld(t, b, held)
+	watcher := newLocker(t, server.Addr)
+	ends := watch(t, watcher, leasetest.MustBeHeld(t, watcher, held))
 
 	server.Signal(syscall.SIGSTOP)
 	young := newLocker(t, server.Addr) // has no connection and no etcd lease
@@ -57,14 +58,16 @@ func TestSilentServer(t *testing.T) {
 	}
 	start = time.Now()
 	young.Close()
+	watcher.Close()
 	if took := time.Since(start); took > 3*time.Second {
-		t.Errorf("Close took %v", took)
+		t.Errorf("two calls of Close took %v", took)
 	}
+	leasetest.MustClose(t, "Close", ends, 10*time.Second)
 	server.Signal(syscall.SIGCONT)
 
 	// Neither the abandoned acquires nor the released lease block their keys.
 	for _, key := range []string{free, released} {
-		eventually(t, "no lease without a holder", func() bool {
+		leasetest.Eventually(t, 10*time.Second, "no lease without a holder", func() bool {
 			_, err := b.TryAcquire(t.Context(), key, time.Minute)
 			return err == nil
 		})
@@ -72,7 +75,7 @@ func TestSilentServer(t *testing.T) {
 	// The watch begun during the outage works.
 	mustStayOpen(t, "a watch of a held lease", freed, 50*time.Millisecond)
 	leasetest.Release(t, lease) // after an abandoned renewal
-	mustClose(t, "the release", freed)
+	leasetest.MustClose(t, "the release", freed, 10*time.Second)
 }
 
 func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
@@ -81,10 +84,11 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
-	before := token(lease)
+	before := leasetest.Token(t, lease)
 
 	idle := newLocker(t, server.Addr)
 	leasetest.Release(t, leasetest.Acquire(t, idle, newKey(), time.Minute))
+	ends := watch(t, idle, leasetest.MustBeHeld(t, idle, key))
 
 	server.Kill()
 	young := newLocker(t, server.Addr)
@@ -110,9 +114,10 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 			t.Errorf("Close of a Locker %s an etcd lease took %v without a server", what, took)
 		}
 	}
+	leasetest.MustClose(t, "Close", ends, 10*time.Second)
 	server.Start()
 
-	eventually(t, "the lease is there after the restart", func() bool {
+	leasetest.Eventually(t, 10*time.Second, "the lease is there after the restart", func() bool {
 		_, err := b.TryAcquire(t.Context(), key, time.Minute)
 		if err == nil {
 			t.Fatal("the restart has freed the lease")
@@ -120,13 +125,13 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 		return errors.Is(err, driver.ErrHeld)
 	})
 	leasetest.Renew(t, lease, time.Minute) // after the restart
-	if token(lease) != before {
-		t.Errorf("token %d after the restart, %d before", token(lease), before)
+	if leasetest.Token(t, lease) != before {
+		t.Errorf("token %d after the restart, %d before", leasetest.Token(t, lease), before)
 	}
 	mustStayOpen(t, "a watch over a restart", freed, 100*time.Millisecond)
 	leasetest.Release(t, lease)
-	mustClose(t, "the release, watched since before the restart", freed)
-	if after := token(leasetest.Acquire(t, b, key, time.Minute)); after <= before {
+	leasetest.MustClose(t, "the release, watched since before the restart", freed, 10*time.Second)
+	if after := leasetest.Token(t, leasetest.Acquire(t, b, key, time.Minute)); after <= before {
 		t.Errorf("token %d after the restart, %d before", after, before)
 	}
 }
@@ -145,7 +150,7 @@ func TestServerBack(t *testing.T) {
 		}
 		return err
 	}
-	eventually(t, "acquire", func() bool { return try() == nil })
+	leasetest.Eventually(t, 10*time.Second, "acquire", func() bool { return try() == nil })
 	server.Kill()
 	for range 5 {
 		if err := try(); err == nil {
@@ -153,7 +158,7 @@ func TestServerBack(t *testing.T) {
 		}
 	}
 	server.Start()
-	eventually(t, "acquire again", func() bool { return try() == nil })
+	leasetest.Eventually(t, 10*time.Second, "acquire again", func() bool { return try() == nil })
 }
 
 func TestReplyLost(t *testing.T) {
@@ -162,55 +167,16 @@ func TestReplyLost(t *testing.T) {
 	var sent requests
 	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
 	leasetest.Acquire(t, a, newKey(), time.Minute) // a gets its etcd lease
-	lost := func(t *testing.T) {
-		t.Helper()
-		if sent.armed() {
-			t.Fatal("no reply was lost: the test tests nothing")
-		}
-	}
-
-	t.Run("to an acquire", func(t *testing.T) {
-		key := newKey()
-		sent.loseReply(0)
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		lost(t)
-		leasetest.MustBeHeld(t, b, key)
-		leasetest.Renew(t, lease, time.Minute)
-		leasetest.Release(t, lease)
-	})
-	t.Run("to a refused acquire", func(t *testing.T) {
-		key := newKey()
-		leasetest.Acquire(t, b, key, time.Minute)
-		sent.loseReply(0)
-		leasetest.MustBeHeld(t, a, key)
-		lost(t)
-	})
-	t.Run("to a takeover", func(t *testing.T) {
-		key := newKey()
-		leasetest.Acquire(t, b, key, 50*time.Millisecond)
-		time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
-		sent.loseReply(1) // the first transaction is the look
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		lost(t)
-		leasetest.MustBeHeld(t, b, key)
-		leasetest.Release(t, lease)
-	})
-	t.Run("to a renewal", func(t *testing.T) {
-		key := newKey()
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		sent.loseReply(0)
-		leasetest.Renew(t, lease, time.Minute)
-		lost(t)
-		leasetest.Release(t, lease)
-	})
-	t.Run("to a release", func(t *testing.T) {
-		key := newKey()
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		sent.loseReply(0)
-		leasetest.MustBeLost(t, "Release whose first attempt has freed the lease", lease.Release(t.Context()))
-		lost(t)
-		leasetest.Acquire(t, b, key, time.Minute)
-	})
+	leasetest.LostReplies{
+		A: a, B: b, NewKey: newKey, Armed: sent.armed, ReleaseIsLost: true,
+		Lose: func(call, _ string, _ *driver.HeldError) {
+			looks := 0
+			if call == "takeover" {
+				looks = 1
+			}
+			sent.loseReply(looks)
+		},
+	}.Run(t, "acquire", "refused acquire", "takeover", "renewal", "release")
 	t.Run("with the connection", func(t *testing.T) {
 		proxy := testserver.NewProxy(t, server.Addr)
 		a := newLocker(t, proxy.Addr)
@@ -279,16 +245,16 @@ func TestWatch_OncePerProcessAndKey(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	eventually(t, "every process watches", func() bool { return watchers()-before >= processes })
+	leasetest.Eventually(t, 10*time.Second, "every process watches", func() bool { return watchers()-before >= processes })
 	time.Sleep(200 * time.Millisecond)
 	if n := watchers() - before; n != processes {
 		t.Errorf("%d watches for %d waiters in %d processes, want one for each process", n, waiters, processes)
 	}
 	leasetest.Release(t, lease)
 	for _, c := range freed {
-		mustClose(t, "one of many", c)
+		leasetest.MustClose(t, "one of many", c, 10*time.Second)
 	}
-	eventually(t, "no watch is left", func() bool { return watchers() == before })
+	leasetest.Eventually(t, 10*time.Second, "no watch is left", func() bool { return watchers() == before })
 }
 
 // TestWatch_FromWhatWasSeen has watches that begin long after the look, when the key has changed
@@ -305,16 +271,16 @@ func TestWatch_FromWhatWasSeen(t *testing.T) {
 	fromEarly := watch(t, b, early) // and serves an earlier look at the same lease
 	mustStayOpen(t, "the watch of an earlier look", fromEarly, 100*time.Millisecond)
 	leasetest.Release(t, first)
-	mustClose(t, "the release", fromLate)
-	mustClose(t, "the release", fromEarly)
+	leasetest.MustClose(t, "the release", fromLate, 10*time.Second)
+	leasetest.MustClose(t, "the release", fromEarly, 10*time.Second)
 
 	second := leasetest.Acquire(t, a, key, time.Minute)
 	now := watch(t, b, leasetest.MustBeHeld(t, b, key))
-	mustClose(t, "a watch of the lease before, beside one of the present", watch(t, b, early))
+	leasetest.MustClose(t, "a watch of the lease before, beside one of the present", watch(t, b, early), 10*time.Second)
 	mustStayOpen(t, "the watch of the present lease", now, 100*time.Millisecond)
 	leasetest.Release(t, second)
-	mustClose(t, "the release", now)
-	mustClose(t, "a watch that begins after all is over", watch(t, b, early))
+	leasetest.MustClose(t, "the release", now, 10*time.Second)
+	leasetest.MustClose(t, "a watch that begins after all is over", watch(t, b, early), 10*time.Second)
 }
 
 func TestWatch_Compacted(t *testing.T) {
@@ -336,7 +302,7 @@ func TestWatch_Compacted(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Events since held are unknown, so the watch wakes.
-	mustClose(t, "a watch whose beginning is compacted", watch(t, b, held))
+	leasetest.MustClose(t, "a watch whose beginning is compacted", watch(t, b, held), 10*time.Second)
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	mustStayOpen(t, "a new watch", freed, 100*time.Millisecond)
 }
@@ -354,9 +320,9 @@ func TestWatch_EndsWithItsContext(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "there is a watch", func() bool { return watchers() > before })
+	leasetest.Eventually(t, 10*time.Second, "there is a watch", func() bool { return watchers() > before })
 	cancel()
-	eventually(t, "etcd has ended the watch", func() bool { return watchers() == before })
+	leasetest.Eventually(t, 10*time.Second, "etcd has ended the watch", func() bool { return watchers() == before })
 }
 
 func TestClient_Closed(t *testing.T) {
@@ -367,7 +333,7 @@ func TestClient_Closed(t *testing.T) {
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	freed := watch(t, l, leasetest.MustBeHeld(t, l, key))
 	client.Close()
-	mustClose(t, "the end of the client", freed)
+	leasetest.MustClose(t, "the end of the client", freed, 10*time.Second)
 	start := time.Now()
 	_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
 	for name, err := range map[string]error{
@@ -382,56 +348,5 @@ func TestClient_Closed(t *testing.T) {
 	l.Close()
 	if took := time.Since(start); took > 2*time.Second {
 		t.Errorf("three calls and Close took %v with a closed client", took)
-	}
-}
-
-// TestClose_WhileEtcdIsAway closes Lockers with watches, with a lost connection and with a silent one.
-func TestClose_WhileEtcdIsAway(t *testing.T) {
-	t.Parallel()
-	server := testserver.Etcd(t).OwnOrSkip(t)
-	holder, key := newLocker(t, server.Addr), newKey()
-	leasetest.Acquire(t, holder, key, time.Minute)
-	for what, takeAway := range map[string]func(){
-		"silent": func() { server.Signal(syscall.SIGSTOP) },
-		"dead":   server.Kill,
-	} {
-		l := newLocker(t, server.Addr)
-		freed := watch(t, l, leasetest.MustBeHeld(t, l, key))
-		mustStayOpen(t, "a held lease", freed, 100*time.Millisecond)
-		takeAway()
-		time.Sleep(100 * time.Millisecond) // the client notices, and tries again
-		start := time.Now()
-		l.Close()
-		if took := time.Since(start); took > 2*time.Second {
-			t.Errorf("etcd is %s: Close took %v", what, took)
-		}
-		mustClose(t, "Close", freed)
-		if what == "silent" {
-			server.Signal(syscall.SIGCONT)
-		} else {
-			server.Start()
-		}
-	}
-}
-
-func TestManyKeys_ShareFewEtcdLeases(t *testing.T) {
-	t.Parallel()
-	server := testserver.Etcd(t).OwnOrSkip(t)
-	l, client := newLocker(t, server.Addr), newClient(t, server.Addr)
-	var wg sync.WaitGroup
-	for i := range 200 {
-		wg.Go(func() {
-			if _, err := l.TryAcquire(t.Context(), fmt.Sprint("key", i), time.Minute); err != nil {
-				t.Errorf("TryAcquire: %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	leases, err := client.Leases(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(leases.Leases) != 1 {
-		t.Errorf("%d etcd leases for 200 keys taken at one time, want 1", len(leases.Leases))
 	}
 }

@@ -23,15 +23,26 @@ type oneKey struct {
 	clientv3.KV // its other methods are not called
 
 	mu       sync.Mutex       // guards the fields below
+	silent   bool             // no transaction has an answer
 	asked    int              // transactions
 	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
 	lose     chan struct{} // the next transaction is lost; its sender learns so when this is closed
 }
 
-func (k *oneKey) Txn(context.Context) clientv3.Txn { return &oneTxn{etcd: k} }
+func (k *oneKey) Txn(ctx context.Context) clientv3.Txn { return &oneTxn{ctx: ctx, etcd: k} }
+
+// over returns a Locker over the fakes, closed at the end of the test.
+func over(t *testing.T, etcd *oneKey, granting *leases) *Locker {
+	client := clientv3.NewCtxClient(context.Background())
+	client.KV, client.Lease = etcd, granting
+	l := New(client)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
 
 type oneTxn struct {
+	ctx  context.Context
 	etcd *oneKey
 	cmp  clientv3.Cmp
 	op   clientv3.Op
@@ -45,9 +56,13 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	k := t.etcd
 	k.mu.Lock()
 	k.asked++
-	lost := k.lose
+	silent, lost := k.silent, k.lose
 	k.lose = nil
 	k.mu.Unlock()
+	if silent {
+		<-t.ctx.Done()
+		return nil, t.ctx.Err()
+	}
 	if lost != nil {
 		<-lost
 		return nil, status.Error(codes.Unavailable, "etcdserver: request timed out, possibly due to previous leader failure")
@@ -94,10 +109,7 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				etcd, granting := &oneKey{}, &leases{}
-				client := clientv3.NewCtxClient(context.Background())
-				client.KV, client.Lease = etcd, granting
-				l := New(client)
-				defer l.Close()
+				l := over(t, etcd, granting)
 				lease, err := l.TryAcquire(t.Context(), "key", time.Minute)
 				if err != nil {
 					t.Fatal(err)
@@ -130,10 +142,7 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &oneKey{}
-		client := clientv3.NewCtxClient(context.Background())
-		client.KV, client.Lease = etcd, &leases{takes: time.Second, err: errors.New("etcd is away")}
-		l := New(client)
-		defer l.Close()
+		l := over(t, etcd, &leases{takes: time.Second, err: errors.New("etcd is away")})
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if _, err := l.TryAcquire(ctx, "key", time.Minute); !errors.Is(err, context.DeadlineExceeded) {

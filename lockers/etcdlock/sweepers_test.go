@@ -61,6 +61,15 @@ func newSweepers(l *leases) *sweepers {
 	return &sweepers{client: &clientv3.Client{Lease: l}}
 }
 
+func take(t *testing.T, s *sweepers, ttl time.Duration) *sweeper {
+	t.Helper()
+	sweeper, err := s.take(t.Context(), ttl, time.Now().Add(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sweeper
+}
+
 func TestSweepers_OutliveTheirKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &leases{takes: 3 * time.Millisecond}
@@ -69,10 +78,7 @@ func TestSweepers_OutliveTheirKeys(t *testing.T) {
 		for start := time.Now(); time.Since(start) < hours*time.Hour; time.Sleep(777 * time.Millisecond) {
 			for _, ttl := range []time.Duration{50 * time.Millisecond, 5 * time.Second, time.Minute} {
 				end := time.Now().Add(ttl)
-				sweeper, err := s.take(t.Context(), ttl, end)
-				if err != nil {
-					t.Fatal(err)
-				}
+				sweeper := take(t, s, ttl)
 				if swept := etcd.ends[sweeper.id]; swept.Before(end.Add(margin)) || swept.After(end.Add(ttl+sweepAfter+time.Second)) {
 					t.Fatalf("a key with a lease of %v would be swept up %v after its end", ttl, swept.Sub(end))
 				}
@@ -93,7 +99,7 @@ func TestSweepers_OneForAHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &leases{takes: time.Second}
 		s := newSweepers(etcd)
-		take := func(ctx context.Context) error {
+		ask := func(ctx context.Context) error {
 			_, err := s.take(ctx, time.Second, time.Now().Add(time.Second))
 			return err
 		}
@@ -102,7 +108,7 @@ func TestSweepers_OneForAHerd(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 100 {
 				wg.Go(func() {
-					if err := take(t.Context()); !errors.Is(err, want) {
+					if err := ask(t.Context()); !errors.Is(err, want) {
 						t.Errorf("err = %v, want %v", err, want)
 					}
 				})
@@ -128,11 +134,11 @@ func TestSweepers_OneForAHerd(t *testing.T) {
 		// A call that waits for another's request leaves with its own context.
 		time.Sleep(time.Minute)
 		first := make(chan error)
-		go func() { first <- take(t.Context()) }()
+		go func() { first <- ask(t.Context()) }()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if err := take(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if err := ask(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("err = %v, want the context's", err)
 		}
 		if err := <-first; err != nil {
@@ -146,23 +152,16 @@ func TestSweepers_SlowGrant(t *testing.T) {
 		// A slow grant is over sooner: it counts from before the request.
 		etcd := &leases{takes: 6 * time.Second, least: 2}
 		s := newSweepers(etcd)
-		end := time.Now().Add(8 * time.Second)
-		sweeper, err := s.take(t.Context(), 8*time.Second, end)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sweeper := take(t, s, 8*time.Second)
 		if sweeper.end.After(etcd.ends[sweeper.id]) {
 			t.Errorf("the etcd lease is taken to last %v longer than it does", sweeper.end.Sub(etcd.ends[sweeper.id]))
 		}
 		// Etcd may grant more than requested.
 		etcd.takes, etcd.least = 0, 3600
-		if sweeper, err = s.take(t.Context(), time.Second, time.Now().Add(time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		sweeper = take(t, s, time.Second)
 		time.Sleep(30 * time.Minute)
-		again, err := s.take(t.Context(), time.Second, time.Now().Add(time.Second))
-		if err != nil || again != sweeper {
-			t.Errorf("another etcd lease, %v, although the first lasts an hour", err)
+		if take(t, s, time.Second) != sweeper {
+			t.Error("another etcd lease, although the first lasts an hour")
 		}
 	})
 }
@@ -174,7 +173,7 @@ func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
 		etcd := &leases{takes: 7 * time.Second}
 		s := newSweepers(etcd)
 		var wg sync.WaitGroup
-		take := func(want time.Duration) {
+		takes := func(want time.Duration) {
 			wg.Go(func() {
 				start := time.Now()
 				sweeper, err := s.take(t.Context(), time.Second, start.Add(time.Second))
@@ -187,11 +186,11 @@ func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
 				s.drop(sweeper)
 			})
 		}
-		take(7 * time.Second)
+		takes(7 * time.Second)
 		synctest.Wait()
 		etcd.takes = time.Millisecond
 		for range 100 {
-			take(grantPatience + time.Millisecond)
+			takes(grantPatience + time.Millisecond)
 		}
 		wg.Wait()
 		if etcd.granted != 2 {
@@ -206,10 +205,7 @@ func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
 func TestSweepers_GrantPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		granting := &leases{asked: func() { panic("boom") }}
-		client := clientv3.NewCtxClient(context.Background())
-		client.KV, client.Lease = &oneKey{}, granting
-		l := New(client)
-		defer l.Close()
+		l := over(t, &oneKey{}, granting)
 		if _, err := l.TryAcquire(t.Context(), "key", time.Second); err == nil || !strings.Contains(err.Error(), "boom") {
 			t.Errorf("TryAcquire: err = %v, want the panic", err)
 		}
@@ -224,18 +220,10 @@ func TestSweepers_CloseRevokesTheIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := &leases{}
 		s := newSweepers(etcd)
-		take := func(ttl time.Duration) *sweeper {
-			t.Helper()
-			sweeper, err := s.take(t.Context(), ttl, time.Now().Add(ttl))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return sweeper
-		}
-		idle, older := take(time.Second), take(time.Minute)
+		idle, older := take(t, s, time.Second), take(t, s, time.Minute)
 		s.drop(idle)
 		time.Sleep(15 * time.Second)
-		held := take(time.Minute) // older still has a key, and no time left for new ones
+		held := take(t, s, time.Minute) // older still has a key, and no time left for new ones
 		if older == held {
 			t.Fatal("one etcd lease serves for longer than it may")
 		}
@@ -249,6 +237,6 @@ func TestSweepers_CloseRevokesTheIdle(t *testing.T) {
 			t.Error("Close has left an etcd lease that no key hangs on")
 		}
 		s.close()
-		take(time.Second) // a closed Locker can still acquire
+		take(t, s, time.Second) // a closed Locker can still acquire
 	})
 }

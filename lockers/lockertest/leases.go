@@ -307,6 +307,10 @@ func announcedEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	holder.end = time.Now().Add(2 * ttl)
 	mustWork(t, "Renew", holder.Renew(t.Context(), 2*ttl))
 	check("after a renewal", 2*ttl)
+	time.Sleep(100 * time.Millisecond)
+	holder.end = time.Now().Add(2 * ttl)
+	mustWork(t, "Renew to the same length", holder.Renew(t.Context(), 2*ttl))
+	check("after a renewal to the same length", 2*ttl)
 	mustWork(t, "Release", holder.Release(t.Context()))
 }
 

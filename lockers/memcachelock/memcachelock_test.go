@@ -152,24 +152,6 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 	}
 }
 
-// TestExpiry_RenewedWhileObserved renews a lease near its end: an observer counts from the start again.
-func TestExpiry_RenewedWhileObserved(t *testing.T) {
-	t.Parallel()
-	server := testserver.Memcached(t)
-	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	lease := leasetest.Acquire(t, a, key, time.Second)
-	first := leasetest.MustBeHeld(t, b, key).Until
-	if again := leasetest.MustBeHeld(t, b, key).Until; !again.Equal(first) {
-		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first))
-	}
-	time.Sleep(500 * time.Millisecond)
-	renewed := time.Now()
-	leasetest.Renew(t, lease, time.Second) // to the same length
-	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(time.Second)) {
-		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(time.Second).Sub(second))
-	}
-}
-
 func TestPrefix(t *testing.T) {
 	server := testserver.Memcached(t)
 	l, key := newLocker(t, server.Addr), newKey()
@@ -208,12 +190,8 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 		if err := mc.Set(&memcache.Item{Key: item(key), Value: []byte(other + " 60000 0"), Expiration: 60}); err != nil {
 			t.Fatal(err)
 		}
-		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, driver.ErrLeaseLost) {
-			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
-		}
-		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
-		}
+		leasetest.MustBeLost(t, "Renew beside "+other, lease.Renew(t.Context(), time.Hour))
+		leasetest.MustBeLost(t, "Release beside "+other, lease.Release(t.Context()))
 		leasetest.MustBeHeld(t, l, key)
 	}
 }
@@ -300,12 +278,8 @@ func TestDeadServer(t *testing.T) {
 	lockertest.Down(t, l, lease)
 	server.Start()
 	leasetest.Acquire(t, l, key, time.Minute) // the restart took the lease away
-	if err := lease.Renew(t.Context(), time.Minute); !errors.Is(err, driver.ErrLeaseLost) {
-		t.Errorf("Renew of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
-	}
-	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-		t.Errorf("Release of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
-	}
+	leasetest.MustBeLost(t, "Renew of a lease that the restart took away", lease.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Release of a lease that the restart took away", lease.Release(t.Context()))
 	leasetest.MustBeHeld(t, l, key)
 }
 
@@ -348,36 +322,16 @@ func TestRenew_LateRequest(t *testing.T) {
 func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Memcached(t)
 	proxy := testserver.NewProxy(t, server.Addr)
-	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
-
-	t.Run("to an add", func(t *testing.T) {
-		key := newKey()
-		proxy.SwallowReplyTo("add " + item(key))
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		if proxy.Armed() {
-			t.Fatal("no reply was swallowed: the test tests nothing")
-		}
-		leasetest.MustBeHeld(t, b, key)
-		leasetest.Release(t, lease)
-	})
-	t.Run("to an add that was refused", func(t *testing.T) {
-		key := newKey()
-		leasetest.Acquire(t, b, key, time.Minute)
-		proxy.SwallowReplyTo("add " + item(key))
-		leasetest.MustBeHeld(t, a, key)
-	})
-	t.Run("to a takeover", func(t *testing.T) {
-		key := newKey()
-		leasetest.Acquire(t, b, key, 50*time.Millisecond)
-		time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
-		proxy.SwallowReplyTo("cas " + item(key))
-		lease := leasetest.Acquire(t, a, key, time.Minute)
-		if proxy.Armed() {
-			t.Fatal("no reply was swallowed: the test tests nothing")
-		}
-		leasetest.MustBeHeld(t, b, key)
-		leasetest.Release(t, lease)
-	})
+	leasetest.LostReplies{
+		A: newLocker(t, proxy.Addr), B: newLocker(t, server.Addr), NewKey: newKey, Armed: proxy.Armed,
+		Lose: func(call, key string, _ *driver.HeldError) {
+			command := "add "
+			if call == "takeover" {
+				command = "cas "
+			}
+			proxy.SwallowReplyTo(command + item(key))
+		},
+	}.Run(t, "acquire", "refused acquire", "takeover")
 }
 
 func TestNew_NoClient(t *testing.T) {

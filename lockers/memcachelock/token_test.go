@@ -26,27 +26,10 @@ func newTokenLocker(tb testing.TB, addr string) *memcachelock.Locker {
 	return l
 }
 
-func token(t *testing.T, lease driver.Lease) uint64 {
-	t.Helper()
-	tokener, ok := lease.(driver.Tokener)
-	if !ok {
-		t.Fatal("the lease is no Tokener")
-	}
-	return tokener.Token()
-}
-
 func TestConformance_Tokens(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newTokenLocker(tb, server.Addr) })
-}
-
-func TestTokens_NotAskedFor(t *testing.T) {
-	server := testserver.Memcached(t)
-	lease := leasetest.Acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
-	if _, ok := lease.(driver.Tokener); ok {
-		t.Error("a lease without Tokens is a Tokener")
-	}
 }
 
 // TestTokens_CounterLost loses the counter by an eviction, and with its server.
@@ -57,7 +40,7 @@ func TestTokens_CounterLost(t *testing.T) {
 	rises := func(what string) driver.Lease {
 		t.Helper()
 		lease := leasetest.Acquire(t, l, key, time.Minute)
-		now := token(t, lease)
+		now := leasetest.Token(t, lease)
 		if now <= last {
 			t.Errorf("%s: token %d after %d", what, now, last)
 		}
@@ -98,8 +81,8 @@ func TestTokens_DrawnTooLate(t *testing.T) {
 	}
 	leasetest.Renew(t, second, time.Minute) // by the next holder
 	leasetest.Release(t, second)
-	if third := leasetest.Acquire(t, a, key, time.Minute); token(t, third) <= token(t, second) {
-		t.Errorf("token %d after %d", token(t, third), token(t, second))
+	if third := leasetest.Acquire(t, a, key, time.Minute); leasetest.Token(t, third) <= leasetest.Token(t, second) {
+		t.Errorf("token %d after %d", leasetest.Token(t, third), leasetest.Token(t, second))
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
-	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
 // TestConformance_Access runs as a user with only the documented permissions, in database 1.
@@ -18,14 +17,8 @@ func TestConformance_Access(t *testing.T) {
 	for name, tokens := range map[string]bool{"without Tokens": false, "Tokens": true} {
 		t.Run(name, func(t *testing.T) {
 			lockertest.Run(t, func(tb testing.TB) driver.Locker {
-				rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DB: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword})
-				l := redislock.New(rdb)
-				l.Tokens = tokens
-				tb.Cleanup(func() {
-					l.Close()
-					rdb.Close()
-				})
-				return l
+				o := redis.Options{Addr: server.Addr, DB: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword}
+				return withTokens(over(tb, redis.NewClient(&o)), tokens)
 			})
 		})
 	}

@@ -1,7 +1,6 @@
 package redislock_test
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -20,13 +19,7 @@ func TestConformance_Cluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)
 	newLocker := func(tb testing.TB) *redislock.Locker {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
-		l := redislock.New(rdb)
-		tb.Cleanup(func() {
-			l.Close()
-			rdb.Close()
-		})
-		return l
+		return over(tb, redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()}))
 	}
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb) })
 
@@ -34,13 +27,9 @@ func TestConformance_Cluster(t *testing.T) {
 	for _, tokens := range []bool{false, true} {
 		a, b, key := newLocker(t), newLocker(t), newKey()
 		a.Tokens, b.Tokens = tokens, tokens
-		slot, from := c.Owner(a.Key(key))
-		to := c.Masters[0]
-		if from == to {
-			to = c.Masters[1]
-		}
+		slot, from, to := c.Way(a.Key(key))
 		lease := leasetest.Acquire(t, a, key, time.Minute)
-		freed := watch(t, b, key)
+		freed := leasetest.Watch(t, b, key)
 		c.Migrate(slot, from, to)
 		leasetest.MustBeHeld(t, b, key)
 		leasetest.Renew(t, lease, time.Minute) // before the lease has moved
@@ -49,37 +38,26 @@ func TestConformance_Cluster(t *testing.T) {
 		}
 		leasetest.MustBeHeld(t, b, key)
 		leasetest.Renew(t, lease, time.Minute) // after the lease has moved
-		if isClosed(freed) {
+		if leasetest.IsClosed(freed) {
 			t.Error("the move of a lease looks like its end")
 		}
 		leasetest.Release(t, lease) // after the lease has moved
-		select {
-		case <-freed:
-		case <-time.After(time.Second):
-			t.Error("a release in a slot under way wakes nobody")
-		}
+		leasetest.MustClose(t, "a release in a slot under way", freed, time.Second)
 		// A free lease of the slot is taken on its new server.
 		lease = leasetest.Acquire(t, b, key, time.Minute)
 		leasetest.MustBeHeld(t, a, key)
 		c.Settle(slot, from, to)
 		leasetest.MustBeHeld(t, a, key)
 		leasetest.Release(t, lease) // after the slot has moved
-		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-			t.Errorf("a second Release: %v, want ErrLeaseLost", err)
-		}
+		leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
 	}
 }
 
 // TestConformance_Ring skips the cases of watching: a ring has no push.
 func TestConformance_Ring(t *testing.T) {
 	t.Parallel()
-	addrs := map[string]string{}
-	for _, name := range []string{"a", "b", "c"} {
-		addrs[name] = testserver.Redis(t).OwnOrSkip(t).Addr
-	}
+	addrs := testserver.RedisRing(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker {
-		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs})
-		tb.Cleanup(func() { rdb.Close() })
-		return struct{ driver.Locker }{redislock.New(rdb)}
+		return struct{ driver.Locker }{over(tb, redis.NewRing(&redis.RingOptions{Addrs: addrs}))}
 	})
 }

@@ -12,11 +12,7 @@ func TestDocument_Requests(t *testing.T) {
 	t.Parallel()
 	for name, tokens := range map[string]bool{"redislock": false, "redislock with Tokens": true} {
 		at := func(addr string) func(testing.TB) driver.Locker {
-			return func(tb testing.TB) driver.Locker {
-				l := newLocker(tb, addr)
-				l.Tokens = tokens
-				return l
-			}
+			return func(tb testing.TB) driver.Locker { return withTokens(newLocker(tb, addr), tokens) }
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

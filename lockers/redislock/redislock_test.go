@@ -3,8 +3,6 @@ package redislock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -39,38 +37,30 @@ func newClient(tb testing.TB, addr string) *redis.Client {
 	return rdb
 }
 
+// over returns a Locker over rdb. Both end with the test.
+func over(tb testing.TB, rdb redis.UniversalClient) *redislock.Locker {
+	tb.Helper()
+	l := redislock.New(rdb)
+	tb.Cleanup(func() {
+		l.Close()
+		rdb.Close()
+	})
+	return l
+}
+
 // newLocker returns a Locker with its own client, as in another process.
 func newLocker(tb testing.TB, addr string) *redislock.Locker {
 	tb.Helper()
-	l := redislock.New(newClient(tb, addr))
-	tb.Cleanup(func() { l.Close() })
+	return over(tb, newClient(tb, addr))
+}
+
+// withTokens sets Tokens.
+func withTokens(l *redislock.Locker, tokens bool) *redislock.Locker {
+	l.Tokens = tokens
 	return l
 }
 
 func newKey() string { return "redislock:" + adapter.Token() }
-
-// watch watches key once l's push works.
-func watch(t *testing.T, l *redislock.Locker, key string) <-chan struct{} {
-	t.Helper()
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		freed, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key))
-		if err == nil {
-			return freed
-		}
-		if time.Since(start) > 5*time.Second {
-			t.Fatalf("no push after %v: %v", time.Since(start), err)
-		}
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
 
 func TestConformance(t *testing.T) {
 	server := testserver.Redis(t)
@@ -79,11 +69,7 @@ func TestConformance(t *testing.T) {
 
 func TestConformance_Tokens(t *testing.T) {
 	server := testserver.Redis(t)
-	lockertest.Run(t, func(tb testing.TB) driver.Locker {
-		l := newLocker(tb, server.Addr)
-		l.Tokens = true
-		return l
-	})
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return withTokens(newLocker(tb, server.Addr), true) })
 }
 
 func TestCycles_LeaveNothing(t *testing.T) {
@@ -91,12 +77,8 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	rdb := newClient(t, server.Addr)
 	for _, tokens := range []bool{false, true} {
-		withTokens := func(tb testing.TB) driver.Locker {
-			l := newLocker(tb, server.Addr)
-			l.Tokens = tokens
-			return l
-		}
-		lockertest.LeavesNothing(t, withTokens, func() map[string]int {
+		open := func(tb testing.TB) driver.Locker { return withTokens(newLocker(tb, server.Addr), tokens) }
+		lockertest.LeavesNothing(t, open, func() map[string]int {
 			keys, err := rdb.DBSize(t.Context()).Result()
 			if err != nil {
 				t.Fatal(err)
@@ -116,7 +98,7 @@ func TestTokens_AcrossARestart(t *testing.T) {
 	rises := func(what string) driver.Lease {
 		t.Helper()
 		lease := leasetest.Acquire(t, l, key, time.Minute)
-		now := lease.(driver.Tokener).Token()
+		now := leasetest.Token(t, lease)
 		if now <= last {
 			t.Errorf("%s: token %d after %d", what, now, last)
 		}
@@ -125,11 +107,7 @@ func TestTokens_AcrossARestart(t *testing.T) {
 	}
 	rises("at first")
 	server.Restart()
-	for start := time.Now(); newClient(t, server.Addr).Ping(t.Context()).Err() != nil; time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > 5*time.Second {
-			t.Fatal("the server does not come back")
-		}
-	}
+	leasetest.Eventually(t, 5*time.Second, "the server is back", func() bool { return newClient(t, server.Addr).Ping(t.Context()).Err() == nil })
 	must(t, rises("after a restart").Release(t.Context()))
 	proxy.SwallowReplyTo(key)
 	must(t, rises("after a lost reply").Release(t.Context()))
@@ -138,125 +116,12 @@ func TestTokens_AcrossARestart(t *testing.T) {
 	}
 }
 
-// TestTokens_Commands: tokens cost one command more, and without the option nothing.
-func TestTokens_Commands(t *testing.T) {
-	server := testserver.Redis(t).OwnOrSkip(t)
-	admin := newClient(t, server.Addr)
-	l, key := newLocker(t, server.Addr), newKey()
-	lease := leasetest.Acquire(t, l, key, time.Minute)
-	if _, ok := lease.(driver.Tokener); ok {
-		t.Error("a lease without Tokens is a Tokener")
-	}
-	l = newLocker(t, server.Addr)
-	l.Tokens = true
-	watch(t, l, key) // confirms the subscription and loads the script
-	for _, step := range []struct {
-		name string
-		do   func()
-		want map[string]int
-	}{
-		{"try a held lease", func() { leasetest.MustBeHeld(t, l, key) }, map[string]int{"evalsha": 1, "set": 1, "pttl": 1}},
-		{"acquire", func() { leasetest.Acquire(t, l, newKey(), time.Minute) }, map[string]int{"evalsha": 1, "set": 1, "time": 1}},
-	} {
-		must(t, admin.ConfigResetStat(t.Context()).Err())
-		step.do()
-		if got := commands(t, admin); !maps.Equal(got, step.want) {
-			t.Errorf("%s: commands %v, want %v", step.name, got, step.want)
-		}
-	}
-}
-
 // TestConformance_OlderWireFormat runs on RESP2, from before Redis 6, with other pub/sub replies.
 func TestConformance_OlderWireFormat(t *testing.T) {
 	server := testserver.Redis(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker {
-		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, Protocol: 2, ContextTimeoutEnabled: true})
-		l := redislock.New(rdb)
-		tb.Cleanup(func() {
-			l.Close()
-			rdb.Close()
-		})
-		return l
+		return over(tb, redis.NewClient(&redis.Options{Addr: server.Addr, Protocol: 2, ContextTimeoutEnabled: true}))
 	})
-}
-
-func TestCommands(t *testing.T) {
-	server := testserver.Redis(t).OwnOrSkip(t)
-	admin := newClient(t, server.Addr)
-	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
-	key := newKey()
-
-	// The server knows the scripts, and the subscriptions are confirmed.
-	lease := leasetest.Acquire(t, a, key, time.Minute)
-	leasetest.Renew(t, lease, time.Minute)
-	watch(t, b, key)
-	watch(t, a, key)
-	leasetest.Release(t, lease)
-
-	var held *driver.HeldError
-	var freed <-chan struct{}
-	for _, step := range []struct {
-		name string
-		do   func() error
-		want map[string]int
-	}{
-		{"acquire a free lease", func() (err error) {
-			lease, err = a.TryAcquire(t.Context(), key, time.Minute)
-			return err
-		}, map[string]int{"set": 1, "pttl": 1}},
-		{"try a held lease", func() error {
-			held = leasetest.MustBeHeld(t, b, key)
-			return nil
-		}, map[string]int{"set": 1, "pttl": 1}},
-		{"watch", func() (err error) {
-			freed, err = b.Watch(t.Context(), held)
-			return err
-		}, map[string]int{}},
-		{"renew", func() error {
-			return lease.Renew(t.Context(), time.Minute)
-		}, map[string]int{"evalsha": 1, "get": 1, "pexpire": 1}},
-		{"release and wake", func() error {
-			if err := lease.Release(t.Context()); err != nil {
-				return err
-			}
-			<-freed
-			return nil
-		}, map[string]int{"evalsha": 1, "get": 1, "del": 1, "publish": 1}},
-		{"release again", func() error {
-			if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-				return fmt.Errorf("err = %w, want ErrLeaseLost", err)
-			}
-			return nil
-		}, map[string]int{"evalsha": 1, "get": 1, "publish": 1}},
-	} {
-		must(t, admin.ConfigResetStat(t.Context()).Err())
-		if err := step.do(); err != nil {
-			t.Fatalf("%s: %v", step.name, err)
-		}
-		if got := commands(t, admin); !maps.Equal(got, step.want) {
-			t.Errorf("%s: commands %v, want %v", step.name, got, step.want)
-		}
-	}
-
-	// A lease seen by a Locker that has only just begun to subscribe.
-	lease = leasetest.Acquire(t, a, key, time.Minute)
-	young := newLocker(t, server.Addr)
-	must(t, admin.ConfigResetStat(t.Context()).Err())
-	held = leasetest.MustBeHeld(t, young, key)
-	if _, err := young.Watch(t.Context(), held); err != nil {
-		t.Fatal(err)
-	}
-	got := commands(t, admin)
-	delete(got, "hello") // of its two connections
-	delete(got, "client|setinfo")
-	delete(got, "client|maint_notifications")
-	if got["eval"] == 1 { // the first of this process
-		delete(got, "eval")
-		got["evalsha"] = 1
-	}
-	if want := map[string]int{"set": 1, "pttl": 1, "subscribe": 1, "evalsha": 1, "get": 1}; !maps.Equal(got, want) {
-		t.Errorf("first try and watch of a locker: commands %v, want %v", got, want)
-	}
 }
 
 // commands returns the server's commands since a reset, without the test's and idle connections'.
@@ -297,12 +162,8 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	token := rdb.Get(t.Context(), l.Key(key)).Val()
 	for _, other := range []string{token + "x", token[:len(token)-1], token[:1], "x" + token, strings.ToUpper(token)} {
 		must(t, rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err())
-		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, driver.ErrLeaseLost) {
-			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
-		}
-		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
-		}
+		leasetest.MustBeLost(t, "Renew beside "+other, lease.Renew(t.Context(), time.Hour))
+		leasetest.MustBeLost(t, "Release beside "+other, lease.Release(t.Context()))
 		leasetest.MustBeHeld(t, l, key)
 		if got := rdb.Get(t.Context(), l.Key(key)).Val(); got != other {
 			t.Errorf("the key of %q holds %q now", other, got)
@@ -341,26 +202,11 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 	}
 }
 
-// TestWatch_DoesNotTouchTheLease exists because a GETEX of the client removes the expiry of a key.
-func TestWatch_DoesNotTouchTheLease(t *testing.T) {
-	server := testserver.Redis(t)
-	rdb := newClient(t, server.Addr)
-	a, key := newLocker(t, server.Addr), newKey()
-	leasetest.Acquire(t, a, key, time.Minute)
-	young := newLocker(t, server.Addr)
-	if _, err := young.Watch(t.Context(), leasetest.MustBeHeld(t, young, key)); err != nil {
-		t.Fatal(err)
-	}
-	if left := rdb.PTTL(t.Context(), a.Key(key)).Val(); left <= 0 || left > time.Minute {
-		t.Fatalf("the lease lasts %v after a watch, want a minute", left)
-	}
-}
-
 func TestWatch_LeavesNothingBehind(t *testing.T) {
 	server := testserver.Redis(t)
 	a, key := newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
-	watch(t, a, key) // ends with the test
+	leasetest.Watch(t, a, key) // ends with the test
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 10 {
 		if _, err := a.Watch(ctx, leasetest.MustBeHeld(t, a, key)); err != nil {
@@ -371,12 +217,8 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 		t.Fatalf("%d watches wait, want 11", got)
 	}
 	cancel()
-	for start := time.Now(); a.Watches() != 1; time.Sleep(time.Millisecond) {
-		if time.Since(start) > 2*time.Second {
-			t.Fatalf("%d watches wait after the end of their context, want 1", a.Watches())
-		}
-	}
-	freed := watch(t, a, key)
+	leasetest.Eventually(t, 2*time.Second, "only one watch waits after the others' contexts have ended", func() bool { return a.Watches() == 1 })
+	freed := leasetest.Watch(t, a, key)
 	leasetest.Release(t, lease)
 	<-freed
 	if got := a.Watches(); got != 0 {
@@ -391,26 +233,18 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	admin := newClient(t, server.Addr)
 	lease := leasetest.Acquire(t, a, key, time.Minute)
-	freed := watch(t, b, key)
+	freed := leasetest.Watch(t, b, key)
 	must(t, admin.FlushAll(t.Context()).Err())
-	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-		t.Errorf("Release = %v, want ErrLeaseLost", err)
-	}
-	select {
-	case <-freed:
-	case <-time.After(5 * time.Second):
-		t.Error("who waits for it is not told")
-	}
+	leasetest.MustBeLost(t, "Release", lease.Release(t.Context()))
+	leasetest.MustClose(t, "the release of a lease that Redis has lost", freed, 5*time.Second)
 
 	lease = leasetest.Acquire(t, a, key, time.Minute)
 	must(t, admin.FlushAll(t.Context()).Err())
 	leasetest.Acquire(t, a, key, time.Minute)
-	freed = watch(t, b, key)
-	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
-		t.Errorf("Release = %v, want ErrLeaseLost", err)
-	}
+	freed = leasetest.Watch(t, b, key)
+	leasetest.MustBeLost(t, "Release", lease.Release(t.Context()))
 	time.Sleep(100 * time.Millisecond)
-	if isClosed(freed) {
+	if leasetest.IsClosed(freed) {
 		t.Error("another's lease is told to be free")
 	}
 }
@@ -443,10 +277,10 @@ func TestClose(t *testing.T) {
 	server := testserver.Redis(t)
 	l, key := newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, l, key, time.Minute)
-	freed := watch(t, l, key)
+	freed := leasetest.Watch(t, l, key)
 	for range 2 {
 		must(t, l.Close())
-		if !isClosed(freed) {
+		if !leasetest.IsClosed(freed) {
 			t.Fatal("a watch goes on after Close")
 		}
 	}
@@ -475,13 +309,9 @@ func TestClose_OfTheClientAlone(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
 	l, key := redislock.New(rdb), newKey()
 	leasetest.Acquire(t, l, key, time.Minute)
-	freed := watch(t, l, key)
+	freed := leasetest.Watch(t, l, key)
 	rdb.Close()
-	select {
-	case <-freed:
-	case <-time.After(5 * time.Second):
-		t.Error("a watch goes on although the client was closed")
-	}
+	leasetest.MustClose(t, "the end of the client", freed, 5*time.Second)
 }
 
 func TestSilentServer(t *testing.T) {
@@ -489,7 +319,7 @@ func TestSilentServer(t *testing.T) {
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	held, free := newKey(), newKey()
 	lease := leasetest.Acquire(t, a, held, time.Minute)
-	freed := watch(t, b, held)
+	freed := leasetest.Watch(t, b, held)
 
 	server.Signal(syscall.SIGSTOP)
 	stopped := time.Now()
@@ -499,19 +329,15 @@ func TestSilentServer(t *testing.T) {
 		return err
 	})
 
-	select {
-	case <-freed:
-		t.Logf("the dead connection was found out after %v", time.Since(stopped))
-	case <-time.After(5 * time.Second):
-		t.Error("a watch on a dead connection was not woken within 5s")
-	}
+	leasetest.MustClose(t, "the loss of the connection", freed, 5*time.Second)
+	t.Logf("the dead connection was found out after %v", time.Since(stopped))
 	server.Signal(syscall.SIGCONT)
 
 	// Neither the abandoned acquire nor the released lease blocks its key.
 	for _, key := range []string{free, held} {
 		leasetest.MustBecomeFree(t, b, key)
 	}
-	watch(t, a, held) // push is back
+	leasetest.Watch(t, a, held) // push is back
 }
 
 func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
@@ -536,7 +362,7 @@ func TestDeadServer(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
-	freed := watch(t, b, key)
+	freed := leasetest.Watch(t, b, key)
 	held := leasetest.MustBeHeld(t, b, key)
 
 	server.Kill()
@@ -555,93 +381,58 @@ func TestDeadServer(t *testing.T) {
 	lockertest.Down(t, a, lease)
 
 	server.Start()
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	leasetest.Eventually(t, 5*time.Second, "TryAcquire after the restart", func() (back bool) {
 		var err error
-		if lease, err = a.TryAcquire(t.Context(), key, time.Minute); err == nil {
-			break
-		}
-		if time.Since(start) > 5*time.Second {
-			t.Fatalf("TryAcquire after the restart: %v", err)
-		}
-	}
+		lease, err = a.TryAcquire(t.Context(), key, time.Minute)
+		return err == nil
+	})
 	// If the subscription is confirmed again by now, leases seen before its loss count as ended.
-	if freed, err := b.Watch(t.Context(), held); err == nil && !isClosed(freed) {
+	if freed, err := b.Watch(t.Context(), held); err == nil && !leasetest.IsClosed(freed) {
 		t.Error("a lease that was seen over the old connection is watched over the new one")
 	}
-	freed = watch(t, b, key) // the subscription came back by itself
-	if isClosed(freed) {
+	freed = leasetest.Watch(t, b, key) // the subscription came back by itself
+	if leasetest.IsClosed(freed) {
 		t.Fatal("a watch on the new connection is closed from the start")
 	}
 	leasetest.Release(t, lease) // the script has to be sent again
-	select {
-	case <-freed:
-	case <-time.After(2 * time.Second):
-		t.Error("not woken by a release over the new connection")
-	}
+	leasetest.MustClose(t, "a release over the new connection", freed, 2*time.Second)
 }
 
 func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Redis(t)
 	proxy := testserver.NewProxy(t, server.Addr)
-	a, b, key := newLocker(t, proxy.Addr), newLocker(t, server.Addr), newKey()
+	a := newLocker(t, proxy.Addr)
 	leasetest.Acquire(t, a, newKey(), time.Minute) // its connections are open
-
-	proxy.SwallowReplyTo(key)
-	lease := leasetest.Acquire(t, a, key, time.Minute)
-	if proxy.Armed() {
-		t.Fatal("no reply was swallowed: the test tests nothing")
-	}
-	leasetest.MustBeHeld(t, b, key)
-	leasetest.Renew(t, lease, time.Minute)
-	leasetest.Release(t, lease)
-}
-
-// hold is a hook that holds back the first command with the argument.
-type hold struct {
-	arg  any
-	once sync.Once
-	goOn chan struct{} // closed by the test
-	done chan struct{} // closed when the command has its reply
-}
-
-func (h *hold) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *hold) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h *hold) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		first := false
-		if slices.Contains(cmd.Args(), h.arg) {
-			h.once.Do(func() { first = true })
-		}
-		if first {
-			<-h.goOn
-			defer close(h.done)
-		}
-		return next(ctx, cmd)
-	}
+	leasetest.LostReplies{
+		A: a, B: newLocker(t, server.Addr), NewKey: newKey, Armed: proxy.Armed,
+		Lose: func(_, key string, _ *driver.HeldError) { proxy.SwallowReplyTo(key) },
+	}.Run(t, "acquire")
 }
 
 // TestRenew_LateRequest has an abandoned renewal carried out after the next one.
 func TestRenew_LateRequest(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb, key := newClient(t, server.Addr), newKey()
-	l := redislock.New(rdb)
-	t.Cleanup(func() { l.Close() })
-	late := &hold{arg: int64(5000), goOn: make(chan struct{}), done: make(chan struct{})}
-	rdb.AddHook(late)
+	l := over(t, rdb)
+	var once sync.Once
+	goOn, late := make(chan struct{}), make(chan struct{})
+	rdb.AddHook(testserver.Hook(func(_ context.Context, cmds []redis.Cmder, send func() error) error {
+		first := false
+		if slices.Contains(cmds[0].Args(), any(int64(5000))) {
+			once.Do(func() { first = true })
+		}
+		if first {
+			<-goOn
+			defer close(late)
+		}
+		return send()
+	}))
 
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	leasetest.MustGiveUp(t, "Renew", func(ctx context.Context) error { return lease.Renew(ctx, 5*time.Second) })
 	leasetest.Renew(t, lease, time.Hour)
-	close(late.goOn)
-	select {
-	case <-late.done:
-	case <-time.After(5 * time.Second):
-		t.Fatal("no renewal was late: the test tests nothing")
-	}
+	close(goOn)
+	leasetest.MustClose(t, "the late renewal", late, 5*time.Second)
 	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Minute {
 		t.Errorf("the key lasts for %v more, and the holder counts on an hour", left)
 	}
@@ -664,50 +455,26 @@ func TestRenew_ToAnEarlierEnd(t *testing.T) {
 // TestNoLeaveForTheChannel has a user who may not publish, the default: Watch's error has the reason.
 func TestNoLeaveForTheChannel(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
-	admin := newClient(t, server.Addr)
-	for name, rules := range map[string][]any{
-		"alone":        {"resetchannels"},
-		"with channel": {"&bellwether:*"}, // from the package documentation
-	} {
-		t.Run(name, func(t *testing.T) {
-			rules := append([]any{"acl", "setuser", "app", "reset", "on", ">secret", "~bellwether:*"}, rules...)
-			for _, rule := range strings.Fields(testserver.RedisRules) {
-				rules = append(rules, rule)
-			}
-			must(t, admin.Do(t.Context(), rules...).Err())
-			rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DialerRetries: 1, Username: "app", Password: "secret"})
-			defer rdb.Close()
-			l, b, key := redislock.New(rdb), newLocker(t, server.Addr), newKey()
-			defer l.Close()
-			l.Tokens = name == "alone"
-			lease := leasetest.Acquire(t, l, key, time.Minute)
-			var freed <-chan struct{}
-			if name != "alone" {
-				freed = watch(t, l, key)
-			} else if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil || !strings.Contains(err.Error(), "NOPERM") {
-				t.Errorf("Watch: err = %v, want why there is no subscription", err)
-			}
-			leasetest.Renew(t, lease, time.Minute)
-			leasetest.Release(t, lease)
-			leasetest.Acquire(t, b, key, time.Minute)
-			if freed != nil {
-				select {
-				case <-freed:
-				case <-time.After(5 * time.Second):
-					t.Error("a release was not heard")
-				}
-			}
-		})
+	testserver.Restrict(t, testserver.RedisRules, server)
+	must(t, newClient(t, server.Addr).Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err())
+	for _, tokens := range []bool{false, true} {
+		o := redis.Options{Addr: server.Addr, DialerRetries: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword}
+		l, key := withTokens(over(t, redis.NewClient(&o)), tokens), newKey()
+		lease := leasetest.Acquire(t, l, key, time.Minute)
+		if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil || !strings.Contains(err.Error(), "NOPERM") {
+			t.Errorf("Watch: err = %v, want why there is no subscription", err)
+		}
+		leasetest.Renew(t, lease, time.Minute)
+		leasetest.Release(t, lease)
+		leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 	}
 }
 
 // TestTryAcquire_OlderRedis has no SET with NX and GET: the error names the needed version.
 func TestTryAcquire_OlderRedis(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
-	defer rdb.Close()
-	rdb.AddHook(older{})
-	l := redislock.New(rdb)
-	defer l.Close()
+	rdb.AddHook(testserver.Hook(older))
+	l := over(t, rdb)
 	for _, tokens := range []bool{false, true} {
 		l.Tokens = tokens
 		_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
@@ -718,46 +485,28 @@ func TestTryAcquire_OlderRedis(t *testing.T) {
 }
 
 // older answers as Redis 6 does.
-type older struct{}
+func older(_ context.Context, cmds []redis.Cmder, _ func() error) error {
+	for _, cmd := range cmds {
+		switch cmd.Name() {
+		case "set":
+			cmd.SetErr(redisError("ERR syntax error"))
+		case "eval", "evalsha":
+			cmd.SetErr(redisError("ERR Error running script (call to f_1): @user_script:12: ERR syntax error"))
+		}
+	}
+	return cmds[0].Err()
+}
 
 type redisError string
 
 func (e redisError) Error() string { return string(e) }
 func (redisError) RedisError()     {}
 
-func (older) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (older) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(_ context.Context, cmd redis.Cmder) error { return older{}.answer(cmd) }
-}
-
-func (older) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(_ context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			older{}.answer(cmd)
-		}
-		return cmds[0].Err()
-	}
-}
-
-func (older) answer(cmd redis.Cmder) error {
-	switch cmd.Name() {
-	case "set":
-		cmd.SetErr(redisError("ERR syntax error"))
-	case "eval", "evalsha":
-		cmd.SetErr(redisError("ERR Error running script (call to f_1): @user_script:12: ERR syntax error"))
-	}
-	return cmd.Err()
-}
-
 // TestErrors_Refused has no server listen. With go-redis's default dialing the client takes longer
 // to report that than a cache waits. The error still has the reason.
 func TestErrors_Refused(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
-	t.Cleanup(func() { rdb.Close() })
-	l := redislock.New(rdb)
-	t.Cleanup(func() { l.Close() })
+	l := over(t, redis.NewClient(&redis.Options{Addr: server.Addr}))
 	lease := leasetest.Acquire(t, l, "k", time.Minute)
 	server.Kill()
 	for name, call := range map[string]func(ctx context.Context) error{

@@ -17,20 +17,14 @@ func TestWatch_PlannedFailover(t *testing.T) {
 	t.Parallel()
 	s := testserver.RedisSentinel(t)
 	open := func() *redislock.Locker {
-		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: testserver.SentinelName, SentinelAddrs: s.Addrs()})
-		l := redislock.New(rdb)
-		t.Cleanup(func() {
-			l.Close()
-			rdb.Close()
-		})
-		return l
+		return over(t, redis.NewFailoverClient(&redis.FailoverOptions{MasterName: testserver.SentinelName, SentinelAddrs: s.Addrs()}))
 	}
 	a, b := open(), open()
 	before := newKey()
 	lease := leasetest.Acquire(t, a, before, time.Minute)
-	freed := watch(t, b, before)
+	freed := leasetest.Watch(t, b, before)
 	leasetest.Release(t, lease)
-	closes(t, "a release before the failover", freed, time.Second)
+	leasetest.MustClose(t, "a release before the failover", freed, time.Second)
 
 	s.Failover()
 	over := time.Now()
@@ -64,14 +58,5 @@ func TestWatch_PlannedFailover(t *testing.T) {
 			}
 		case <-time.After(50 * time.Millisecond):
 		}
-	}
-}
-
-func closes(t *testing.T, what string, freed <-chan struct{}, limit time.Duration) {
-	t.Helper()
-	select {
-	case <-freed:
-	case <-time.After(limit):
-		t.Errorf("%s was not heard", what)
 	}
 }

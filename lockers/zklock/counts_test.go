@@ -16,44 +16,6 @@ import (
 
 // This file counts the Locker's cost for ZooKeeper: requests, watches, nodes.
 
-func TestRequests(t *testing.T) {
-	server := shared(t)
-	a, atA := newGated(t, server.Addr, 10*time.Second)
-	b, atB := newGated(t, server.Addr, 10*time.Second)
-	for _, l := range []*zklock.Locker{a, b} {
-		leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute))
-	}
-	check := func(what string, g *gate, want int, f func()) {
-		t.Helper()
-		if got := g.count(f); got != want {
-			t.Errorf("%s: %d requests, want %d", what, got, want)
-		}
-	}
-	key := newKey()
-	var lease driver.Lease
-	check("acquire", atA, 1, func() { lease = leasetest.Acquire(t, a, key, time.Minute) })
-	check("renew", atA, 1, func() { leasetest.Renew(t, lease, time.Minute) })
-	var held *driver.HeldError
-	check("acquire what is held", atB, 2, func() { held = leasetest.MustBeHeld(t, b, key) })
-	var freed <-chan struct{}
-	check("a first and nine more watches", atB, 1, func() {
-		for range 10 {
-			freed = watch(t, b, held)
-		}
-	})
-	check("release", atA, 1, func() { leasetest.Release(t, lease) })
-	closes(t, "the watches", freed, 5*time.Second)
-	check("a second release", atA, 0, func() { leasetest.MustBeLost(t, "Release", lease.Release(t.Context())) })
-	check("a watch of what has ended", atB, 1, func() { closes(t, "it", watch(t, b, held), time.Second) })
-
-	silentHolder(t, server.Addr, key, 500*time.Millisecond)
-	time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
-	check("takeover", atB, 3, func() { leasetest.Acquire(t, b, key, time.Minute) })
-
-	check("lock of an empty queue that has to be made", atA, 5, func() { lease = lock(t, a, key, time.Minute) })
-	check("release of the last in a queue", atA, 1, func() { leasetest.Release(t, lease) })
-}
-
 // TestWatches_OneForAProcess has a thousand callers in four processes wait for one key.
 func TestWatches_OneForAProcess(t *testing.T) {
 	t.Parallel()
@@ -81,13 +43,13 @@ func TestWatches_OneForAProcess(t *testing.T) {
 	}
 	time.Sleep(100 * time.Millisecond) // time for the event of a renewal
 	for _, freed := range waits {
-		if isClosed(freed) {
+		if leasetest.IsClosed(freed) {
 			t.Fatal("a renewal woke those who wait for the end")
 		}
 	}
 	leasetest.Release(t, lease)
 	for _, freed := range waits {
-		closes(t, "one of 1000 waiters", freed, 2*time.Second)
+		leasetest.MustClose(t, "one of 1000 waiters", freed, 2*time.Second)
 	}
 	if n := server.Monitor("zk_watch_count"); n != 0 {
 		t.Errorf("ZooKeeper still has %d watches", n)
@@ -138,37 +100,6 @@ func TestQueues_LeaveNothing(t *testing.T) {
 	use(500)
 	if after := kept(server); !maps.Equal(after, before) {
 		t.Errorf("500 queues have left %v, where there were %v", after, before)
-	}
-}
-
-// TestToken sees tokens rise over releases, sessions and restarts of the server.
-func TestToken(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t).OwnOrSkip(t)
-	key, last := newKey(), uint64(0)
-	rises := func(lease driver.Lease) {
-		t.Helper()
-		token := lease.(driver.Tokener).Token()
-		if token <= last {
-			t.Errorf("token %d after %d, want a greater one", token, last)
-		}
-		last = token
-		leasetest.Renew(t, lease, time.Minute)
-		if again := lease.(driver.Tokener).Token(); again != token {
-			t.Errorf("the token of a renewed lease is %d, was %d", again, token)
-		}
-	}
-	for i := range 3 {
-		l := newLocker(t, server.Addr)
-		for range 3 {
-			lease := leasetest.Acquire(t, l, key, time.Minute)
-			rises(lease)
-			leasetest.Release(t, lease)
-		}
-		if i == 1 {
-			server.Restart()
-		}
-		l.Close()
 	}
 }
 

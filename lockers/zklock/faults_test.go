@@ -14,13 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
-	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // This file tests faults: connections, sessions and servers that end, hang and come back.
@@ -40,16 +38,7 @@ func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease driv
 // connected returns when the Locker has found its server again.
 func connected(t *testing.T, l *zklock.Locker) {
 	t.Helper()
-	eventually(t, 5*time.Second, "it is connected again", func() bool { return l.Ping(within(t, time.Second)) == nil })
-}
-
-// isNoAnswer fails if err says something about the lease.
-func isNoAnswer(t *testing.T, what string, err error) {
-	t.Helper()
-	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%s: err = %v, want one of the connection", what, err)
-	}
+	leasetest.Eventually(t, 5*time.Second, "it is connected again", func() bool { return l.Ping(within(t, time.Second)) == nil })
 }
 
 func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
@@ -65,7 +54,7 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 	}
 	freed := watch(t, b, held)
 	var taken driver.Lease
-	eventually(t, ttl+5*time.Second, "the lease is taken over", func() bool {
+	leasetest.Eventually(t, ttl+5*time.Second, "the lease is taken over", func() bool {
 		lease, err := b.TryAcquire(t.Context(), key, time.Minute)
 		if err != nil && !errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("TryAcquire: %v", err)
@@ -77,15 +66,15 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 		t.Errorf("the lease was taken over %v before its announced end", held.Until.Sub(now))
 	}
 	t.Logf("taken over %v after the announced end", time.Since(held.Until))
-	closes(t, "the watch of the lease that was taken over", freed, 2*time.Second)
-	if before, after := silent.(driver.Tokener).Token(), taken.(driver.Tokener).Token(); after <= before {
+	leasetest.MustClose(t, "the watch of the lease that was taken over", freed, 2*time.Second)
+	if before, after := leasetest.Token(t, silent), leasetest.Token(t, taken); after <= before {
 		t.Errorf("token %d after %d, want a greater one", after, before)
 	}
 
 	speak()
 	leasetest.MustBeLost(t, "Renew of a lease that was taken over", silent.Renew(t.Context(), time.Minute))
 	leasetest.MustBeLost(t, "Release of a lease that was taken over", silent.Release(t.Context()))
-	closes(t, "Lost", lost(t, silent), 5*time.Second)
+	leasetest.MustClose(t, "Lost", lost(t, silent), 5*time.Second)
 	leasetest.MustBeHeld(t, newLocker(t, server.Addr), key)
 	leasetest.Release(t, taken) // by the Locker that took over
 }
@@ -148,28 +137,6 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestTakeover_RenewedWhileObserved renews a lease watched for nearly its whole length.
-func TestTakeover_RenewedWhileObserved(t *testing.T) {
-	server := shared(t)
-	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	connected(t, b)
-	lease := leasetest.Acquire(t, a, key, 3*time.Second)
-	first := leasetest.MustBeHeld(t, b, key)
-	freed := watch(t, b, first)
-	if again := leasetest.MustBeHeld(t, b, key).Until; !again.Equal(first.Until) {
-		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first.Until))
-	}
-	time.Sleep(500 * time.Millisecond)
-	renewed := time.Now()
-	leasetest.Renew(t, lease, 3*time.Second) // to the same length
-	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(3 * time.Second)) {
-		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(3*time.Second).Sub(second))
-	}
-	if isClosed(freed) {
-		t.Error("a renewal woke those who wait for the end")
-	}
-}
-
 // TestExpiry_InALivingProcess leaves a lease alone: at its end its node goes, and watchers are told.
 func TestExpiry_InALivingProcess(t *testing.T) {
 	server := shared(t)
@@ -178,11 +145,11 @@ func TestExpiry_InALivingProcess(t *testing.T) {
 	end := time.Now().Add(time.Second)
 	lease := leasetest.Acquire(t, a, key, time.Second)
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
-	closes(t, "the watch", freed, 3*time.Second)
+	leasetest.MustClose(t, "the watch", freed, 3*time.Second)
 	if now := time.Now(); now.Before(end) {
 		t.Errorf("the lease was removed %v before its end", end.Sub(now))
 	}
-	closes(t, "Lost", lost(t, lease), time.Second)
+	leasetest.MustClose(t, "Lost", lost(t, lease), time.Second)
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute) // by a Locker that has not observed it
 }
 
@@ -199,24 +166,24 @@ func TestSessionExpired(t *testing.T) {
 	waits = watch(t, a, leasetest.MustBeHeld(t, a, other))
 
 	g.cut()
-	took := closes(t, "the watch of the lease of a session that expires", freed, session+2*time.Second)
+	took := leasetest.MustClose(t, "the watch of the lease of a session that expires", freed, session+2*time.Second)
 	t.Logf("a session of %v was over %v after its connection was lost", session, took)
 	if took < session/2 {
 		t.Errorf("the lease ended after %v, want not before the session", took)
 	}
 	next := leasetest.Acquire(t, b, key, time.Minute)
 	for _, lease := range leases {
-		if isClosed(lost(t, lease)) {
+		if leasetest.IsClosed(lost(t, lease)) {
 			t.Error("a lease is lost although nobody can know")
 		}
 	}
-	isNoAnswer(t, "Renew without a connection", leases[1].Renew(t.Context(), time.Minute))
+	leasetest.MustBeNoAnswer(t, "Renew without a connection", leases[1].Renew(t.Context(), time.Minute))
 
 	g.open()
 	for _, lease := range leases {
-		closes(t, "Lost, once a server says so", lost(t, lease), 3*time.Second)
+		leasetest.MustClose(t, "Lost, once a server says so", lost(t, lease), 3*time.Second)
 	}
-	closes(t, "a watch that ended with its session", waits, time.Second)
+	leasetest.MustClose(t, "a watch that ended with its session", waits, time.Second)
 	for _, lease := range leases {
 		leasetest.MustBeLost(t, "Renew after the session", lease.Renew(t.Context(), time.Minute))
 		leasetest.MustBeLost(t, "Release after the session", lease.Release(t.Context()))
@@ -225,45 +192,6 @@ func TestSessionExpired(t *testing.T) {
 	leasetest.Renew(t, next, time.Minute)                   // by the next holder
 	lease := leasetest.Acquire(t, a, newKey(), time.Minute) // in a new session
 	leasetest.Release(t, lease)
-}
-
-// TestSessionExpired_CancelsTheLoad runs a rebuild on the Locker: its context ends when the
-// session's end is known, long before the next renewal.
-func TestSessionExpired_CancelsTheLoad(t *testing.T) {
-	server := shared(t)
-	l, g := newGated(t, server.Addr, 2*time.Second)
-	b := newLocker(t, server.Addr)
-	loading, ended := make(chan struct{}, 2), make(chan error, 2)
-	c := bellwether.New(func(ctx context.Context, _ string) (string, error) {
-		loading <- struct{}{}
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Second):
-		}
-		ended <- context.Cause(ctx)
-		return "", context.Cause(ctx)
-	}, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: l, Namespace: "values", LeaseTTL: time.Minute, EngineTimeout: 5 * time.Second}, RebuildTimeout: time.Minute})
-	var wg sync.WaitGroup
-	wg.Go(func() { c.Get(t.Context(), "k") })
-	<-loading
-	freed := watch(t, b, leasetest.MustBeHeld(t, b, "values:k"))
-	g.cut()
-	closes(t, "the end of the session", freed, 5*time.Second)
-	leasetest.Acquire(t, b, "values:k", time.Minute)
-	if len(ended) > 0 {
-		t.Error("the load was cancelled although nobody could know")
-	}
-	g.open()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, driver.ErrLeaseLost) {
-			t.Errorf("the load ended with %v, want ErrLeaseLost", err)
-		}
-	case <-time.After(4 * time.Second):
-		t.Error("the load goes on although its lease is lost")
-	}
-	c.Close()
-	wg.Wait()
 }
 
 // TestReconnect loses the connection and keeps the session: no lease and no watch is lost.
@@ -280,13 +208,13 @@ func TestReconnect(t *testing.T) {
 	g.cut()
 	leasetest.Release(t, gone) // while a is cut off
 	g.open()
-	closes(t, "a release that was missed", told, 3*time.Second)
-	if isClosed(freed) || isClosed(lost(t, lease)) {
+	leasetest.MustClose(t, "a release that was missed", told, 3*time.Second)
+	if leasetest.IsClosed(freed) || leasetest.IsClosed(lost(t, lease)) {
 		t.Error("a lost connection ended a watch or a lease")
 	}
 	leasetest.Renew(t, lease, time.Minute) // over the next connection
 	leasetest.Release(t, other)
-	closes(t, "a watch that was set on the lost connection", freed, 2*time.Second)
+	leasetest.MustClose(t, "a watch that was set on the lost connection", freed, 2*time.Second)
 	leasetest.Release(t, lease) // over the next connection
 }
 
@@ -330,11 +258,11 @@ func TestReconnect_AmongRequests(t *testing.T) {
 	}
 	for i, lease := range leases {
 		wg.Go(func() {
-			if isClosed(waits[i]) {
+			if leasetest.IsClosed(waits[i]) {
 				t.Error("a lost connection ended a watch")
 			}
 			leasetest.Release(t, lease)
-			closes(t, "a watch from before the lost connections", waits[i], 5*time.Second)
+			leasetest.MustClose(t, "a watch from before the lost connections", waits[i], 5*time.Second)
 		})
 	}
 	wg.Wait()
@@ -351,12 +279,9 @@ func TestServerRestart(t *testing.T) {
 	others := leasetest.Acquire(t, b, newKey(), time.Minute)
 
 	server.Kill()
-	_, err := b.TryAcquire(t.Context(), key, time.Minute)
-	isNoAnswer(t, "TryAcquire without a server", err)
-	isNoAnswer(t, "Renew without a server", lease.Renew(t.Context(), time.Minute))
-	_, err = b.Watch(t.Context(), held)
-	isNoAnswer(t, "Watch without a server", err)
-	isNoAnswer(t, "Ping without a server", b.Ping(t.Context()))
+	_, err := b.Watch(t.Context(), held)
+	leasetest.MustBeNoAnswer(t, "Watch without a server", err)
+	leasetest.MustBeNoAnswer(t, "Ping without a server", b.Ping(t.Context()))
 	lockertest.Down(t, b, others)
 
 	server.Start()
@@ -364,12 +289,12 @@ func TestServerRestart(t *testing.T) {
 	connected(t, b)
 	leasetest.MustBeHeld(t, b, key)
 	leasetest.Renew(t, lease, time.Minute) // after the restart
-	if isClosed(freed) || isClosed(lost(t, lease)) {
+	if leasetest.IsClosed(freed) || leasetest.IsClosed(lost(t, lease)) {
 		t.Error("the restart ended a watch or a lease")
 	}
-	before := lease.(driver.Tokener).Token()
+	before := leasetest.Token(t, lease)
 	leasetest.Release(t, lease) // after the restart
-	closes(t, "a watch from before the restart", freed, 2*time.Second)
+	leasetest.MustClose(t, "a watch from before the restart", freed, 2*time.Second)
 	if after := leasetest.Acquire(t, b, key, time.Minute).(driver.Tokener).Token(); after <= before {
 		t.Errorf("token %d after %d, want a greater one", after, before)
 	}
@@ -411,7 +336,7 @@ func TestSilentServer(t *testing.T) {
 	server.Signal(syscall.SIGCONT)
 
 	// Neither the abandoned acquires nor the released lease leave a node.
-	eventually(t, 10*time.Second, "only the other's lease is left", func() bool { return server.Monitor("zk_ephemerals_count") == 2 })
+	leasetest.Eventually(t, 10*time.Second, "only the other's lease is left", func() bool { return server.Monitor("zk_ephemerals_count") == 2 })
 	for _, key := range []string{free, mine} {
 		leasetest.Acquire(t, b, key, time.Minute)
 	}
@@ -447,7 +372,7 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	case errA == nil:
 		leasetest.Release(t, lease)
 	case errB == nil:
-		closes(t, "Lost", lost(t, lease), time.Second)
+		leasetest.MustClose(t, "Lost", lost(t, lease), time.Second)
 	default:
 		t.Errorf("nobody has the lease: %v, %v", errA, errB)
 	}
@@ -459,92 +384,58 @@ func TestLostReply(t *testing.T) {
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
 	leasetest.Release(t, leasetest.Acquire(t, b, newKey(), time.Minute)) // creates the prefix
-	swallow := func(t *testing.T, request string) {
-		t.Helper()
-		proxy.SwallowReplyTo(request)
-		t.Cleanup(func() {
-			if proxy.Armed() {
-				t.Error("no reply was swallowed: the test tests nothing")
+	gone := func() bool { return server.Monitor("zk_ephemerals_count") == 0 }
+	leasetest.LostReplies{
+		A: a, B: b, NewKey: newKey, Armed: proxy.Armed,
+		Lose: func(_, key string, held *driver.HeldError) {
+			request := key + ":lease"
+			if held != nil {
+				request = zklock.Holder(held) // only in the takeover, not in the requests before it
 			}
-		})
-	}
-	for name, test := range map[string]func(t *testing.T, key string){
-		"acquire": func(t *testing.T, key string) {
-			swallow(t, key+":lease")
-			lease := leasetest.Acquire(t, a, key, time.Minute)
-			leasetest.MustBeHeld(t, b, key)
-			leasetest.Renew(t, lease, time.Minute)
-			leasetest.Release(t, lease)
+			proxy.SwallowReplyTo(request)
 		},
-		"acquire of what is held": func(t *testing.T, key string) {
-			other := leasetest.Acquire(t, b, key, time.Minute)
-			swallow(t, key+":lease")
-			leasetest.MustBeHeld(t, a, key)
-			leasetest.Release(t, other)
-		},
-		"takeover": func(t *testing.T, key string) {
-			_, speak := silentHolder(t, server.Addr, key, 500*time.Millisecond)
-			defer speak()
-			held := leasetest.MustBeHeld(t, a, key)
-			time.Sleep(time.Until(held.Until))
-			// Only the takeover has the name of the holder's node, not the requests before it.
-			swallow(t, zklock.Holder(held))
-			lease := leasetest.Acquire(t, a, key, time.Minute)
-			leasetest.MustBeHeld(t, b, key)
-			leasetest.Release(t, lease)
-		},
-		"renewal": func(t *testing.T, key string) {
-			lease := leasetest.Acquire(t, a, key, time.Minute)
-			swallow(t, key+":lease")
-			leasetest.Renew(t, lease, time.Minute)
-			leasetest.Release(t, lease)
-		},
-		"release": func(t *testing.T, key string) {
-			lease := leasetest.Acquire(t, a, key, time.Minute)
-			swallow(t, key+":lease")
-			leasetest.Release(t, lease) // the request was carried out
-			leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
-			leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
-		},
-		"place in the queue": func(t *testing.T, key string) {
-			if lease, err := b.Lock(t.Context(), key, time.Minute); err != nil || lease.Release(t.Context()) != nil {
-				t.Fatal(err)
+		Silent: func(key string, ttl time.Duration) { silentHolder(t, server.Addr, key, ttl) },
+	}.Run(t, "acquire", "refused acquire", "takeover", "renewal", "release")
+	leasetest.Eventually(t, 5*time.Second, "nothing is left", gone)
+
+	t.Run("place in the queue", func(t *testing.T) {
+		key := newKey()
+		if lease, err := b.Lock(t.Context(), key, time.Minute); err != nil || lease.Release(t.Context()) != nil {
+			t.Fatal(err)
+		}
+		first, err := b.Lock(t.Context(), key, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy.SwallowReplyTo(key + ":queue/")
+		// A second server knows of the place for certain only after a sync. Counted are
+		// requests with the sync's operation and the path.
+		dir := a.Prefix + "/" + key + ":queue"
+		proxy.CountRequests("\x00\x00\x00\x09" + string(binary.BigEndian.AppendUint32(nil, uint32(len(dir)))) + dir)
+		got := make(chan error, 1)
+		go func() {
+			lease, err := a.Lock(t.Context(), key, time.Minute)
+			if err == nil {
+				err = lease.Release(t.Context())
 			}
-			first, err := b.Lock(t.Context(), key, time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			swallow(t, key+":queue/")
-			// A second server knows of the place for certain only after a sync. Counted are
-			// requests with the sync's operation and the path.
-			dir := a.Prefix + "/" + key + ":queue"
-			proxy.CountRequests("\x00\x00\x00\x09" + string(binary.BigEndian.AppendUint32(nil, uint32(len(dir)))) + dir)
-			got := make(chan error, 1)
-			go func() {
-				lease, err := a.Lock(t.Context(), key, time.Minute)
-				if err == nil {
-					err = lease.Release(t.Context())
-				}
-				got <- err
-			}()
-			eventually(t, 5*time.Second, "it waits for the first", func() bool { return server.Monitor("zk_watch_count") == 1 })
-			if n := server.Monitor("zk_ephemerals_count"); n != 2 {
-				t.Errorf("%d places in the queue, want 2", n)
-			}
-			if n := proxy.Requests(); n != 1 {
-				t.Errorf("the place is looked for after %d syncs, want 1", n)
-			}
-			leasetest.Release(t, first)
-			if err := <-got; err != nil {
-				t.Error(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			test(t, newKey())
-			eventually(t, 5*time.Second, "nothing is left", func() bool { return server.Monitor("zk_ephemerals_count") == 0 })
-		})
-	}
+			got <- err
+		}()
+		leasetest.Eventually(t, 5*time.Second, "it waits for the first", func() bool { return server.Monitor("zk_watch_count") == 1 })
+		if n := server.Monitor("zk_ephemerals_count"); n != 2 {
+			t.Errorf("%d places in the queue, want 2", n)
+		}
+		if n := proxy.Requests(); n != 1 {
+			t.Errorf("the place is looked for after %d syncs, want 1", n)
+		}
+		leasetest.Release(t, first)
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		if proxy.Armed() {
+			t.Error("no reply was swallowed: the test tests nothing")
+		}
+		leasetest.Eventually(t, 5*time.Second, "nothing is left", gone)
+	})
 }
 
 // TestLostReply_AndNoWayBack loses the reply of an acquire, and then the way to the server until
@@ -559,7 +450,7 @@ func TestLostReply_AndNoWayBack(t *testing.T) {
 	key := newKey()
 	proxy.SwallowReplyTo(key + ":lease")
 	_, err := a.TryAcquire(t.Context(), key, time.Minute)
-	isNoAnswer(t, "TryAcquire", err)
+	leasetest.MustBeNoAnswer(t, "TryAcquire", err)
 	if proxy.Armed() {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
@@ -567,7 +458,7 @@ func TestLostReply_AndNoWayBack(t *testing.T) {
 		t.Fatalf("%d nodes, want the 2 of a lease: the test tests nothing", n)
 	}
 	g.open()
-	eventually(t, 5*time.Second, "nothing is left", func() bool { return server.Monitor("zk_ephemerals_count") == 0 })
+	leasetest.Eventually(t, 5*time.Second, "nothing is left", func() bool { return server.Monitor("zk_ephemerals_count") == 0 })
 	if _, err := a.TryAcquire(t.Context(), key, time.Minute); err != nil {
 		t.Errorf("TryAcquire after it: %v", err)
 	}
@@ -607,7 +498,7 @@ func TestClose(t *testing.T) {
 			t.Errorf("Close took %v, want at most %v", took, limit)
 		}
 		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
-		isNoAnswer(t, "TryAcquire after Close", err)
+		leasetest.MustBeNoAnswer(t, "TryAcquire after Close", err)
 		l.Close()
 	}
 	t.Run("frees its leases at once", func(t *testing.T) {
@@ -616,26 +507,26 @@ func TestClose(t *testing.T) {
 		held := leasetest.MustBeHeld(t, b, key)
 		freed := watch(t, b, held)
 		ends(t, a, 500*time.Millisecond)
-		closes(t, "the watch of a closed Locker's lease", freed, time.Second)
-		closes(t, "Lost of a closed Locker's lease", lost(t, lease), time.Second)
+		leasetest.MustClose(t, "the watch of a closed Locker's lease", freed, time.Second)
+		leasetest.MustClose(t, "Lost of a closed Locker's lease", lost(t, lease), time.Second)
 		leasetest.MustBeLost(t, "Release after Close", lease.Release(t.Context()))
 		freed = watch(t, b, leasetest.MustBeHeld(t, b, holding(t, server.Addr)))
 		b.Close()
-		closes(t, "a closed Locker's watch", freed, time.Second)
+		leasetest.MustClose(t, "a closed Locker's watch", freed, time.Second)
 		_, err := b.Watch(t.Context(), held)
-		isNoAnswer(t, "Watch after Close", err)
+		leasetest.MustBeNoAnswer(t, "Watch after Close", err)
 	})
 	t.Run("before any use", func(t *testing.T) { ends(t, zklock.New(server.Addr), 10*time.Millisecond) })
 	t.Run("without a server", func(t *testing.T) {
 		l := zklock.New(testserver.FreeAddr(t))
 		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
-		isNoAnswer(t, "TryAcquire without a server", err)
+		leasetest.MustBeNoAnswer(t, "TryAcquire without a server", err)
 		ends(t, l, 1500*time.Millisecond)
 	})
 	t.Run("without servers", func(t *testing.T) {
 		l := zklock.New()
 		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
-		isNoAnswer(t, "TryAcquire without servers", err)
+		leasetest.MustBeNoAnswer(t, "TryAcquire without servers", err)
 		ends(t, l, 10*time.Millisecond)
 	})
 	t.Run("of a silent server", func(t *testing.T) {
@@ -681,7 +572,7 @@ func TestServers(t *testing.T) {
 	if took := time.Since(start); took > 800*time.Millisecond {
 		t.Errorf("another server was found after %v, want less than the client's pause of 1s", took)
 	}
-	if isClosed(lost(t, lease)) {
+	if leasetest.IsClosed(lost(t, lease)) {
 		t.Error("the lease was lost with the server")
 	}
 }
@@ -705,7 +596,7 @@ func TestDial_Fails(t *testing.T) {
 				return new(net.Dialer).DialContext(ctx, network, addr)
 			}
 			_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
-			isNoAnswer(t, "TryAcquire", err)
+			leasetest.MustBeNoAnswer(t, "TryAcquire", err)
 			if err != nil && !strings.Contains(err.Error(), "boom") {
 				t.Errorf("TryAcquire: err = %v, want why there is no connection", err)
 			}

@@ -47,7 +47,7 @@ func TestForeignNodes(t *testing.T) {
 	key := newKey()
 	path := put(key, "token 100")
 	held := leasetest.MustBeHeld(t, l, key)
-	closes(t, "the watch of a holder without a node", watch(t, l, held), time.Second)
+	leasetest.MustClose(t, "the watch of a holder without a node", watch(t, l, held), time.Second)
 	time.Sleep(time.Until(held.Until))
 	refused(key, path)
 }

@@ -47,7 +47,7 @@ func (q *line) join(t *testing.T, ctx context.Context, l *zklock.Locker, n int, 
 		}
 		ended <- err
 	}()
-	eventually(t, 5*time.Second, "it waits", func() bool { return q.server.Monitor("zk_watch_count") > before })
+	leasetest.Eventually(t, 5*time.Second, "it waits", func() bool { return q.server.Monitor("zk_watch_count") > before })
 	return ended
 }
 
@@ -105,7 +105,7 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 		if got := q.server.Monitor("zk_watch_count"); got != n-1-i {
 			t.Errorf("turn %d: %d watches, want %d: a release wakes one", i, got, n-1-i)
 		}
-		token := holder.(driver.Tokener).Token()
+		token := leasetest.Token(t, holder)
 		if token <= last {
 			t.Errorf("turn %d: token %d after %d, want a greater one", i, token, last)
 		}
@@ -146,14 +146,14 @@ func TestLock_OneLeaves(t *testing.T) {
 	if err := <-byContext; !errors.Is(err, context.Canceled) {
 		t.Errorf("Lock of a cancelled context: err = %v, want context.Canceled", err)
 	}
-	eventually(t, 3*time.Second, "its place is gone", places(5))
+	leasetest.Eventually(t, 3*time.Second, "its place is gone", places(5))
 	g.cut()
-	eventually(t, 5*time.Second, "the place of the session that expires is gone", places(4))
+	leasetest.Eventually(t, 5*time.Second, "the place of the session that expires is gone", places(4))
 	closed.Close()
-	isNoAnswer(t, "Lock of a closed Locker", <-byClose)
-	eventually(t, 3*time.Second, "its place is gone", places(3))
+	leasetest.MustBeNoAnswer(t, "Lock of a closed Locker", <-byClose)
+	leasetest.Eventually(t, 3*time.Second, "its place is gone", places(3))
 	g.open()
-	isNoAnswer(t, "Lock whose session has expired", <-bySession)
+	leasetest.MustBeNoAnswer(t, "Lock whose session has expired", <-bySession)
 
 	for range 2 {
 		leasetest.Release(t, holder)
@@ -161,7 +161,7 @@ func TestLock_OneLeaves(t *testing.T) {
 	}
 	q.want(t, 2, 5)
 	leasetest.Release(t, holder)
-	eventually(t, 3*time.Second, "nothing is left", places(0))
+	leasetest.Eventually(t, 3*time.Second, "nothing is left", places(0))
 }
 
 // TestLock_HolderFallsSilent has two living holders fall silent: each is skipped after its length.
@@ -194,7 +194,7 @@ func TestLock_HolderFallsSilent(t *testing.T) {
 	pausedGate.open()
 	connected(t, dead)
 	leasetest.MustBeLost(t, "Renew of a lease that was taken away", silent.Renew(t.Context(), ttl))
-	isNoAnswer(t, "Lock of one whose place was taken away", <-passed)
+	leasetest.MustBeNoAnswer(t, "Lock of one whose place was taken away", <-passed)
 	leasetest.Renew(t, lease, time.Minute)
 	leasetest.Release(t, lease)
 }

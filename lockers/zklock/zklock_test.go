@@ -83,26 +83,6 @@ func watch(t *testing.T, l driver.Watcher, held *driver.HeldError) <-chan struct
 	return freed
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-func closes(t *testing.T, what string, c <-chan struct{}, limit time.Duration) time.Duration {
-	t.Helper()
-	start := time.Now()
-	select {
-	case <-c:
-	case <-time.After(limit):
-		t.Errorf("%s: not within %v", what, limit)
-	}
-	return time.Since(start)
-}
-
 func lost(t *testing.T, lease driver.Lease) <-chan struct{} {
 	t.Helper()
 	n, ok := lease.(driver.LossNotifier)
@@ -110,15 +90,6 @@ func lost(t *testing.T, lease driver.Lease) <-chan struct{} {
 		t.Fatalf("a %T does not tell of its loss", lease)
 	}
 	return n.Lost()
-}
-
-func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
-		}
-	}
 }
 
 func within(t *testing.T, d time.Duration) context.Context {

@@ -222,23 +222,25 @@ func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.En
 	return e
 }
 
-// A gate stops a client at its nth request, for the interleavings of the comments, one by one.
-type gate struct {
+// A conn calls write before a write, and read after a read, unless they are nil.
+type conn struct {
 	net.Conn
-	mu     sync.Mutex // guards the rest
-	writes int
-	hooks  map[int]func()
+	write, read func()
 }
 
-func (g *gate) Write(b []byte) (int, error) {
-	g.mu.Lock()
-	g.writes++
-	hook := g.hooks[g.writes]
-	g.mu.Unlock()
-	if hook != nil {
-		hook()
+func (c conn) Write(b []byte) (int, error) {
+	if c.write != nil {
+		c.write()
 	}
-	return g.Conn.Write(b)
+	return c.Conn.Write(b)
+}
+
+func (c conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.read != nil {
+		c.read()
+	}
+	return n, err
 }
 
 // between returns a store over s's server that sends its nth request, counted from 1, only after
@@ -249,7 +251,12 @@ func between(tb testing.TB, s *Store, addr string, n int, hook func()) *Store {
 	slow.mc.MaxIdleConns = 1
 	slow.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return &gate{Conn: c, hooks: map[int]func(){n: hook}}, err
+		writes := 0
+		return conn{Conn: c, write: func() {
+			if writes++; writes == n {
+				hook()
+			}
+		}}, err
 	}
 	return slow
 }
@@ -465,23 +472,6 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	}
 }
 
-// A conn calls write before a write, and read after a read.
-type conn struct {
-	net.Conn
-	write, read func()
-}
-
-func (c conn) Write(b []byte) (int, error) {
-	c.write()
-	return c.Conn.Write(b)
-}
-
-func (c conn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.read()
-	return n, err
-}
-
 // TestGet_OvertakenBetweenServers commits between the reads of entry and floor: the key stays present.
 func TestGet_OvertakenBetweenServers(t *testing.T) {
 	// With two servers, both items would be on the same one: see three.
@@ -510,16 +500,15 @@ func TestGet_OvertakenBetweenServers(t *testing.T) {
 	slow := open(t, s.Prefix, addrs...)
 	slow.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		none := func() {}
 		if addr == floorAt {
-			return conn{c, func() {
+			return conn{Conn: c, write: func() {
 				overtake.Do(func() {
 					<-read
 					newer = put(t, s, key, "newer", time.Hour)
 				})
-			}, none}, err
+			}}, err
 		}
-		return conn{c, none, func() { entryRead.Do(func() { close(read) }) }}, err
+		return conn{Conn: c, read: func() { entryRead.Do(func() { close(read) }) }}, err
 	}
 	if e, err := slow.Get(t.Context(), key); err != nil || e.Epoch != newer.Epoch {
 		t.Errorf("Get: epoch %d, %v, want the newer entry, %d", e.Epoch, err, newer.Epoch)
@@ -529,23 +518,22 @@ func TestGet_OvertakenBetweenServers(t *testing.T) {
 func TestStore_RoundTrips(t *testing.T) {
 	srv := testserver.Memcached(t)
 	s := open(t, "test:"+adapter.Token()+":", srv.Addr)
-	var g *gate
+	writes := 0
 	s.mc.MaxIdleConns = 1
 	s.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		g = &gate{Conn: c}
-		return g, err
+		return conn{Conn: c, write: func() { writes++ }}, err
 	}
 	ctx := t.Context()
 	s.Get(ctx, "warm")
-	last := g.writes
+	last := writes
 	expect := func(what string, want int) {
 		t.Helper()
-		if got := g.writes - last; got != want {
+		if got := writes - last; got != want {
 			t.Errorf("%s took %d round trips, want %d", what, got, want)
 		}
-		t.Logf("%s: %d", what, g.writes-last)
-		last = g.writes
+		t.Logf("%s: %d", what, writes-last)
+		last = writes
 	}
 	s.Get(ctx, "k")
 	expect("a miss", 1)

@@ -116,24 +116,6 @@ func TestStore_StaysWithinMaxBytes(t *testing.T) {
 	}
 }
 
-func TestStore_ClaimEvictedByOthers(t *testing.T) {
-	s := New()
-	s.MaxBytes = 20 << 10
-	_, epoch, _ := s.Claim(t.Context(), "slow")
-	for i := range 100 {
-		put(t, s, fmt.Sprint(i), 1<<10, time.Hour)
-	}
-	for range 2 { // also once the record exists again
-		if err := s.Commit(t.Context(), "slow", value(epoch, 1, time.Hour)); !errors.Is(err, driver.ErrFenced) {
-			t.Fatalf("Commit of an evicted claim: err = %v, want ErrFenced", err)
-		}
-		if _, later, _ := s.Claim(t.Context(), "slow"); later <= epoch {
-			t.Fatalf("epoch %d after %d", later, epoch)
-		}
-	}
-	put(t, s, "slow", 1, time.Hour)
-}
-
 func TestStore_TooLargeForItsMemory(t *testing.T) {
 	s := New()
 	s.MaxBytes = 10 << 10
@@ -258,14 +240,7 @@ func TestNotify_StalledListenerKeepsNothing(t *testing.T) {
 	}
 	before := heap()
 	for i := range 100 {
-		key := fmt.Sprint(i)
-		_, epoch, err := s.Claim(ctx, key)
-		if err == nil {
-			err = s.Commit(ctx, key, driver.Entry{Kind: driver.KindValue, Value: make([]byte, 1<<20), Epoch: epoch, TTL: time.Hour})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		put(t, s, fmt.Sprint(i), 1<<20, time.Hour)
 	}
 	if grown := heap() - before; grown > 20<<20 {
 		t.Errorf("%d MiB are kept by a store of at most 4", grown>>20)

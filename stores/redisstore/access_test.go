@@ -25,16 +25,3 @@ func TestStore_Access(t *testing.T) {
 		})
 	})
 }
-
-func TestStore_AccessInACluster(t *testing.T) {
-	t.Parallel()
-	c := testserver.RedisCluster(t, 0)
-	testserver.Restrict(t, testserver.RedisRules+" "+testserver.ClusterRules, c.Servers()...)
-	storetest.Run(t, func(tb testing.TB) storetest.Instance {
-		return instance(connect(tb, c), "bellwether:"+adapter.Token()+":", func(tb testing.TB) *Store {
-			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: testserver.RedisUser, Password: testserver.RedisPassword})
-			tb.Cleanup(func() { rdb.Close() })
-			return New(rdb)
-		})
-	})
-}

@@ -23,11 +23,17 @@ func connect(tb testing.TB, c *testserver.Cluster) *redis.ClusterClient {
 	return rdb
 }
 
+// TestStore_Cluster runs as a user with only the documented permissions.
 func TestStore_Cluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)
+	testserver.Restrict(t, testserver.RedisRules+" "+testserver.ClusterRules, c.Servers()...)
 	storetest.Run(t, func(tb testing.TB) storetest.Instance {
-		return instance(connect(tb, c), adapter.Token()+":", func(tb testing.TB) *Store { return New(connect(tb, c)) })
+		return instance(connect(tb, c), "bellwether:"+adapter.Token()+":", func(tb testing.TB) *Store {
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: testserver.RedisUser, Password: testserver.RedisPassword})
+			tb.Cleanup(func() { rdb.Close() })
+			return New(rdb)
+		})
 	})
 	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
 }
@@ -71,11 +77,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		return last
 	}
 
-	slot, from := c.Owner(s.name(key))
-	to := c.Masters[0]
-	if from == to {
-		to = c.Masters[1]
-	}
+	slot, from, to := c.Way(s.name(key))
 	known := put(t, s, key, time.Hour)
 	claimed := claim(t, s, key)
 

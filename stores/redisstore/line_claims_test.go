@@ -4,7 +4,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,36 +40,9 @@ func fill(t *testing.T, s *Store, what string, n, size int) (keys []string) {
 	for i := range n {
 		key := fmt.Sprint(what, i)
 		keys = append(keys, key)
-		_, epoch, err := s.Claim(t.Context(), key)
-		if err == nil {
-			err = s.Commit(t.Context(), key, driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: time.Hour})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, key, driver.Entry{Kind: driver.KindValue, Value: value, Epoch: claim(t, s, key), TTL: time.Hour})
 	}
 	return keys
-}
-
-// TestGetMany_LongReplies reads 50 MB in the time for 30 MB: values that have come are handed over.
-func TestGetMany_LongReplies(t *testing.T) {
-	near, far := overLine(t, 60_000_000)
-	keys := fill(t, near, "key ", 1000, 50_000)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	var found atomic.Int64
-	far.GetMany(ctx, keys, func(_ int, _ driver.Entry, err error) {
-		switch {
-		case err == nil:
-			found.Add(1)
-		case !errors.Is(err, context.DeadlineExceeded):
-			t.Error(err)
-		}
-	})
-	t.Logf("%d of %d values in half a second", found.Load(), len(keys))
-	if n := found.Load(); n < 100 {
-		t.Errorf("%d values in half a second, want 100 at least", n)
-	}
 }
 
 // TestGetMany_LongRepliesInACache reads the same through a cache, which takes a store for down

@@ -83,11 +83,7 @@ func TestGetMany_Cluster(t *testing.T) {
 		})
 	}
 	reads("at first")
-	slot, from := c.Owner(reader.name(keys[0]))
-	to := c.Masters[0]
-	if from == to {
-		to = c.Masters[1]
-	}
+	slot, from, to := c.Way(reader.name(keys[0]))
 	c.Migrate(slot, from, to)
 	reads("before a slot has moved")
 	if n := c.Move(slot, from, to); n == 0 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -204,9 +203,7 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: "app", Password: "secret"})
 	defer rdb.Close()
 	s := New(rdb)
-	epoch := claim(t, s, "k")
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
-	commit(t, s, "k", e)
+	put(t, s, "k", time.Hour)
 	if got, err := s.Get(t.Context(), "k"); err != nil || string(got.Value) != "v" {
 		t.Errorf("Get: %q, %v", got.Value, err)
 	}
@@ -390,26 +387,6 @@ func TestStore_ServerDown(t *testing.T) {
 	put(t, s, "down", time.Hour)
 	srv.Kill()
 	storetest.Down(t, s)
-}
-
-// TestStore_ScriptsForgotten has the server lose its scripts under load, as after a restart.
-func TestStore_ScriptsForgotten(t *testing.T) {
-	srv := testserver.Redis(t).OwnOrSkip(t)
-	s, rdb := open(t, srv.Addr, "test:")
-	var wg sync.WaitGroup
-	for i := range 4 {
-		wg.Go(func() {
-			for range 30 {
-				if _, _, err := s.Claim(t.Context(), fmt.Sprint(i)); err != nil {
-					t.Errorf("Claim: %v", err)
-				}
-			}
-		})
-	}
-	for range 10 {
-		must(t, rdb.ScriptFlush(t.Context()).Err())
-	}
-	wg.Wait()
 }
 
 func FuzzNotice(f *testing.F) {

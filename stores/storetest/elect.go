@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -340,11 +341,14 @@ func (k kit) mends(s, other driver.Elector, before uint64) driver.Entry {
 	return e
 }
 
-// testElectLongKeys wants separate leases and entries for long keys that begin alike.
+// testElectLongKeys wants separate leases and entries for long keys that begin alike, and for hostile keys.
 func testElectLongKeys(k kit) {
 	a, b := k.elector(), k.elector()
 	long, longer := k.key+strings.Repeat("k", 250), k.key+strings.Repeat("k", 10<<10)
 	keys := []string{long, long + "a", long + "b", longer + "a", longer + "b"}
+	for _, shape := range []string{"{%s", "}%s", "{}%s", "{%s}", "a{%s}c", "{a}{%s}", "}{%s", "%s with space", "#%s"} {
+		keys = append(keys, fmt.Sprintf(shape, k.key))
+	}
 	won := make([]driver.Election, len(keys))
 	for i, key := range keys {
 		k.key = key
