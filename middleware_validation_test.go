@@ -168,37 +168,6 @@ func TestValidation_ForbidsSharing(t *testing.T) {
 	}
 }
 
-func TestValidation_Fails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10, stale-if-error=30"}}}
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if broken.Load() {
-				w.Header().Set("Cache-Control", "no-store") // as error pages often do
-				http.Error(w, "down", http.StatusServiceUnavailable)
-				return
-			}
-			o.ServeHTTP(w, r)
-		})
-		s.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		broken.Store(true)
-		w := s.get("http://a/p")
-		if w.Code != 200 || !strings.Contains(w.Header().Get("Cache-Status"), "fwd=stale;fwd-status=503;ttl=-1") {
-			t.Errorf("in the window: %d %v, want the stale page", w.Code, w.Header())
-		}
-		time.Sleep(time.Minute)
-		if w := s.get("http://a/p"); w.Code != 503 {
-			t.Errorf("after the window: %d, want the 503", w.Code)
-		}
-		broken.Store(false)
-		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p"); w.Code != 200 {
-			t.Errorf("healed: %d", w.Code)
-		}
-	})
-}
-
 // A response that needs a validation for each request is validated by each, concurrently.
 func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	for name, cc := range map[string]string{"no-cache": "no-cache", "stale from the start": "max-age=0, must-revalidate"} {
