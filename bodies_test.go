@@ -394,6 +394,8 @@ func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
 	for protocol, serve := range protocols {
 		for _, end := range []string{"abort", "short"} {
 			t.Run(protocol+" "+end, func(t *testing.T) {
+				read := make(chan struct{}) // closed when a client has the half
+				tell := sync.OnceFunc(func() { close(read) })
 				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", "max-age=60")
 					if end == "short" {
@@ -401,6 +403,7 @@ func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
 					}
 					io.WriteString(w, "half")
 					w.(http.Flusher).Flush()
+					<-read
 					if end == "abort" {
 						panic(http.ErrAbortHandler)
 					}
@@ -414,8 +417,11 @@ func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
 							return
 						}
 						defer res.Body.Close()
+						half := make([]byte, 4)
+						io.ReadFull(res.Body, half)
+						tell()
 						if b, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 {
-							t.Errorf("a broken body looks complete: %q", b)
+							t.Errorf("a broken body looks complete: %q", append(half, b...))
 						}
 					})
 				}

@@ -400,9 +400,6 @@ func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
 	}{
 		"Connection names a field":      {lang("X-Lang"), get("X-Lang", "de", "Connection", "X-Lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
 		"among others, in another case": {lang("X-Lang"), get("X-Lang", "de", "Connection", "close, x-lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
-		"an empty member":               {lang("X-Lang"), get("X-Lang", "de,"), get("X-Lang", "de"), "in English, auf Deutsch"},
-		"an empty line":                 {lang("X-Lang"), get("X-Lang", "", "X-Lang", "de"), get("X-Lang", "de"), "in English, auf Deutsch"},
-		"of a list that is known":       {lang("Accept-Language"), get("Accept-Language", "", "Accept-Language", "de"), get("Accept-Language", "de"), "in English, auf Deutsch"},
 		"no path":                       {path, request("GET", "http://a"), get(), `path "/"`},
 	} {
 		inBubble(t, name, func(t *testing.T) {

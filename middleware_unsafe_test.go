@@ -145,6 +145,27 @@ func TestUnsafe_Soft(t *testing.T) {
 	}
 }
 
+// Any number of soft invalidations by unsafe requests displace no older sweep from the log.
+func TestUnsafe_SoftFlood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
+		s := newSite(t, o, page(0, "page"))
+		s.get("http://a/popular")
+		for i := range 600 { // more than the log remembers
+			url := fmt.Sprint("http://a/", i)
+			s.get(url)
+			s.do(request("POST", url))
+			s.calls.Store(0)
+			s.get(url)
+			synctest.Wait()
+			s.wantCalls(t, 1)
+		}
+		if w := s.get("http://a/popular"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+			t.Errorf("another page after 600 unsafe requests: %v", w.Header())
+		}
+	})
+}
+
 func TestUnsafe_NoInvalidation(t *testing.T) {
 	for _, store := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

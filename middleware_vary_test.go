@@ -229,9 +229,9 @@ func TestVary_NamedWhenSeen(t *testing.T) {
 		io.WriteString(w, "page")
 	}
 	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
-		for _, first := range []bool{true, false} {
+		for round := range 3 {
 			for _, name := range names {
-				if first {
+				if round == 0 {
 					p.first.mw.Invalidate(t.Context(), "http://a/p")
 				}
 				p.second.get("http://a/p", name, "1")
@@ -249,10 +249,13 @@ func TestVary_NamedWhenSeen(t *testing.T) {
 		for range 100 {
 			for _, s := range []*site{p.first, p.second} {
 				s.wantBody(t, "page", "http://a/p") // without a field
+				for _, name := range names {
+					s.wantBody(t, name+"=1 page", "http://a/p", name, "1")
+				}
 			}
 		}
 		if n := p.calls(); n > 0 {
-			t.Errorf("an hour later %d calls for 200 requests", n)
+			t.Errorf("an hour later %d calls for 1,400 requests", n)
 		}
 	})
 }
