@@ -15,46 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/stores/memstore"
 )
-
-// secured redirects plain requests to https, and answers requests over TLS.
-func secured(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Cache-Control", "max-age=3600, stale-while-revalidate=3600")
-	w.Header().Set("Surrogate-Key", "all")
-	if r.TLS == nil {
-		http.Redirect(w, r, "https://"+r.Host+r.URL.RequestURI(), http.StatusMovedPermanently)
-		return
-	}
-	fmt.Fprint(w, "page")
-}
-
-// A redirect to https is not served over TLS, where it would loop, nor a page over TLS to plain requests.
-func TestKey_RedirectToTLSIsNoLoop(t *testing.T) {
-	for name, plainFirst := range map[string]bool{"plain first": true, "TLS first": false} {
-		inBubble(t, name, func(t *testing.T) {
-			all := sites(t, 2, memstore.New(), secured)
-			ask := func(s *site, url string, want int) {
-				t.Helper()
-				if w := s.get(url); w.Code != want {
-					t.Errorf("%s: %d %s, want %d", url, w.Code, w.Header().Get("Location"), want)
-				}
-			}
-			for range 2 {
-				for _, s := range all {
-					if plainFirst {
-						ask(s, "http://a/p", 301)
-					}
-					ask(s, "https://a/p", 200)
-					ask(s, "http://a/p", 301)
-				}
-			}
-			if calls := all[0].calls.Load() + all[1].calls.Load(); calls != 2 {
-				t.Errorf("%d handler calls for two representations, want 2", calls)
-			}
-		})
-	}
-}
 
 func TestKey_Option(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

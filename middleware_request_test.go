@@ -209,20 +209,6 @@ func TestRequest_ReloadIsOfNoEarlierLoad(t *testing.T) {
 	}
 }
 
-func TestRequest_ReloadValidates(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=60"}}}
-		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-		s.get("http://a/p")
-		time.Sleep(time.Second) // a load of the same instant would satisfy the reload
-		w := s.get("http://a/p", "Cache-Control", "no-cache")
-		if w.Body.String() != "page 1" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd=request;fwd-status=304") {
-			t.Errorf("%q %v", w.Body, w.Header())
-		}
-		o.wantAsked(t, "", `"1"`)
-	})
-}
-
 func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := quiet{memstore.New()} // without notices
