@@ -154,12 +154,8 @@ type pipes struct {
 	closed chan struct{}
 }
 
-func newPipes() *pipes {
-	return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
-}
-
 func overPipes(t *testing.T, h http.Handler) *pipes {
-	o := newPipes()
+	o := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go server.Serve(o)
 	t.Cleanup(func() { server.Close() })
