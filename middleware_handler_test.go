@@ -141,29 +141,12 @@ func TestHandler_SecondRun(t *testing.T) {
 	}
 }
 
-// A panic with ErrNotFound is a failure, and not an absent page.
-func TestHandler_PanicWithNotFound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New()}}
-		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-			if time.Now().Second() == 0 {
-				panic(fmt.Errorf("user 42: %w", bellwether.ErrNotFound))
-			}
-			fmt.Fprint(w, "page")
-		})
-		if w := s.get("http://a/p"); w.Code != -1 {
-			t.Errorf("the client got status %d, want a broken response", w.Code)
-		}
-		time.Sleep(10 * time.Second)
-		s.wantBody(t, "page", "http://a/p") // the next client
-	})
-}
-
-// A panic with a context's error, or an error of the cache, is a failed handler: clients get 502.
+// A panic with a context's error, or an error of the cache, is a failed handler, and no absent page:
+// clients get 502.
 func TestHandler_PanicWithTellingErrors(t *testing.T) {
-	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed} {
+	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed, bellwether.ErrNotFound} {
 		inBubble(t, says.Error(), func(t *testing.T) {
-			o := bellwether.HTTPOptions{TTL: time.Minute, ErrorTTL: 5 * time.Second}
+			o := bellwether.HTTPOptions{TTL: time.Minute, ErrorTTL: 5 * time.Second, Fleet: bellwether.Fleet{Store: memstore.New()}}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
 				panic(fmt.Errorf("db: %w", says))
@@ -232,18 +215,6 @@ func TestHandler_HoleInBody(t *testing.T) {
 		if w := s.get("http://a/p"); w.Code != want {
 			t.Errorf("%d %q, want %d", w.Code, w.Body, want)
 		}
-	}
-}
-
-func TestHandler_ServerOfTheRequest(t *testing.T) {
-	var got any
-	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-		got = r.Context().Value(http.ServerContextKey)
-	})
-	srv := new(http.Server)
-	s.do(request("GET", "http://a/p").WithContext(context.WithValue(t.Context(), http.ServerContextKey, srv)))
-	if got != srv {
-		t.Errorf("the handler saw the server %v, want the request's", got)
 	}
 }
 

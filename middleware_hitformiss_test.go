@@ -18,21 +18,28 @@ import (
 
 // This file tests the hit-for-miss record of a page that is not shareable.
 
+// Only a response is a hit, and neither a hit-for-miss record nor the names of a Vary.
 func TestHitForMiss_IsNoHit(t *testing.T) {
-	for _, control := range []string{"private", "no-cache"} {
-		synctest.Test(t, func(t *testing.T) {
+	for _, tt := range []struct {
+		control, vary string
+		size          int
+		calls         int32
+		hits          uint64
+	}{{"private", "", 10, 3, 0}, {"no-cache", "", 10, 3, 0}, {"max-age=60", "X-A", 10, 1, 2}, {"max-age=60", "X-A", 100 << 10, 1, 2}} {
+		inBubble(t, fmt.Sprint(tt), func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", control)
+				w.Header().Set("Cache-Control", tt.control)
 				w.Header().Set("ETag", `"1"`)
-				fmt.Fprint(w, "page")
+				w.Header().Set("Vary", tt.vary)
+				w.Write(make([]byte, tt.size))
 			})
 			for range 3 {
 				s.get("http://a/p")
 				synctest.Wait()
 			}
-			s.wantCalls(t, 3)
-			if n := s.mw.Stats().Hits; n != 0 {
-				t.Errorf("%s: %d hits, want none", control, n)
+			s.wantCalls(t, tt.calls)
+			if n := s.mw.Stats().Hits; n != tt.hits {
+				t.Errorf("%d hits, want %d", n, tt.hits)
 			}
 		})
 	}

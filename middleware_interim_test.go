@@ -19,6 +19,21 @@ import (
 // This file tests interim responses and trailers, over sockets because httptest's recorder takes an
 // interim response for the final one.
 
+// traced gets a page, and calls hint for each interim response.
+func traced(t *testing.T, url string, hint func(code int, link string)) (res *http.Response, body string, err error) {
+	trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		hint(code, h.Get("Link"))
+		return nil
+	}}
+	req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", url, nil)
+	if res, err = http.DefaultClient.Do(req); err != nil {
+		return nil, "", err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return res, string(b), err
+}
+
 func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 	release := make(chan struct{})
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -33,21 +48,16 @@ func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 	server := serve(t, s.handler)
 	for i, want := range [][]string{{"102 ", "103 </style.css>; rel=preload"}, nil} {
 		var got []string
-		trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
-			got = append(got, fmt.Sprint(code, " ", h.Get("Link")))
+		res, body, err := traced(t, server.URL+"/p", func(code int, link string) {
+			got = append(got, fmt.Sprint(code, " ", link))
 			if code == 103 {
 				close(release) // before the final response
 			}
-			return nil
-		}}
-		req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL+"/p", nil)
-		res, err := http.DefaultClient.Do(req)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		body, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		if !reflect.DeepEqual(got, want) || res.StatusCode != 200 || string(body) != "page" || res.Header["Link"] != nil {
+		if !reflect.DeepEqual(got, want) || res.StatusCode != 200 || body != "page" || res.Header["Link"] != nil {
 			t.Errorf("client %d got %q, then %d %q %v, want %q and the page alone", i, got, res.StatusCode, body, res.Header, want)
 		}
 		for !strings.Contains(s.get(server.URL+"/p").Header().Get("Cache-Status"), "hit") {
@@ -73,21 +83,10 @@ func TestInterim_IsNobodyElses(t *testing.T) {
 	var hinted atomic.Int32
 	for range 10 {
 		wg.Go(func() {
-			first := true
-			trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
-				if first {
-					first = false
-					hinted.Add(1)
-				}
-				return nil
-			}}
-			req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL+"/p", nil)
-			res, err := http.DefaultClient.Do(req)
-			if err != nil {
-				return // net/http's client accepts at most 5 interim responses
-			}
-			defer res.Body.Close()
-			if body, err := io.ReadAll(res.Body); string(body) != "page" || err != nil {
+			tell := sync.OnceFunc(func() { hinted.Add(1) })
+			res, body, err := traced(t, server.URL+"/p", func(int, string) { tell() })
+			// net/http's client accepts at most 5 interim responses.
+			if res != nil && (body != "page" || err != nil) {
 				t.Errorf("got %q, %v", body, err)
 			}
 		})
@@ -164,15 +163,11 @@ func TestInterim_AndTrailerInOneBreath(t *testing.T) {
 	server := serve(t, s.handler)
 	for i := range 50 {
 		hints := 0
-		trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { hints++; return nil }}
-		req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", fmt.Sprint(server.URL, "/", i), nil)
-		res, err := http.DefaultClient.Do(req)
+		res, body, err := traced(t, fmt.Sprint(server.URL, "/", i), func(int, string) { hints++ })
 		if err != nil {
 			t.Fatal(err)
 		}
-		body, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		if hints != 1 || string(body) != "page" || res.Trailer.Get("X-Sum") != "42" {
+		if hints != 1 || body != "page" || res.Trailer.Get("X-Sum") != "42" {
 			t.Fatalf("%d interim responses, %q, trailer %v", hints, body, res.Trailer)
 		}
 	}

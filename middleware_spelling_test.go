@@ -2,130 +2,98 @@ package bellwether_test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/go-chi/chi/v5"
 )
 
 // This file tests the spellings of a target, which share a page and an invalidation.
 
-// frame encodes a frame of HTTP/2 on stream (RFC 9113 section 4.1).
-func frame(kind, flags, stream byte, payload string) string {
-	n := len(payload)
-	return string([]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, 0, 0, 0, stream}) + payload
-}
-
-// literals encodes fields shorter than 127 bytes in HPACK, without compression (RFC 7541 section 6.2.2).
-func literals(fields ...string) string {
-	var b strings.Builder
-	for i, s := range fields {
-		if i%2 == 0 {
-			b.WriteByte(0)
-		}
-		b.WriteByte(byte(len(s)))
-		b.WriteString(s)
-	}
-	return b.String()
-}
-
-// A "host" field beside HTTP/2's ":authority", which gateways to CGI may obey, does not reach the handler.
-func TestSpelling_HostBesideAuthority(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		fmt.Fprintf(w, "%s %q", r.Host, r.Header["Host"])
-	})
-	var seen []string
-	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		seen = append(seen, r.Proto+" "+strings.Join(r.Header["Host"], ","))
-		s.handler.ServeHTTP(w, r)
-	}))
-	srv.Config.Protocols = new(http.Protocols)
-	srv.Config.Protocols.SetHTTP1(true)
-	srv.Config.Protocols.SetUnencryptedHTTP2(true)
-	srv.Start()
-	defer srv.Close()
-
-	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	const headers, settings, endStream, endHeaders = 1, 4, 1, 4
-	request := literals(":method", "GET", ":scheme", "http", ":path", "/p", ":authority", "good.example", "host", "evil.example")
-	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+frame(settings, 0, 0, "")+frame(headers, endStream|endHeaders, 1, request))
-	for head := make([]byte, 9); ; { // until the stream's end
-		if _, err := io.ReadFull(conn, head); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.CopyN(io.Discard, conn, int64(head[0])<<16|int64(head[1])<<8|int64(head[2])); err != nil {
-			t.Fatal(err)
-		}
-		if head[8] == 1 && head[4]&endStream != 0 {
-			break
-		}
-	}
-	if want := []string{"HTTP/2.0 evil.example"}; !slices.Equal(seen, want) {
-		t.Fatalf("the server saw %q, want %q", seen, want)
-	}
-	if got, want := s.get("http://good.example/p").Body.String(), "good.example []"; got != want {
-		t.Errorf("the next client got %q, want %q", got, want)
-	}
-	s.wantCalls(t, 1)
-}
-
+// An invalidation covers all spellings of a path, and both schemes. A plain unsafe request leaves pages
+// over TLS, because anyone on its way can forge it.
 func TestSpelling_InvalidationMeansAll(t *testing.T) {
-	match := func(m bellwether.Match) func(*site) error {
-		return func(s *site) error { return s.mw.InvalidateMatching(context.Background(), m) }
+	match := func(m bellwether.Match) func(*testing.T, *site) {
+		return func(t *testing.T, s *site) { sweep(t, s, m) }
 	}
-	unsafe := func(url, location string) func(*site) error {
-		return func(s *site) error {
-			s.do(request("POST", url, "X-Location", location))
-			return nil
-		}
+	unsafe := func(url, location string) func(*testing.T, *site) {
+		return func(t *testing.T, s *site) { s.do(request("POST", url, "X-Location", location)) }
 	}
-	for name, invalidate := range map[string]func(*site) error{
-		"URL":               match(bellwether.Match{Keys: []string{"http://a/people/anna(1)"}}),
-		"URL, encoded":      match(bellwether.Match{Keys: []string{"http://a/%70eople/anna%281%29"}}),
-		"soft URL":          match(bellwether.Match{Keys: []string{"http://a/people/anna(1)"}, Soft: true}),
-		"prefix":            match(bellwether.Match{Prefixes: []string{"http://a/people/an"}}),
-		"prefix, encoded":   match(bellwether.Match{Prefixes: []string{"http://a/people/%61nna%28"}}),
-		"prefix, cut short": match(bellwether.Match{Prefixes: []string{"http://a/people/anna%2"}}),
-		"POST":              unsafe("http://a/people/ann%61(1)", ""),
-		"Location":          unsafe("http://a/people", "/people/ann%61(1)"),
+	const both, plain = "[http https]", "[http]"
+	for name, tt := range map[string]struct {
+		invalidate func(*testing.T, *site)
+		gone       string
+	}{
+		"URL":               {match(bellwether.Match{Keys: []string{"http://a/people/anna(1)"}}), both},
+		"URL, encoded":      {match(bellwether.Match{Keys: []string{"https://a/%70eople/anna%281%29"}}), both},
+		"soft URL":          {match(bellwether.Match{Keys: []string{"http://a/people/anna(1)"}, Soft: true}), both},
+		"prefix":            {match(bellwether.Match{Prefixes: []string{"http://a/people/an"}}), both},
+		"prefix, encoded":   {match(bellwether.Match{Prefixes: []string{"https://a:443/people/%61nna%28"}}), both},
+		"prefix, cut short": {match(bellwether.Match{Prefixes: []string{"http://a/people/anna%2"}}), both},
+		"soft prefix":       {match(bellwether.Match{Prefixes: []string{"https://a/people"}, Soft: true}), both},
+		"tag":               {match(bellwether.Match{Tags: []string{"anna"}}), both},
+		"POST":              {unsafe("http://a/people/ann%61(1)", ""), plain},
+		"POST over TLS":     {unsafe("https://a/people/ann%61(1)", ""), both},
+		"Location":          {unsafe("http://a/people", "https://a/people/ann%61(1)"), plain},
+		"Location over TLS": {unsafe("https://a/people", "/people/ann%61(1)"), both},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{InvalidateLocations: true}, func(w http.ResponseWriter, r *http.Request) {
-				if location := r.Header.Get("X-Location"); location != "" {
-					w.Header().Set("Location", location)
+		for kind, o := range map[string]bellwether.HTTPOptions{
+			"alone": {}, "store": {}, "soft POST": {UnsafeInvalidation: bellwether.SoftInvalidation},
+		} {
+			inBubble(t, name+", "+kind, func(t *testing.T) {
+				o.InvalidateLocations = true
+				if kind == "store" {
+					o.Fleet.Store = memstore.New()
 				}
-				w.Header().Set("Cache-Control", "max-age=60")
-				fmt.Fprint(w, r.URL.EscapedPath(), " ", r.RequestURI)
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == "POST" {
+						w.Header().Set("Location", r.Header.Get("X-Location"))
+						return
+					}
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60")
+					if r.Host == "a" {
+						w.Header().Set("Surrogate-Key", "anna")
+					}
+					fmt.Fprint(w, r.TLS != nil, " ", r.URL.EscapedPath(), " ", r.RequestURI)
+				})
+				spellings := []string{"/people/%61nna(1)", "/people/anna(1)", "/people/anna%281%29", "/%70eople/ann%61%28%31%29"}
+				for _, scheme := range []string{"http", "https"} {
+					for _, path := range spellings {
+						s.wantBody(t, fmt.Sprint(scheme == "https", " /people/anna(1) /people/anna(1)"), scheme+"://a"+path)
+						synctest.Wait()
+					}
+				}
+				s.get("https://a.b/people/anna(1)")
+				synctest.Wait()
+				s.wantCalls(t, 3)
+				tt.invalidate(t, s)
+				synctest.Wait()
+				var gone []string
+				for _, scheme := range []string{"http", "https"} {
+					s.calls.Store(0)
+					s.get(scheme + "://a" + spellings[0])
+					synctest.Wait() // a soft invalidation rebuilds in the background
+					if s.calls.Load() > 0 {
+						gone = append(gone, scheme)
+					}
+				}
+				if got := fmt.Sprint(gone); got != tt.gone {
+					t.Errorf("made anew: %s, want %s", got, tt.gone)
+				}
+				s.calls.Store(0)
+				s.get("https://a.b/people/anna(1)")
+				s.wantCalls(t, 0)
 			})
-			spellings := []string{"/people/%61nna(1)", "/people/anna(1)", "/people/anna%281%29", "/%70eople/ann%61%28%31%29"}
-			for _, path := range spellings {
-				if got, want := s.get("http://a"+path).Body.String(), "/people/anna(1) /people/anna(1)"; got != want {
-					t.Errorf("of %s the handler saw %q, want %q", path, got, want)
-				}
-			}
-			s.wantCalls(t, 1)
-			if err := invalidate(s); err != nil {
-				t.Fatal(err)
-			}
-			s.calls.Store(0)
-			s.get("http://a" + spellings[0])
-			s.wantCalls(t, 1)
-		})
+		}
 	}
 }
 
@@ -165,19 +133,6 @@ func TestSpelling_BehindARouter(t *testing.T) {
 			}
 		}
 	})
-}
-
-// The response to a POST with another spelling of the path is not stored.
-func TestSpelling_OfAPost(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		w.Header().Set("Content-Location", "/p")
-		fmt.Fprint(w, r.Method, " ", r.RequestURI)
-	})
-	for path, want := range map[string]string{"/%70": "GET /p", "/p": "POST http://a/p"} {
-		s.do(request("POST", "http://a"+path))
-		s.wantBody(t, want, "http://a/p") // after the POST
-	}
 }
 
 // A field with "_" in its name, which gateways to CGI take for "-", does not reach a shared page's handler.

@@ -317,59 +317,54 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	})
 }
 
+// Within the window of stale-if-error clients get the page, also if the error is not to be stored, as
+// error pages often say. Cache-Status tells clients that waited for the handler from clients that did not.
 func TestStale_IfError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if broken.Load() {
-				http.Error(w, "down", http.StatusServiceUnavailable)
-				return
-			}
-			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
-			fmt.Fprint(w, "good")
-		})
-		s.get("http://a/p")
-		broken.Store(true)
-		time.Sleep(11 * time.Second)
-		s.calls.Store(0)
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 good 0s")
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 good 0s")
-		s.wantCalls(t, 1)
-		time.Sleep(70 * time.Second)
-		if w := s.get("http://a/p"); w.Code != 503 {
-			t.Errorf("after the window: %d %s, want the 503", w.Code, w.Body)
+	for _, control := range []string{"", "no-store"} {
+		for _, etag := range []bool{false, true} { // true: the rebuild is a validation
+			inBubble(t, fmt.Sprint(control, etag), func(t *testing.T) {
+				f := &failing{header: "max-age=10, stale-if-error=60", etag: etag, fail: func(w http.ResponseWriter) {
+					w.Header().Set("Cache-Control", control)
+					http.Error(w, "down", http.StatusServiceUnavailable)
+				}}
+				s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+				s.get("http://a/p")
+				f.broken.Store(true)
+				time.Sleep(11 * time.Second)
+				s.calls.Store(0)
+				const failed = "page, Bellwether;fwd=stale;fwd-status=503;ttl=-2"
+				for _, want := range []map[string]int{
+					{failed + ";detail=stale-if-error": 1, failed + ";collapsed;detail=stale-if-error": 49},
+					{"page, Bellwether;hit;ttl=-2": 50},
+				} {
+					var replies [50]string
+					var wg sync.WaitGroup
+					for i := range replies {
+						wg.Go(func() {
+							w := s.get("http://a/p")
+							replies[i] = w.Body.String() + ", " + w.Header().Get("Cache-Status")
+						})
+					}
+					wg.Wait()
+					got := make(map[string]int)
+					for _, reply := range replies {
+						got[reply]++
+					}
+					if !maps.Equal(got, want) {
+						t.Errorf("replies %v, want %v", got, want)
+					}
+				}
+				s.wantCalls(t, 1)
+				time.Sleep(70 * time.Second)
+				if w := s.get("http://a/p"); w.Code != 503 {
+					t.Errorf("after the window: %d %s, want the 503", w.Code, w.Body)
+				}
+				f.broken.Store(false)
+				time.Sleep(11 * time.Second)
+				s.wantBody(t, "page", "http://a/p") // healed
+			})
 		}
-	})
-}
-
-// Cache-Status tells clients that waited for a failed handler from clients that did not.
-func TestStale_IfErrorStatus(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &failing{header: "max-age=10, stale-if-error=60", fail: func(w http.ResponseWriter) { http.Error(w, "down", http.StatusServiceUnavailable) }}
-		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
-		s.get("http://a/p")
-		f.broken.Store(true)
-		time.Sleep(11 * time.Second)
-		const failed = "Bellwether;fwd=stale;fwd-status=503;ttl=-2"
-		for _, want := range []map[string]int{
-			{failed + ";detail=stale-if-error": 1, failed + ";collapsed;detail=stale-if-error": 49},
-			{"Bellwether;hit;ttl=-2": 50},
-		} {
-			var statuses [50]string
-			var wg sync.WaitGroup
-			for i := range statuses {
-				wg.Go(func() { statuses[i] = s.get("http://a/p").Header().Get("Cache-Status") })
-			}
-			wg.Wait()
-			got := make(map[string]int)
-			for _, status := range statuses {
-				got[status]++
-			}
-			if !maps.Equal(got, want) {
-				t.Errorf("Cache-Status %v, want %v", got, want)
-			}
-		}
-	})
+	}
 }
 
 // Behind a stale page each client has a pause after a response that replaces nothing. A response for

@@ -122,7 +122,7 @@ func TestFreshnessOf(t *testing.T) {
 		{"RFC 9111 4.2.2: heuristic, 404", 404, header("Last-Modified", httpDate(-100*s)), tenth, Freshness{Lifetime: 10 * s, Source: SourceHeuristic}},
 		{"RFC 9111 4.2.2: heuristic, 201", 201, header("Last-Modified", httpDate(-100*s)), tenth, Freshness{}},
 		{"RFC 9111 4.2.2: heuristic, public 599", 599, header("Last-Modified", httpDate(-100*s), "Cache-Control", "public"), tenth, Freshness{Lifetime: 10 * s, Source: SourceHeuristic}},
-		{"RFC 9111 4.2.2: default", 200, header("Last-Modified", httpDate(-100*s)), Options{DefaultLifetime: 5 * s}, Freshness{Lifetime: 5 * s, Source: SourceDefault}},
+		{"RFC 9111 4.2.2: default", 200, header("Last-Modified", httpDate(-100*s)), Options{DefaultLifetime: 5 * s, HeuristicFraction: 0.1}, Freshness{Lifetime: 5 * s, Source: SourceDefault}},
 		{"RFC 9111 4.2.2: no default where something is said", 200, header("Cache-Control", "max-age=0"), Options{DefaultLifetime: 5 * s}, Freshness{Source: SourceMaxAge}},
 		{"RFC 9111 5.2.2.2: must-revalidate", 200, header("Cache-Control", "max-age=1, must-revalidate, stale-while-revalidate=9"), windows, Freshness{Lifetime: s, Source: SourceMaxAge, NoStale: true}},
 		{"RFC 9111 5.2.2.8: proxy-revalidate", 200, header("Cache-Control", "max-age=1, proxy-revalidate"), windows, Freshness{Lifetime: s, Source: SourceMaxAge, NoStale: true}},

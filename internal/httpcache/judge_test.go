@@ -81,7 +81,7 @@ func TestPostStorable(t *testing.T) {
 		if !ok {
 			t.Fatal("no request")
 		}
-		opt := Options{SetCookie: true}
+		opt := Options{SetCookie: true, HeuristicFraction: 0.1}
 		if got := PostStorable(r, tt.status, tt.resp, Judge(Request{Header: r.Header}, tt.status, tt.resp, now, now, opt)); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}

@@ -91,13 +91,3 @@ func TestRetargeting_MoreFields(t *testing.T) {
 		t.Error("an alias of the field is not seen")
 	}
 }
-
-func TestVaryNames_TooMany(t *testing.T) {
-	long := header()
-	for range maxVary/5 + 1 {
-		long.Add("Vary", "Abcde")
-	}
-	if names, ok := VaryNames(long); ok {
-		t.Errorf("VaryNames of %d lines = %d names, want it refused", len(long["Vary"]), len(names))
-	}
-}

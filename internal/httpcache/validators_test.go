@@ -3,6 +3,7 @@ package httpcache
 import (
 	"net/http"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -79,6 +80,26 @@ func TestHeadAgrees(t *testing.T) {
 	} {
 		if got := HeadAgrees(stored, tt.head); got != tt.want {
 			t.Errorf("%s: HeadAgrees = %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestAsksForRanges(t *testing.T) {
+	for ranges, want := range map[string]bool{
+		"bytes=0-0": true, "bytes=-1": true, "bytes=-0": false, "bytes=0-0,-00": false, "lines=1-2": false, "": false,
+		"bytes=" + strings.Repeat("0-0,", maxRanges-1) + "0-0": true, "bytes=" + strings.Repeat("0-0,", maxRanges) + "0-0": false,
+	} {
+		if got := AsksForRanges(&http.Request{Header: header("Range", ranges)}); got != want {
+			t.Errorf("RFC 9110 14.2: %q: %v, want %v", ranges, got, want)
+		}
+	}
+}
+
+func TestForRange(t *testing.T) {
+	for date, want := range map[string]string{httpDate(0): "", httpDate(-s): "bytes=2-4"} {
+		r := &http.Request{Header: header("Range", "bytes=2-4", "If-Range", date)}
+		if got := ForRange(r, header("Date", httpDate(0), "Last-Modified", date), now).Header.Get("Range"); got != want {
+			t.Errorf("RFC 9110 8.8.2.2: modified at %s: range %q, want %q", date, got, want)
 		}
 	}
 }

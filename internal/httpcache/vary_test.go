@@ -2,6 +2,7 @@ package httpcache
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -32,6 +33,19 @@ func TestVaryNames(t *testing.T) {
 				t.Errorf("VaryNames(%q) = %q, %v, want %q, %v", tt.lines, got, ok, tt.want, tt.ok)
 			}
 		})
+	}
+}
+
+func TestVaryNames_TooMany(t *testing.T) {
+	long := header()
+	for i := range maxVary/5 + 1 {
+		long.Add("Vary", fmt.Sprintf("A%04d", i))
+	}
+	if _, ok := JoinNames(long["Vary"][1:], long["Vary"][:2]); ok {
+		t.Error("JoinNames of as many names, want it refused")
+	}
+	if names, ok := VaryNames(long); ok {
+		t.Errorf("VaryNames of %d lines = %d names, want it refused", len(long["Vary"]), len(names))
 	}
 }
 

@@ -128,34 +128,3 @@ func TestSpool_NarrowToNothing(t *testing.T) {
 		}
 	}
 }
-
-// The writer runs at most the new limit ahead of the slowest reader.
-func TestSpool_NarrowBoundsMemory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const narrow = 64 << 10
-		want := body(5 << 20)
-		s := New(1 << 30)
-		r := join(t, s)
-		defer r.Close()
-		write(t, s, want[:32<<10])
-		s.Narrow(narrow)
-		go func() {
-			s.Write(want[32<<10:])
-			s.Close()
-		}()
-		for got := 0; got < len(want); {
-			synctest.Wait()
-			s.mu.Lock()
-			kept := s.kept
-			s.mu.Unlock()
-			if kept > narrow+maxChunk {
-				t.Fatalf("%d bytes kept behind a limit of %d", kept, narrow)
-			}
-			b, err := r.Next(t.Context())
-			if err != nil || string(b) != string(want[got:got+len(b)]) {
-				t.Fatalf("Next = %v, or the wrong bytes at %d", err, got)
-			}
-			got += len(b)
-		}
-	})
-}

@@ -211,20 +211,6 @@ func TestReader_NextAfterCancelledNext(t *testing.T) {
 	})
 }
 
-func TestSpool_NobodyReadsWithinLimit(t *testing.T) {
-	s := New(100)
-	r := join(t, s)
-	write(t, s, body(50))
-	r.Close()
-	write(t, s, body(50))
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if b, ok := whole(s); !ok || len(b) != 100 {
-		t.Errorf("Body = %d bytes, %v, want 100", len(b), ok)
-	}
-}
-
 func TestSpool_BrokenOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
@@ -524,50 +510,6 @@ func TestSpool_AbortUnblocksWriter(t *testing.T) {
 			t.Errorf("Write = %v, want the abort", err)
 		}
 	})
-}
-
-func TestSpool_ThousandReaders(t *testing.T) {
-	for _, limit := range []int64{1 << 20, 64 << 10} {
-		synctest.Test(t, func(t *testing.T) {
-			want := body(1 << 20)
-			s := New(limit)
-			var group sync.WaitGroup
-			for i := range 1000 {
-				r := join(t, s)
-				group.Go(func() {
-					defer r.Close()
-					if i%10 == 0 { // leaves on its way
-						r.Next(t.Context())
-						return
-					}
-					rest := want
-					for {
-						b, err := r.Next(t.Context())
-						if err == io.EOF {
-							break
-						}
-						if err != nil || !bytes.HasPrefix(rest, b) {
-							t.Errorf("reader %d: Next = %v, or the wrong bytes", i, err)
-							return
-						}
-						rest = rest[len(b):]
-					}
-					if len(rest) > 0 {
-						t.Errorf("reader %d misses %d bytes", i, len(rest))
-					}
-				})
-			}
-			for p := range slices.Chunk(want, 50_000) {
-				write(t, s, p)
-				time.Sleep(time.Millisecond)
-			}
-			s.Close()
-			group.Wait()
-			if s.Readers() != 0 || s.waiting != 0 {
-				t.Errorf("%d readers, %d waiting are left", s.Readers(), s.waiting)
-			}
-		})
-	}
 }
 
 // CopyTo calls flush before each wait that follows a write, and at no other time.
