@@ -55,26 +55,6 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 	}
 }
 
-// MaxRebuilds of the second cache holds, however many loads of the first cache ask it.
-func TestAsking_SlotsStayInTheirCache(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var g gauge
-		data := cacheOf(t, func(context.Context, string) (string, error) {
-			g.work(10 * time.Millisecond)
-			return "v", nil
-		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 2}})
-		pages := cacheOf(t, func(ctx context.Context, key string) (string, error) { return data.Get(ctx, key) }, bellwether.Options{})
-		var wg sync.WaitGroup
-		for n := range 50 {
-			wg.Go(func() { wantValue(t, pages, fmt.Sprint(n), "v") })
-		}
-		wg.Wait()
-		if most := g.most.Load(); most != 2 {
-			t.Errorf("%d loads worked at one time, want MaxRebuilds, 2", most)
-		}
-	})
-}
-
 // A chain of eight loads shares one slot: one load works while the others wait for their next.
 // Loads that give up their wait work beside it, and no other load begins before they end.
 func TestAsking_ChainOfEight(t *testing.T) {

@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"context"
 	"errors"
-	"maps"
 	"runtime"
 	"strings"
 	"sync"
@@ -57,26 +56,32 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	})
 }
 
-// A locker that is slow about one key delays the other keys briefly. The slow key has its own load.
-func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin := &batchSource{build: 2 * time.Second}
-		locker := wiredLocks(locallock.New())
-		locker.only = func(key string) bool { return key == "slow" }
-		locker.set(on(blackHole, "acquire"))
-		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: polling(locker)}})
-		start := time.Now()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			getAll(t, c, []string{"a", "slow", "b"})
-			wantTook(t, start, 2500*time.Millisecond)
+// An engine that does not answer for one key delays the other keys briefly. The key has its own load.
+func TestGetMany_SilentAboutOneKey(t *testing.T) {
+	locker := wiredLocks(locallock.New())
+	locker.only = func(key string) bool { return key == "silent" }
+	locker.set(on(blackHole, "acquire"))
+	for name, engines := range map[string]bellwether.Fleet{
+		"locker": {Store: memstore.New(), Locker: polling(locker)},
+		"store":  {Store: muted(memstore.New(), map[string]bool{"silent": true})},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			const build, timeout = 2 * time.Second, 500 * time.Millisecond
+			origin := &batchSource{build: build}
+			c := batchCache(t, origin.load, bellwether.Options{Fleet: engines})
+			start := time.Now()
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				getAll(t, c, []string{"a", "silent", "b"})
+				wantTook(t, start, build+timeout)
+			})
+			synctest.Wait()
+			wantValue(t, c, "b", "b v1")
+			wantTook(t, start, build+20*time.Millisecond)
+			wg.Wait()
+			origin.wantLoads(t, "a b", "silent")
 		})
-		synctest.Wait()
-		wantValue(t, c, "b", "b v1")
-		wantTook(t, start, 2020*time.Millisecond)
-		wg.Wait()
-		origin.wantLoads(t, "a b", "slow")
-	})
+	}
 }
 
 // A key that is ready waits at most EngineTimeout for slow elections of other keys.
@@ -96,48 +101,6 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 		loads := origin.loads()
 		if len(loads) < 2 || len(loads) > 8 || time.Since(start) > 4*time.Second {
 			t.Errorf("%d loads, %v in all", len(loads), time.Since(start))
-		}
-	})
-}
-
-// A store that does not answer for one key does not delay the load of the others.
-func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin := &batchSource{build: time.Second}
-		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: muted(memstore.New(), map[string]bool{"mute": true})}})
-		start := time.Now()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			getAll(t, c, []string{"mute", "a", "b"})
-			wantTook(t, start, 1500*time.Millisecond)
-		})
-		synctest.Wait()
-		wantValue(t, c, "a", "a v1")
-		wantTook(t, start, 1020*time.Millisecond)
-		wg.Wait()
-		origin.wantLoads(t, "a b", "mute")
-	})
-}
-
-// GetMany reads all its keys from a store that answers key by key.
-func TestGetMany_AnswersComeOneByOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, keys := memstore.New(), manyKeys(20)
-		origin := &batchSource{}
-		if _, err := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store}}).GetMany(t.Context(), keys); err != nil {
-			t.Fatal(err)
-		}
-		trickling := func(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
-			for i, key := range keys {
-				e, err := store.Get(ctx, key)
-				each(i, e, err)
-				time.Sleep(time.Millisecond)
-			}
-		}
-		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: batchesBy(store, trickling)}})
-		getAll(t, c, keys)
-		if n := len(origin.loads()); n != 1 {
-			t.Errorf("%d loads, want 1: %q", n, origin.loads())
 		}
 	})
 }
@@ -172,37 +135,6 @@ func TestGetMany_StoreIsDown(t *testing.T) {
 		getAll(t, ps[0], keys)
 		if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
 			t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
-		}
-	})
-}
-
-func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow, origin := &batchSource{build: 8 * time.Second}, &batchSource{build: time.Second}
-		store, locker := memstore.New(), locallock.New()
-		wired := wiredLocks(locker)
-		wired.only = func(key string) bool { return key == "b" }
-		wired.set(on(refuse, "renew")) // b's lease expires at 5 s, and the process is not told
-		c := batchCache(t, slow.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: wired}})
-		other := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: locker}})
-		start := time.Now()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			values, err := c.GetMany(t.Context(), []string{"a", "b"})
-			if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1"}) {
-				t.Errorf("GetMany = %q, %v", values, err)
-			}
-			if took := time.Since(start); took < 8*time.Second || took > 8*time.Second+10*time.Millisecond {
-				t.Errorf("took %v, want the load's 8 s", took)
-			}
-		})
-		time.Sleep(6 * time.Second)
-		wantValue(t, other, "b", "b v1")
-		wg.Wait()
-		slow.wantLoads(t, "a b")
-		origin.wantLoads(t, "b")
-		if s := c.Stats(); s.Fenced != 1 {
-			t.Errorf("%d commits were fenced, want that of b", s.Fenced)
 		}
 	})
 }

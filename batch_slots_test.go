@@ -1,12 +1,10 @@
 package bellwether_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,24 +124,4 @@ func TestGetMany_LateForItsSlot(t *testing.T) {
 			wantTook(t, start, 2*time.Second)
 		})
 	}
-}
-
-// With a load for single keys, GetMany calls it for each key. MaxRebuilds and MaxQueued fail no key.
-func TestGetMany_WithoutABatchLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var g gauge
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			loads.Add(1)
-			g.work(time.Second)
-			return key + " v", nil
-		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 10, MaxQueued: 1}, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}})
-		keys := manyKeys(100)
-		start := time.Now()
-		getAll(t, c, keys)
-		wantTook(t, start, 10*time.Second)
-		if g.most.Load() != 10 || loads.Load() != 100 {
-			t.Errorf("%d loads, %d at one time", loads.Load(), g.most.Load())
-		}
-	})
 }

@@ -283,32 +283,6 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 	})
 }
 
-func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin := &batchSource{build: time.Second}
-		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
-		for _, by := range ps {
-			origin.set(func(o *batchSource) { o.batches = nil })
-			invalidate(t, ps[0], "a", "b", "c")
-			start := time.Now()
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				values, err := ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
-				if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v2", "c": "c v1"}) {
-					t.Errorf("GetMany = %q, %v", values, err)
-				}
-			})
-			time.Sleep(500 * time.Millisecond)
-			by.Invalidate(t.Context(), "b")
-			wantValue(t, ps[0], "c", "c v1")
-			wantTook(t, start, time.Second)
-			wg.Wait()
-			origin.wantLoads(t, "a b c", "b")
-			time.Sleep(2 * time.Second)
-		}
-	})
-}
-
 func TestGetMany_RebuildTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cause atomic.Value

@@ -100,29 +100,6 @@ func herd(c *bellwether.Cache[string], n int, key string) *answers {
 	return a
 }
 
-func TestGet_ColdKeyUnderHerd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			loads.Add(1)
-			time.Sleep(2 * time.Second)
-			return "v", nil
-		}, bellwether.Options{})
-		callers := crowd
-		if testing.Short() {
-			callers /= 10 // TestGet_AllButOneLeave has the whole crowd
-		}
-		herd(c, callers, "k").want(t, callers, "v", nil, 2*time.Second)
-		if loads.Load() != 1 {
-			t.Errorf("%d loads, want 1", loads.Load())
-		}
-		herd(c, 10, "k").want(t, 10, "v", nil, 0)
-		if s := c.Stats(); s.Loads != 1 || s.Misses != 1 || s.Collapsed != uint64(callers)-1 || s.Hits != 10 {
-			t.Errorf("stats %+v", s)
-		}
-	})
-}
-
 func TestGet_AllButOneLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -241,30 +218,24 @@ func TestGet_BackOffDoubles(t *testing.T) {
 
 func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	for name, forgotten := range map[string]error{"a context's end": context.Canceled, "one that may be tried at once": advice(0)} {
-		for _, fleet := range []bool{false, true} {
-			inBubble(t, fmt.Sprintf("%s, %t", name, fleet), func(t *testing.T) {
-				var loads atomic.Int32
-				o := bellwether.Options{ErrorTTL: time.Second}
-				if fleet {
-					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
+		aloneAndInAFleet(t, name, func(t *testing.T, fleet bellwether.Fleet) {
+			var loads atomic.Int32
+			c := cacheOf(t, func(context.Context, string) (string, error) {
+				if loads.Add(1) <= 5 {
+					return "", forgotten
 				}
-				c := cacheOf(t, func(context.Context, string) (string, error) {
-					if loads.Add(1) <= 5 {
-						return "", forgotten
-					}
-					return "", errOrigin
-				}, o)
-				for range 6 {
-					c.Get(t.Context(), "k")
-					time.Sleep(time.Millisecond)
-				}
-				time.Sleep(time.Second)
+				return "", errOrigin
+			}, bellwether.Options{ErrorTTL: time.Second, Fleet: fleet})
+			for range 6 {
 				c.Get(t.Context(), "k")
-				if n := loads.Load(); n != 7 {
-					t.Errorf("%d loads, want six and, after ErrorTTL, one", n)
-				}
-			})
-		}
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(time.Second)
+			c.Get(t.Context(), "k")
+			if n := loads.Load(); n != 7 {
+				t.Errorf("%d loads, want six and, after ErrorTTL, one", n)
+			}
+		})
 	}
 }
 
@@ -272,77 +243,62 @@ func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 	const keys = 100
 	for name, test := range map[string]struct {
 		bellwether.Options
-		err error
+		err  error
+		most uint64 // bytes in the near tier
 	}{
-		"a context's end":             {bellwether.Options{}, context.Canceled},
-		"a time-out":                  {bellwether.Options{}, context.DeadlineExceeded},
-		"one that may be tried again": {bellwether.Options{}, advice(0)},
-		"no ErrorTTL":                 {bellwether.Options{ErrorTTL: -1}, errOrigin},
-		"too many":                    {bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}, nil},
+		"a context's end":             {err: context.Canceled},
+		"a time-out":                  {err: context.DeadlineExceeded},
+		"one that may be tried again": {err: advice(0)},
+		"no ErrorTTL":                 {Options: bellwether.Options{ErrorTTL: -1}, err: errOrigin},
+		"too many":                    {Options: bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}, most: 1000}, // the values of the admitted loads
 	} {
-		for _, by := range []int{0, 2} {
-			inBubble(t, fmt.Sprintf("%s, fleet of %d", name, by), func(t *testing.T) {
-				var caches []*bellwether.Cache[string]
-				o := test.Options
-				if by > 0 {
-					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
-				}
-				for range max(by, 1) {
-					caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
-						time.Sleep(time.Second)
-						return "v", test.err
-					}, o))
-				}
-				failed := atomic.Int32{}
-				var wg sync.WaitGroup
-				for i := range keys {
-					for _, c := range caches {
-						wg.Go(func() {
-							if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
-								failed.Add(1)
-							}
-						})
-					}
-				}
-				wg.Wait()
-				if failed.Load() < keys/2 {
-					t.Fatalf("%d calls failed", failed.Load())
-				}
-				synctest.Wait()
-				for _, c := range caches {
-					most := uint64(0)
-					if test.err == nil {
-						most = 1000 // the values of the admitted loads
-					}
-					if n := c.Stats().NearBytes; n > most {
-						t.Errorf("%d bytes in the near tier", n)
-					}
-				}
-			})
-		}
-	}
-}
-
-// The near tier keeps no error beside a value if ErrorTTL is off.
-func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
-	for _, fleet := range []bool{false, true} {
-		inBubble(t, fmt.Sprintf("fleet %t", fleet), func(t *testing.T) {
-			var failure error
-			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1}
-			if fleet {
-				o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
+		aloneAndInAFleet(t, name, func(t *testing.T, fleet bellwether.Fleet) {
+			o := test.Options
+			o.Fleet = fleet
+			load := func(context.Context, string) (string, error) {
+				time.Sleep(time.Second)
+				return "v", test.err
 			}
-			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
-			for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
-				wantValue(t, c, "k", "v")
-				synctest.Wait()
-				if n := c.Stats().NearBytes; n > 500 {
+			caches := []*bellwether.Cache[string]{cacheOf(t, load, o)}
+			if fleet.Store != nil {
+				caches = append(caches, cacheOf(t, load, o))
+			}
+			failed := atomic.Int32{}
+			var wg sync.WaitGroup
+			for i := range keys {
+				for _, c := range caches {
+					wg.Go(func() {
+						if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
+							failed.Add(1)
+						}
+					})
+				}
+			}
+			wg.Wait()
+			if failed.Load() < keys/2 {
+				t.Fatalf("%d calls failed", failed.Load())
+			}
+			synctest.Wait()
+			for _, c := range caches {
+				if n := c.Stats().NearBytes; n > test.most {
 					t.Errorf("%d bytes in the near tier", n)
 				}
-				time.Sleep(2 * time.Second)
 			}
 		})
 	}
+	aloneAndInAFleet(t, "beside a value", func(t *testing.T, fleet bellwether.Fleet) {
+		var failure error
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure },
+			bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1, Fleet: fleet})
+		for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
+			wantValue(t, c, "k", "v")
+			synctest.Wait()
+			if n := c.Stats().NearBytes; n > 500 {
+				t.Errorf("%d bytes in the near tier", n)
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
 }
 
 func TestGet_NotFound(t *testing.T) {
@@ -560,40 +516,6 @@ func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 			t.Errorf("a caller from after the last invalidation got %q, want the failure of a load from after it", got)
 		}
 	})
-}
-
-// A load that invalidates its own key each time answers its caller with the fifth result.
-func TestInvalidate_ByItsOwnLoad(t *testing.T) {
-	for _, fleet := range []bool{false, true} {
-		for _, fails := range []bool{false, true} {
-			inBubble(t, fmt.Sprintf("fleet %t, fails %t", fleet, fails), func(t *testing.T) {
-				var o bellwether.Options
-				if fleet {
-					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
-				}
-				loads := 0
-				var c *bellwether.Cache[string]
-				c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-					if loads++; loads > 100 {
-						return "without an end", nil
-					}
-					c.Invalidate(ctx, key)
-					if fails {
-						return "", errOrigin
-					}
-					return "v", nil
-				}, o)
-				v, err := c.Get(t.Context(), "k")
-				if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
-					t.Errorf("Get = %q, %v", v, err)
-				}
-				// An invalidation's notice may follow the next load's claim. The load then does not run.
-				if loads != 5 && !(fleet && loads == 4) {
-					t.Errorf("%d loads, want 5", loads)
-				}
-			})
-		}
-	}
 }
 
 // Invalidate calls the store although the store's breaker is open.
@@ -841,22 +763,6 @@ func TestGet_NearTierIsBounded(t *testing.T) {
 	}
 }
 
-func TestGet_EntriesLeaveTheNearTierWhenTheirWindowsClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Second, StaleIfError: 4 * time.Second})
-		for i := range 1000 {
-			c.Get(t.Context(), fmt.Sprint(i))
-		}
-		time.Sleep(4 * time.Second)
-		before := c.Stats().NearBytes
-		time.Sleep(10 * time.Second)
-		if after := c.Stats().NearBytes; before == 0 || after != 0 {
-			t.Errorf("near tier holds %d bytes within the window and %d after it", before, after)
-		}
-	})
-}
-
 func TestGet_HitsDoNotAllocate(t *testing.T) {
 	c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{})
 	c.Get(t.Context(), "k")
@@ -961,29 +867,6 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 	}
 }
 
-func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var c *bellwether.Cache[string]
-		var g gauge
-		var behind sync.WaitGroup
-		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			if key == "first" {
-				for i := range 3 {
-					behind.Go(func() { c.Get(context.WithoutCancel(ctx), fmt.Sprint(i)) })
-				}
-				return "v", nil
-			}
-			g.work(time.Second)
-			return "v", nil
-		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
-		c.Get(t.Context(), "first")
-		behind.Wait()
-		if n := g.most.Load(); n != 1 {
-			t.Errorf("%d loads at one time, want MaxRebuilds, 1", n)
-		}
-	})
-}
-
 // A Codec encodes values of all types. Without a Codec, strings and bytes are stored unchanged.
 func TestCodec_OfStringsAndBytes(t *testing.T) {
 	for _, codec := range []bellwether.Codec{{}, {Marshal: json.Marshal, Unmarshal: json.Unmarshal}} {
@@ -1061,53 +944,5 @@ func TestStats_HitInTheLastMoment(t *testing.T) {
 				t.Errorf("%s: %d hits, %d misses, %d loads; want 1 of each", name, hits, misses, loads)
 			}
 		}
-	})
-}
-
-// Size may use the cache, because the cache holds no lock during the call.
-func TestGet_SizeMayUseTheCache(t *testing.T) {
-	if !survives(t) {
-		return
-	}
-	watchdog := time.AfterFunc(10*time.Second, func() { panic("deadlock: Size is called under the cache's lock") })
-	defer watchdog.Stop()
-	var c *bellwether.Cache[string]
-	c = bellwether.New(func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{
-		TTL:  time.Minute,
-		Size: func(key string, _ any) int { return c.Stats().Flights },
-	})
-	defer c.Close()
-	wantValue(t, c, "k", "v")
-}
-
-func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 3, by, bellwether.Options{})
-		var loads atomic.Int32
-		var wg sync.WaitGroup
-		values := map[string]int{}
-		var mu sync.Mutex
-		for i, p := range f.processes {
-			for j := range 20 {
-				wg.Go(func() {
-					v, err := p.GetFunc(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
-						loads.Add(1)
-						time.Sleep(time.Second)
-						return fmt.Sprint(key, i, j), nil
-					})
-					if err != nil {
-						t.Error(err)
-					}
-					mu.Lock()
-					defer mu.Unlock()
-					values[v]++
-				})
-			}
-		}
-		wg.Wait()
-		if loads.Load() != 1 || len(values) != 1 {
-			t.Errorf("%d loads, values %v", loads.Load(), values)
-		}
-		f.wantLoads(t, 0)
 	})
 }

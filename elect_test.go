@@ -46,37 +46,7 @@ func TestElect_UncontendedMiss(t *testing.T) {
 	})
 }
 
-// A flight without a slot only reads the store, and a process with a slot gets the lease.
-func TestElect_NoLeaseWithoutAPlace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
-		f.origin.build = 10 * time.Second
-		a, b := f.processes[0], f.processes[1]
-		go a.Get(t.Context(), "long")
-		synctest.Wait()
-		a.store.reset()
-		waits := make(chan string)
-		go func() {
-			v, _ := a.Get(t.Context(), "k")
-			waits <- v
-		}()
-		synctest.Wait()
-		if gets, elects := a.store.count("get"), a.store.count("elect"); gets != 1 || elects != 0 {
-			t.Errorf("without a place: %d looks and %d elections, want a look", gets, elects)
-		}
-		start := time.Now()
-		v, err := b.Get(t.Context(), "k")
-		if took := time.Since(start); err != nil || took != 10*time.Second {
-			t.Errorf("another process got %q, %v after %v, want its own load", v, err, took)
-		}
-		if got := <-waits; got != v {
-			t.Errorf("the flight without a place got %q, want the other's %q", got, v)
-		}
-		f.wantLoads(t, 2)
-	})
-}
-
-func TestElect_PlaceIsGivenBack(t *testing.T) {
+func TestElect_WaiterGivesItsSlotBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
 		f.origin.build = 5 * time.Second
@@ -128,8 +98,8 @@ func TestElect_NoAnswer(t *testing.T) {
 		p := f.processes[0]
 		p.store.set(on(refuse, "elect"))
 		wantValue(t, p, "k", "v1")
-		if n := p.store.count("commit"); n != 1 {
-			t.Errorf("%d commits, want one, under the epoch of a claim", n)
+		if n, s := p.store.count("commit"), p.Stats(); n != 1 || s.Degraded != 1 {
+			t.Errorf("%d commits, want one, under the epoch of a claim; Degraded = %d, want 1", n, s.Degraded)
 		}
 		time.Sleep(2 * time.Second)
 		p.store.reset()
@@ -269,8 +239,7 @@ func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
 func TestElect_LeaseLength(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{LeaseTTL: time.Minute}})
-		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`"old"`), Epoch: epoch, TTL: time.Second, Keep: time.Hour, BuildTime: 8 * time.Second})
+		driver.Set(t.Context(), f.store, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`"old"`), TTL: time.Second, Keep: time.Hour, BuildTime: 8 * time.Second})
 		time.Sleep(2 * time.Second)
 		f.origin.build = 8 * time.Second
 		f.get(1, "k")

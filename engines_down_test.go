@@ -266,26 +266,6 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 	}
 }
 
-func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{})
-		p := f.processes[0]
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		time.Sleep(2 * time.Millisecond)
-		for range 10 {
-			if err := p.Invalidate(ctx, "other"); err == nil {
-				t.Fatal("an Invalidate with an expired context has succeeded")
-			}
-		}
-		if !p.Stats().StoreUp {
-			t.Error("ten callers' deadlines have opened the store's breaker")
-		}
-		f.get(10, "k")
-		f.wantLoads(t, 1)
-	})
-}
-
 func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 20}, MaxWait: time.Hour})
@@ -320,18 +300,6 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		p.store.reset()
 		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
 			t.Error("the near tier still has the value")
-		}
-	})
-}
-
-func TestStats_DegradedWithoutALease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, push, bellwether.Options{})
-		p := f.processes[0]
-		p.locker.set(refuse)
-		p.Get(t.Context(), "k")
-		if s := p.Stats(); s.Degraded != 1 {
-			t.Errorf("Degraded = %d after a load without a lease, want 1", s.Degraded)
 		}
 	})
 }

@@ -273,39 +273,3 @@ func TestFailures_InvalidatedWithoutAStore(t *testing.T) {
 		time.Sleep(10 * time.Second)
 	})
 }
-
-// Every load invalidates its own key and fails. Its callers get a failure after five loads, also if no
-// other process is told of the failure.
-func TestFailures_OfALoadThatInvalidates(t *testing.T) {
-	for _, alone := range []bool{true, false} {
-		for _, cause := range []error{context.Canceled, bellwether.ErrOverloaded, context.DeadlineExceeded, errOrigin} {
-			inBubble(t, fmt.Sprint(alone, cause), func(t *testing.T) {
-				o := bellwether.Options{MaxWait: 10 * time.Second, RebuildTimeout: 5 * time.Second}
-				var loads atomic.Int64
-				var over atomic.Bool
-				f := newFleet(t, 1, push, o)
-				if p := f.processes[0]; !alone {
-					o.Fleet.Store, o.Fleet.Locker = p.store, p.locker
-				}
-				var c *bellwether.Cache[string]
-				c = loaderOf(t, func(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
-					if loads.Add(1); over.Load() {
-						return bellwether.Result[string]{Value: "v"}, nil
-					}
-					time.Sleep(10 * time.Millisecond)
-					c.Invalidate(context.WithoutCancel(ctx), r.Key)
-					return bellwether.Result[string]{}, cause
-				}, o)
-				began := time.Now()
-				_, err := c.Get(t.Context(), "k")
-				took := time.Since(began)
-				time.Sleep(time.Minute)
-				over.Store(true)
-				time.Sleep(time.Second)
-				if n := loads.Load(); n > 6 || took > time.Second {
-					t.Errorf("%d loads, and Get took %v: %v", n, took, err)
-				}
-			})
-		}
-	}
-}

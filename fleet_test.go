@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -232,8 +233,27 @@ func everyWay(t *testing.T, test func(t *testing.T, by way)) {
 	}
 }
 
+// aloneAndInAFleet runs the test without engines, and with a store and a locker of its own.
+func aloneAndInAFleet(t *testing.T, name string, test func(t *testing.T, fleet bellwether.Fleet)) {
+	t.Helper()
+	inBubble(t, name+", alone", func(t *testing.T) { test(t, bellwether.Fleet{}) })
+	inBubble(t, name+", in a fleet", func(t *testing.T) {
+		test(t, bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "test"})
+	})
+}
+
 // pollLag is a sixteenth of the build time with a quarter of jitter.
 func pollLag(build time.Duration) time.Duration { return max(build/16*5/4, 3*time.Millisecond) }
+
+// takesNoValues has the store refuse values as too large. Set it before use.
+func takesNoValues(p *process) {
+	p.store.limit = func(e driver.Entry) error {
+		if len(e.Value) > 0 {
+			return driver.ErrTooLarge
+		}
+		return nil
+	}
+}
 
 // pause blocks a process's calls of its engines until resume is called.
 func pause(p *process) (resume func()) {

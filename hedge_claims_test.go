@@ -5,30 +5,12 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
 )
-
-// Hedges stop when no load completes.
-func TestHedge_OriginHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := hedgers(t, 4, push)
-		f.origin.set(func(o *source) { o.build = time.Hour })
-		var wg sync.WaitGroup
-		for i := range 100 {
-			wg.Go(func() { f.get(1, fmt.Sprint("k", i)) })
-		}
-		wg.Wait()
-		// A process has one hedge saved, and earns one per load until half of the known loads are slow.
-		if hedges := f.hedges(); hedges > 4*8 {
-			t.Errorf("%d hedges of 4 processes", hedges)
-		}
-	})
-}
 
 // With one hanging holder in ten rebuilds, no process hedges more than its share.
 func TestHedge_Share(t *testing.T) {

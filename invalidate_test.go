@@ -213,22 +213,3 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 		s.wantBody(t, "3", "http://example.com/a?tag=x")
 	})
 }
-
-func TestInvalidate_ByThePagesOwnHandler(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s *site
-		s = newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if s.calls.Load() <= 100 {
-				s.mw.Invalidate(r.Context(), "http://a/p")
-			}
-			w.Header().Set("Cache-Control", "max-age=60")
-			fmt.Fprint(w, "page")
-		})
-		if got := s.get("http://a/p"); got.Code != http.StatusOK || got.Body.String() != "page" {
-			t.Errorf("%d %s", got.Code, got.Body)
-		}
-		if n := s.calls.Load(); n != 5 {
-			t.Errorf("%d runs of the handler, want 5", n)
-		}
-	})
-}

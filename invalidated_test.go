@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,7 +130,7 @@ func TestFleet_InvalidatedOnTheWayToEachLoad(t *testing.T) {
 			everyWay(t, func(t *testing.T, w way) {
 				f := newFleet(t, 2, w, bellwether.Options{})
 				f.origin.set(func(o *source) { o.build = 10 * time.Millisecond })
-				slow := func(context.Context, string) error { time.Sleep(3 * time.Millisecond); return nil }
+				slow := takes(3 * time.Millisecond)
 				f.processes[0].store.set(slow)
 				f.processes[0].locker.set(slow)
 				ctx, stop := context.WithCancel(t.Context())
@@ -182,4 +183,39 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 			t.Errorf("%q, %v after %v", v, err, time.Since(began))
 		}
 	})
+}
+
+// Every load invalidates its own key. Its callers get the fifth load's value or failure, also if no
+// other process is told of the failure.
+func TestInvalidate_ByItsOwnLoad(t *testing.T) {
+	for _, cause := range []error{nil, context.Canceled, bellwether.ErrOverloaded, context.DeadlineExceeded, errOrigin} {
+		for _, build := range []time.Duration{0, 10 * time.Millisecond} {
+			aloneAndInAFleet(t, fmt.Sprint(cause, " after ", build), func(t *testing.T, fleet bellwether.Fleet) {
+				var loads atomic.Int64
+				var over atomic.Bool
+				var c *bellwether.Cache[string]
+				c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					if loads.Add(1); over.Load() {
+						return "v", nil
+					}
+					time.Sleep(build)
+					c.Invalidate(context.WithoutCancel(ctx), key)
+					return "v", cause
+				}, bellwether.Options{MaxWait: 10 * time.Second, RebuildTimeout: 5 * time.Second, Fleet: fleet})
+				began := time.Now()
+				v, err := c.Get(t.Context(), "k")
+				took := time.Since(began)
+				if (err == nil) != (cause == nil) || err == nil && v != "v" {
+					t.Errorf("Get = %q, %v", v, err)
+				}
+				time.Sleep(time.Minute)
+				over.Store(true)
+				time.Sleep(time.Second)
+				// An invalidation's notice may follow the next load's claim. The load then does not run.
+				if n := loads.Load(); n != 5 && !(n == 4 && fleet.Store != nil) || took > time.Second {
+					t.Errorf("%d loads, and Get took %v: %v; want five in a second", n, took, err)
+				}
+			})
+		}
+	}
 }

@@ -65,9 +65,15 @@ func TestNear_Expiry(t *testing.T) {
 		e := newTestEngine(t, nil)
 		now := e.clock.Now()
 		failing := items.Lifetime{Failures: 1, RetryAt: now + time.Second}
-		e.putNear("value", &items.Item[string]{Lifetime: items.NewLifetime(now, items.Windows{TTL: time.Second, StaleIfError: 4 * time.Second}), Kind: driver.KindValue, Epoch: 1}, 1)
-		e.putNear("failure", &items.Item[string]{Lifetime: failing, Epoch: 1}, 1)
-		e.putNear("endless", itemOf(e, "v", 1, endless), 1)
+		lasting := itemOf(e, "v", 1, endless)
+		for key, it := range map[string]*items.Item[string]{
+			"value":   {Lifetime: items.NewLifetime(now, items.Windows{TTL: time.Second, StaleIfError: 4 * time.Second}), Kind: driver.KindValue, Epoch: 1},
+			"failure": {Lifetime: failing, Epoch: 1},
+			"endless": lasting,
+		} {
+			e.weigh(key, it)
+			e.putNear(key, it, 1)
+		}
 		for _, step := range []struct {
 			at                       time.Duration
 			value, failure, forEvery bool
@@ -85,6 +91,10 @@ func TestNear_Expiry(t *testing.T) {
 					t.Errorf("%v: %s is there: %t, want %t", step.at, key, it != nil, want)
 				}
 			}
+		}
+		synctest.Wait()
+		if n := e.near.Bytes(); n != uint64(lasting.Weight()) {
+			t.Errorf("%d bytes are counted for an item of %d", n, lasting.Weight())
 		}
 	})
 }

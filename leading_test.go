@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,22 +124,6 @@ func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
 	})
 }
 
-func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 3, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
-		f.origin.set(func(o *source) { o.build, o.deaf = time.Minute, true })
-		got := callAll(f.processes[:1], 10, "k")
-		if len(got.failed) != 10 || !errors.Is(got.failed[0], bellwether.ErrRebuildTimeout) || got.slowest != 3*time.Second {
-			t.Fatalf("answers %v", got.count)
-		}
-		f.origin.set(func(o *source) { o.build = time.Second })
-		time.Sleep(5 * time.Minute) // v1 has come in the meantime, and is discarded
-		if got := f.get(5, "k"); got.values["v2"] != 15 {
-			t.Errorf("then %v", got.count)
-		}
-	})
-}
-
 // Close answers waiting callers with ErrClosed, not with a possibly invalidated value.
 func TestClose_NothingOldInTheEnd(t *testing.T) {
 	for name, during := range map[string]fault{"a look": on(blackHole, "get"), "a load": nil} {
@@ -178,36 +161,5 @@ func TestFleet_HolderCloses(t *testing.T) {
 		time.AfterFunc(time.Second/2, func() { f.processes[0].Close() })
 		callAll(f.processes[1:], 10, "k").want(t, 30, "v2", nil, 3*time.Second/2)
 		f.wantLoads(t, 2)
-	})
-}
-
-// Each holder that closes is replaced by one process, as in a rolling deployment.
-func TestFleet_HoldersCloseInTurn(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		const n = 14
-		f := newFleet(t, n, by, bellwether.Options{MaxWait: time.Minute})
-		f.origin.build = 4 * time.Second
-		var wg sync.WaitGroup
-		for i, p := range f.processes {
-			wg.Go(func() {
-				if v, err := p.Get(context.Background(), "k"); err != nil && !errors.Is(err, bellwether.ErrClosed) {
-					t.Errorf("process %d: %q, %v", i, v, err)
-				}
-			})
-		}
-		closed := map[*process]bool{}
-		for len(closed) < n-4 {
-			time.Sleep(time.Second)
-			for _, p := range f.processes {
-				if !closed[p] && p.Stats().Loads > 0 { // the holder
-					p.Close()
-					closed[p] = true
-				}
-			}
-		}
-		wg.Wait()
-		if _, most := f.origin.count(); most > 1 {
-			t.Errorf("%d loads at one time", most)
-		}
 	})
 }

@@ -17,24 +17,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-func TestNotice_BringsTheValueToThoseWhoWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const build = 900 * time.Millisecond // before the first look without a notice
-		f := newFleet(t, 4, notices, bellwether.Options{})
-		f.origin.build = build
-		got := f.get(20, "k")
-		if len(got.failed) > 0 || got.slowest != build {
-			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.failed)
-		}
-		f.wantLoads(t, 1)
-		for i, p := range f.processes {
-			if n := p.store.count("get"); n != 1 {
-				t.Errorf("process %d read the store %d times, want once", i, n)
-			}
-		}
-	})
-}
-
 // A notice ends a flight's wait for a slot, without an election or a look.
 func TestNotice_EndsTheWaitForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -63,7 +45,7 @@ func TestNotice_OvertakesAnElection(t *testing.T) {
 		const turns = 16 // initial number of concurrent calls, see turns.go
 		f := newFleet(t, 2, notices, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: 10 * time.Second, NearTTL: time.Minute}})
 		crowded := f.processes[0]
-		crowded.locker.set(func(context.Context, string) error { time.Sleep(time.Second); return nil })
+		crowded.locker.set(takes(time.Second))
 		var wg sync.WaitGroup
 		for i := range turns {
 			wg.Go(func() { crowded.Get(t.Context(), fmt.Sprint("ahead", i)) })
@@ -93,8 +75,7 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 		// A later value replaces an earlier value in the near tier, without a look.
 		f.get(1, "k")
 		reads := f.processes[2].store.count("get")
-		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+		driver.Set(t.Context(), f.store, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), TTL: time.Hour})
 		synctest.Wait()
 		wantValue(t, f.processes[2], "k", "later") // after a rebuild in another process
 		if n := f.processes[2].store.count("get"); n != reads {
@@ -121,10 +102,7 @@ func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 		}
 
 		// The notice comes late, during the next load.
-		f.processes[0].store.set(on(func(context.Context, string) error {
-			time.Sleep(700 * time.Millisecond)
-			return nil
-		}, "notice"))
+		f.processes[0].store.set(on(takes(700*time.Millisecond), "notice"))
 		before, _ := f.origin.count()
 		f.processes[1].Invalidate(t.Context(), "other")
 		start = time.Now()
@@ -150,14 +128,8 @@ func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 		a, b := f.processes[0], f.processes[1]
 		f.get(1, "k")
 		time.Sleep(2 * time.Minute)
-		a.locker.set(on(func(context.Context, string) error {
-			time.Sleep(100 * time.Millisecond)
-			return nil
-		}, "acquire"))
-		a.store.set(on(func(context.Context, string) error {
-			time.Sleep(200 * time.Millisecond)
-			return nil
-		}, "notice"))
+		a.locker.set(on(takes(100*time.Millisecond), "acquire"))
+		a.store.set(on(takes(200*time.Millisecond), "notice"))
 		if v, _ := a.Get(t.Context(), "k"); v != "v1" {
 			t.Fatalf("%q, want the stale v1", v)
 		}
@@ -207,25 +179,12 @@ func TestNotice_Late(t *testing.T) {
 	})
 }
 
-// If all notices are lost, callers get their values by looks.
-func TestNotice_Lost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, notices, bellwether.Options{})
-		f.each(func(p *process) { p.store.set(on(refuse, "notice")) })
-		got := f.get(20, "k")
-		if len(got.failed) > 0 || got.slowest > time.Second+20*time.Millisecond {
-			t.Errorf("the slowest caller waited %v for a load of 1s: %v", got.slowest, got.failed)
-		}
-		f.wantLoads(t, 1)
-	})
-}
-
 // A late notice does not bring back a value that its own process has invalidated.
 func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, notices, bellwether.Options{})
 		other, here := f.processes[0], f.processes[1]
-		here.store.set(on(func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil }, "notice"))
+		here.store.set(on(takes(300*time.Millisecond), "notice"))
 		other.Get(t.Context(), "k") // v1, whose notice arrives here at 1.3 s
 		time.Sleep(100 * time.Millisecond)
 		invalidate(t, here, "k")
@@ -290,8 +249,7 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Fleet: bellwether.Fleet{Store: s, NearTTL: time.Hour}})
 				c.Get(t.Context(), "k")
 				time.Sleep(10 * time.Second)
-				_, epoch, _ := inner.Claim(t.Context(), "test:k")
-				inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+				driver.Set(t.Context(), inner, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), TTL: time.Hour})
 				synctest.Wait()
 				wantValue(t, c, "k", "later") // fails if Notify is not called again
 			})
@@ -335,14 +293,10 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 				}
 				c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
 				c.Get(t.Context(), "k")
-				for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
-					_, epoch, _ := inner.Claim(t.Context(), "test:k")
-					inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
+				for _, v := range []string{`{"Word":"bomb"}`, `not JSON`, `{"Word":"later"}`} {
+					driver.Set(t.Context(), inner, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(v), TTL: time.Hour})
 					synctest.Wait()
 				}
-				_, epoch, _ := inner.Claim(t.Context(), "test:k")
-				inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
-				synctest.Wait()
 				if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
 					t.Errorf("Get = %q, %v", v, err)
 				}
@@ -423,34 +377,18 @@ func TestNotice_DuringConstruction(t *testing.T) {
 // A notice from another store with later epochs is served only until NearTTL.
 func TestNotice_OfAnotherStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const nearTTL = time.Second
-		notices := make(chan driver.Notice) // from another store
-		store := notifiesBy(memstore.New(), func(ctx context.Context, f func(driver.Notice)) {
-			for {
-				select {
-				case n := <-notices:
-					f(n)
-				case <-ctx.Done():
-					return
-				}
-			}
-		})
-		c := bellwether.New(func(context.Context, string) (string, error) { return "own", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: nearTTL, Store: store, Namespace: "test"}})
-		defer c.Close()
-		wants := func(when string, want string) {
-			t.Helper()
-			wantValue(t, c, "k", want)
-		}
-		wants("at first", "own")
-		const later = 1 << 52
-		notices <- driver.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
-			Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
+		var hear func(driver.Notice)
+		store := notifiesBy(memstore.New(), func(ctx context.Context, f func(driver.Notice)) { hear = f; <-ctx.Done() })
+		const nearTTL, later = time.Second, 1 << 52
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "own", nil }, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: nearTTL, Store: store}})
+		wantValue(t, c, "k", "own")
 		synctest.Wait()
-		wants("after a notice", "foreign") // or the test would check nothing
+		hear(driver.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
+			Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}})
+		wantValue(t, c, "k", "foreign") // or the test would check nothing
 		for range 3 {
 			time.Sleep(nearTTL)
-			wants("when NearTTL is over", "own")
+			wantValue(t, c, "k", "own")
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -239,10 +240,7 @@ func TestObserver_WakeLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
 		f := newFleet(t, 2, notices, o)
-		f.processes[1].store.set(on(func(context.Context, string) error {
-			time.Sleep(300 * time.Millisecond)
-			return nil
-		}, "notice"))
+		f.processes[1].store.set(on(takes(300*time.Millisecond), "notice"))
 		f.processes[1].locker.set(on(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }, "watch"))
 		go f.processes[0].Get(context.Background(), "k")
 		synctest.Wait()
@@ -259,44 +257,35 @@ func TestObserver_WakeLag(t *testing.T) {
 	})
 }
 
+// A rebuild after a lease that expires is a Takeover, and after a release without a value none.
 func TestObserver_Takeover(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		r, o := watched(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}, MaxWait: time.Minute})
-		f := newFleet(t, 6, by, o)
-		if _, err := f.processes[0].locker.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // never renewed or released
-			t.Fatal(err)
-		}
-		f.get(20, "k")
-		synctest.Wait()
-		if len(r.rebuilds) != 1 || !r.rebuilds[0].Takeover {
-			t.Errorf("rebuilds %+v, want one takeover", r.rebuilds)
-		}
-		callers := 0
-		for _, h := range r.herds {
-			callers += h.Callers
-		}
-		if len(r.herds) != 6 || callers != 120 {
-			t.Errorf("%d herds of %d callers, want 6 of 120", len(r.herds), callers)
-		}
-	})
-}
-
-// A rebuild after a release without a value is no Takeover.
-func TestObserver_ReleaseIsNoTakeover(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		r, o := watched(bellwether.Options{MaxWait: time.Minute})
-		f := newFleet(t, 2, by, o)
-		lease, err := f.locker.TryAcquire(t.Context(), "test:k", 5*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.AfterFunc(time.Second, func() { lease.Release(context.Background()) })
-		f.get(3, "k")
-		synctest.Wait()
-		if len(r.rebuilds) != 1 || r.rebuilds[0].Takeover {
-			t.Errorf("rebuilds %+v, want one that is no takeover", r.rebuilds)
-		}
-	})
+	for name, released := range map[string]bool{"expired": false, "released": true} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				r, o := watched(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}, MaxWait: time.Minute})
+				f := newFleet(t, 6, by, o)
+				lease, err := f.processes[0].locker.locker.TryAcquire(t.Context(), "test:k", 2*time.Second) // never renewed
+				if err != nil {
+					t.Fatal(err)
+				}
+				if released {
+					time.AfterFunc(time.Second, func() { lease.Release(context.Background()) })
+				}
+				f.get(20, "k")
+				synctest.Wait()
+				if len(r.rebuilds) != 1 || r.rebuilds[0].Takeover == released {
+					t.Errorf("rebuilds %+v, want one, a takeover: %t", r.rebuilds, !released)
+				}
+				callers := 0
+				for _, h := range r.herds {
+					callers += h.Callers
+				}
+				if len(r.herds) != 6 || callers != 120 {
+					t.Errorf("%d herds of %d callers, want 6 of 120", len(r.herds), callers)
+				}
+			})
+		})
+	}
 }
 
 func TestObserver_FencedAndAbandoned(t *testing.T) {
@@ -349,10 +338,17 @@ func TestObserver_LeaseLost(t *testing.T) {
 	})
 }
 
-// A breaker's states are reported in order, each once.
+// A breaker's states are reported in order, each once, also to an observer that has exited.
 func TestObserver_Breaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
+		exiting := &record{}
+		tell := exiting.observer().Breaker
+		o.Observers = append(o.Observers, observe.Observer{Breaker: func(engine observe.Engine, from, to observe.BreakerState) {
+			if tell(engine, from, to); len(exiting.breakers) == 1 {
+				runtime.Goexit()
+			}
+		}})
 		f := newFleet(t, 1, push, o)
 		p := f.processes[0]
 		p.store.set(refuse)
@@ -369,8 +365,10 @@ func TestObserver_Breaker(t *testing.T) {
 		want := []string{
 			"store closed open", "store open half-open", "store half-open open", "store open half-open", "store half-open closed",
 		}
-		if fmt.Sprint(r.breakers) != fmt.Sprint(want) {
-			t.Errorf("told of %q, want %q", r.breakers, want)
+		for _, told := range [][]string{r.breakers, exiting.breakers} {
+			if !slices.Equal(told, want) {
+				t.Errorf("told of %q, want %q", told, want)
+			}
 		}
 	})
 }
@@ -498,45 +496,31 @@ func TestObserver_Panics(t *testing.T) {
 	}
 }
 
-// A Goexit in Rebuild ends its flight with ErrGoexit, and leaks no slot, lease or observed load.
+// After a Goexit in Rebuild, other observers are told of the end, and no load is counted.
 func TestObserver_RebuildExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		exits := true
-		r, o := watched(bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 5 * time.Second})
+		r, o := watched(bellwether.Options{})
 		o.Observers = append(o.Observers, observe.Observer{
 			Rebuild: func(context.Context, string) (context.Context, func(observe.Rebuild)) {
-				if exits {
-					runtime.Goexit()
-				}
+				runtime.Goexit()
 				return nil, nil
 			},
 		})
 		f := newFleet(t, 1, push, o)
-		for range 3 {
-			if got := f.get(1, "k"); len(got.failed) != 1 || !errors.Is(got.failed[0], bellwether.ErrGoexit) || got.slowest > 0 {
-				t.Errorf("answers %v, want ErrGoexit at once", got.count)
-			}
-		}
-		if s := f.processes[0].Stats(); s.Loads != 0 || s.LoadFailures != 0 || s.Flights != 0 {
-			t.Errorf("stats %+v, want no loads", s)
-		}
-		exits = false
-		if got := f.get(2, "k"); got.values["v1"] != 2 || got.slowest != time.Second {
-			t.Errorf("afterwards %v", got.count)
-		}
+		f.get(1, "k")
 		synctest.Wait() // observers are told after the callers' answers
-		if r.begun != 4 || len(r.rebuilds) != 4 || r.rebuilds[0].Outcome != observe.OutcomeAbandoned || r.rebuilds[3].Outcome != observe.OutcomeValue {
-			t.Errorf("told of %d loads, and of these ends: %v", r.begun, r.rebuilds)
+		if s := f.processes[0].Stats(); s.Loads+s.LoadFailures != 0 || r.begun != 1 || len(r.rebuilds) != 1 || r.rebuilds[0].Outcome != observe.OutcomeAbandoned {
+			t.Errorf("stats %+v; told of %d loads, and of these ends: %v", s, r.begun, r.rebuilds)
 		}
 	})
 }
 
-// An observer may use the cache: it is called without a lock.
+// Observers and Size may use the cache: they are called without a lock.
 func TestObserver_MayUseTheCache(t *testing.T) {
 	if !survives(t) {
 		return
 	}
-	watchdog := time.AfterFunc(20*time.Second, func() { panic("deadlock: an observer is called under a lock") })
+	watchdog := time.AfterFunc(20*time.Second, func() { panic("deadlock: an observer or Size is called under a lock") })
 	defer watchdog.Stop()
 	var c *bellwether.Cache[string]
 	use := func() {
@@ -547,6 +531,7 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 	told := make(chan struct{}, 10)
 	c = bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
 		TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Namespace: "test", EngineTimeout: 50 * time.Millisecond}, Limits: bellwether.Limits{NearBytes: 1 << 10},
+		Size: func(string, any) int { use(); return 100 },
 		Observers: []observe.Observer{{
 			Hit:    func(context.Context, string) { use() },
 			Serve:  func(context.Context, observe.Serve) { use() },
@@ -645,59 +630,6 @@ func TestObserver_HTTP(t *testing.T) {
 		r.reset()
 		s.do(request(http.MethodPost, "/page"))
 		r.wantWays(t, "")
-	})
-}
-
-// A load that Close ends is OutcomeAbandoned, and no failure.
-func TestObserver_CloseIsNoFailure(t *testing.T) {
-	for _, deaf := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			r, o := watched(bellwether.Options{})
-			f := newFleet(t, 1, push, o)
-			f.origin.set(func(o *source) { o.deaf = deaf })
-			p := f.processes[0]
-			go p.Get(context.Background(), "k")
-			time.Sleep(500 * time.Millisecond)
-			p.Close()
-			synctest.Wait()
-			if len(r.rebuilds) != 1 || r.rebuilds[0].Outcome != observe.OutcomeAbandoned || p.Stats().LoadFailures != 0 {
-				t.Errorf("deaf %v: %+v, %d load failures", deaf, r.rebuilds, p.Stats().LoadFailures)
-			}
-			time.Sleep(time.Second)
-		})
-	}
-}
-
-// An observer that exits in Breaker is told of the next change.
-func TestObserver_BreakerExits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex // guards told
-		var told []string
-		store := wiredTo(memstore.New())
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
-			Fleet: bellwether.Fleet{Store: store}, Observers: []observe.Observer{{
-				Breaker: func(_ observe.Engine, from, to observe.BreakerState) {
-					mu.Lock()
-					told = append(told, fmt.Sprint(to))
-					first := len(told) == 1
-					mu.Unlock()
-					if first {
-						runtime.Goexit()
-					}
-				},
-			}},
-		})
-		store.set(refuse)
-		c.Get(t.Context(), "a")
-		store.set(nil)
-		time.Sleep(2 * time.Second)
-		c.Get(t.Context(), "b")
-		synctest.Wait()
-		mu.Lock()
-		defer mu.Unlock()
-		if got := strings.Join(told, ", "); got != "open, half-open, closed" {
-			t.Errorf("the observer was told %s", got)
-		}
 	})
 }
 

@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,9 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/observe"
-	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // OnError gets the failures of loads that no caller gets.
@@ -40,54 +39,47 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 		"a caller waits, and gets it":                         {bellwether.Options{}, true, get, 0},
 		"a caller gets it, and what is expired is not served": {bellwether.Options{}, false, get, 0},
 	} {
-		for _, fleet := range []bool{false, true} {
-			inBubble(t, fmt.Sprintf("%s, fleet %t", name, fleet), func(t *testing.T) {
-				var mu sync.Mutex
-				var told []error
-				broken := test.cold
-				o := test.Options
-				if o.TTL == 0 {
-					o.TTL = ttl
-				}
-				o.OnError = func(key string, err error) {
-					mu.Lock()
-					defer mu.Unlock()
-					if key == "k" {
-						told = append(told, err)
-					}
-				}
-				o.Observers = []observe.Observer{{Error: func(_ string, err error) {
-					t.Errorf("an observer's Error is told of %v, which its Rebuild is", err)
-				}}}
-				if fleet {
-					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
-				}
-				c := cacheOf(t, func(context.Context, string) (string, error) {
-					time.Sleep(time.Second)
-					if broken {
-						return "", errOrigin
-					}
-					return "v", nil
-				}, o)
-				if !test.cold {
-					get(c)
-					broken = true
-					time.Sleep(ttl + time.Second)
-				}
-				test.ask(c)
-				time.Sleep(5 * time.Second)
+		aloneAndInAFleet(t, name, func(t *testing.T, fleet bellwether.Fleet) {
+			var mu sync.Mutex
+			var told []error
+			broken := test.cold
+			o := test.Options
+			o.TTL, o.Fleet = cmp.Or(o.TTL, ttl), fleet
+			o.OnError = func(key string, err error) {
 				mu.Lock()
 				defer mu.Unlock()
-				if len(told) != test.told {
-					t.Fatalf("told of %v, want %d failures", told, test.told)
+				if key == "k" {
+					told = append(told, err)
 				}
-				for _, err := range told {
-					if !errors.Is(err, errOrigin) || err.Error() != `refreshing "k": origin is broken` {
-						t.Errorf("told of %v", err)
-					}
+			}
+			o.Observers = []observe.Observer{{Error: func(_ string, err error) {
+				t.Errorf("an observer's Error is told of %v, which its Rebuild is", err)
+			}}}
+			c := cacheOf(t, func(context.Context, string) (string, error) {
+				time.Sleep(time.Second)
+				if broken {
+					return "", errOrigin
 				}
-			})
-		}
+				return "v", nil
+			}, o)
+			if !test.cold {
+				get(c)
+				broken = true
+				time.Sleep(ttl + time.Second)
+			}
+			test.ask(c)
+			time.Sleep(5 * time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			if len(told) != test.told {
+				t.Fatalf("told of %v, want %d failures", told, test.told)
+			}
+			for _, err := range told {
+				if !errors.Is(err, errOrigin) || err.Error() != `refreshing "k": origin is broken` {
+					t.Errorf("told of %v", err)
+				}
+			}
+		})
 	}
 }
 

@@ -12,20 +12,11 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // This file tests more load than a store can take.
-
-// busyStore returns a store that runs one operation at a time, even without its caller. GetMany is one.
-func busyStore(each time.Duration) driver.Store {
-	s := wiredTo(memstore.New())
-	s.busy = true
-	s.set(oneByOne(each, "get", "getmany", "claim", "commit"))
-	return s.batching()
-}
 
 // oneByOne makes operations wait for each other, also for an operation whose caller has left.
 func oneByOne(each time.Duration, ops ...string) fault {
@@ -41,13 +32,6 @@ func oneByOne(each time.Duration, ops ...string) fault {
 		mu.Unlock()
 		return takes(done)(ctx, op)
 	}, ops...)
-}
-
-func slowBatches() driver.Store {
-	s := wiredTo(memstore.New())
-	s.busy = true
-	s.set(on(takes(400*time.Millisecond), "getmany"))
-	return s.batching()
 }
 
 // An asker makes numbered calls at a rate, for callers that wait for patience.
@@ -80,63 +64,65 @@ func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
 	return asked, int(got.Load())
 }
 
-// If callers ask for more than the store can do, the excess times out and the others are answered.
-func TestOverload_OfTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := busyStore(time.Millisecond)
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}})
-		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
-			_, err := c.Get(ctx, fmt.Sprint(i))
+// If callers ask for more than the engines can do, the excess times out and the others are answered. In
+// an engine that elects, the looks of flights without a slot do not take the turns of the elections.
+func TestOverload_Excess(t *testing.T) {
+	get := func(ctx context.Context, c *bellwether.Cache[string], i int) error {
+		_, err := c.Get(ctx, fmt.Sprint(i))
+		return err
+	}
+	for name, of := range map[string]struct {
+		call                func(ctx context.Context, c *bellwether.Cache[string], i int) error
+		elects              bool
+		settles             bool // a second after the excess calls may still time out
+		well, excess, least int  // calls and answers a second; well 0: not asked
+	}{
+		"a store": {call: get, settles: true, well: 250, excess: 450, least: 1000 / 3 * 8 / 10},
+		"a store, two keys a call": {call: func(ctx context.Context, c *bellwether.Cache[string], i int) error {
+			_, err := c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
 			return err
-		}}
-		defer a.callers.Wait()
-		const capacity = 1000 / 3
-		seconds := 30
-		if testing.Short() {
-			seconds = 10
-		}
-		well := time.Duration(seconds) * time.Second / 3
-		if asked, answered := a.ask(250, well); answered != asked {
-			t.Errorf("at 250 a second %d of %d were answered", answered, asked)
-		}
-		asked, answered := a.ask(450, time.Duration(seconds)*time.Second)
-		t.Logf("at 450 a second %d of %d were answered, with %d goroutines", answered, asked, a.goroutines)
-		if answered < seconds*capacity*8/10 {
-			t.Errorf("at 450 a second %d of %d were answered, want four fifths of %d", answered, asked, seconds*capacity)
-		}
-		if a.goroutines > 5000 {
-			t.Errorf("%d goroutines", a.goroutines)
-		}
-		a.ask(250, time.Second)
-		if asked, answered := a.ask(250, well); answered != asked {
-			t.Errorf("two seconds after, at 250 a second, %d of %d were answered", answered, asked)
-		}
-	})
-}
-
-// An engine that elects serves as many callers under overload: the looks of flights without a slot do
-// not take the turns of the elections.
-func TestOverload_OfAnEngine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := wiredTo(memstore.New())
-		store.busy = true
-		store.set(oneByOne(time.Millisecond, "get", "getmany", "elect", "commit"))
-		engine := &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Engine: engine}})
-		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
-			_, err := c.Get(ctx, fmt.Sprint(i))
-			return err
-		}}
-		defer a.callers.Wait()
-		const capacity, seconds = 1000 / 3, 10 // an election counts as a get too
-		asked, answered := a.ask(900, seconds*time.Second)
-		t.Logf("at 900 a second %d of %d were answered", answered, asked)
-		if answered < seconds*capacity*8/10 {
-			t.Errorf("at 900 a second %d of %d were answered, want four fifths of %d", answered, asked, seconds*capacity)
-		}
-	})
+		}, well: 150, excess: 300, least: 1000 / 5 * 7 / 10},
+		"an engine that elects": {call: get, elects: true, excess: 900, least: 1000 / 3 * 8 / 10}, // an election counts as a get too
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			store.busy = true
+			store.set(oneByOne(time.Millisecond, "get", "getmany", "claim", "commit"))
+			o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store.batching(), Locker: locallock.New()}}
+			if of.elects {
+				store.set(oneByOne(time.Millisecond, "get", "getmany", "elect", "commit"))
+				o.Fleet = bellwether.Fleet{Engine: &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}}
+			}
+			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
+			a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error { return of.call(ctx, c, i) }}
+			defer a.callers.Wait()
+			seconds := 30
+			if testing.Short() {
+				seconds = 10
+			}
+			well := func() {
+				if of.well == 0 {
+					return
+				}
+				if asked, answered := a.ask(of.well, time.Duration(seconds)*time.Second/3); answered != asked {
+					t.Errorf("at %d a second %d of %d were answered", of.well, answered, asked)
+				}
+			}
+			well()
+			asked, answered := a.ask(of.excess, time.Duration(seconds)*time.Second)
+			t.Logf("at %d a second %d of %d were answered, with %d goroutines", of.excess, answered, asked, a.goroutines)
+			if want := seconds * of.least; answered < want {
+				t.Errorf("at %d a second %d of %d were answered, want %d", of.excess, answered, asked, want)
+			}
+			if a.goroutines > 5000 {
+				t.Errorf("%d goroutines", a.goroutines)
+			}
+			if of.settles {
+				a.ask(of.well, time.Second)
+			}
+			well()
+		})
+	}
 }
 
 // leavers has n callers come, 200 a second, that each wait for 50 ms, and returns the most flights.
@@ -155,24 +141,33 @@ func leavers(c *bellwether.Cache[string], n int, call func(ctx context.Context, 
 	return most
 }
 
-// manyLeavers returns the number of callers in a minute, or in a third of it with -short.
-func manyLeavers() int {
-	if testing.Short() {
-		return 200 * 20
-	}
-	return 200 * 60
-}
-
 func TestOverload_CallersThatLeave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := wiredTo(memstore.New())
-		slow.set(takes(400 * time.Millisecond))
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slow, Locker: locallock.New()}})
-		if most := leavers(c, manyLeavers(), func(ctx context.Context, i int) { c.Get(ctx, fmt.Sprint(i)) }); most > 100 {
-			t.Errorf("%d flights at one time for some 10 callers at one time", most)
-		}
-	})
+	for name, many := range map[string]bool{"Get": false, "GetMany": true} {
+		inBubble(t, name, func(t *testing.T) {
+			slow := wiredTo(memstore.New())
+			o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slow, Locker: locallock.New()}}
+			keys := 10 // at one time
+			if slow.set(takes(400 * time.Millisecond)); many {
+				slow.set(on(takes(400*time.Millisecond), "getmany"))
+				slow.busy, o.Fleet.Store, keys = true, slow.batching(), 20
+			}
+			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
+			callers := 200 * 60 // of a minute
+			if testing.Short() {
+				callers /= 3
+			}
+			most := leavers(c, callers, func(ctx context.Context, i int) {
+				if many {
+					c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
+				} else {
+					c.Get(ctx, fmt.Sprint(i))
+				}
+			})
+			if most > 10*keys {
+				t.Errorf("%d flights at one time for some %d keys at one time", most, keys)
+			}
+		})
+	}
 }
 
 // The flights that wait for their first look are bounded, also without callers.
@@ -186,7 +181,7 @@ func TestOverload_Refreshes(t *testing.T) {
 			p.Get(t.Context(), fmt.Sprint(i))
 		}
 		time.Sleep(2 * time.Second)
-		p.store.set(on(func(ctx context.Context, _ string) error { time.Sleep(400 * time.Millisecond); return nil }, "get"))
+		p.store.set(on(takes(400*time.Millisecond), "get"))
 		for i := range keys {
 			if v, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil || v == "" {
 				t.Errorf("a stale key: %q, %v", v, err)
@@ -201,48 +196,13 @@ func TestOverload_Refreshes(t *testing.T) {
 	})
 }
 
-// As TestOverload_OfTheStore for GetMany.
-func TestOverload_Batches(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := busyStore(time.Millisecond)
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}})
-		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
-			_, err := c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
-			return err
-		}}
-		defer a.callers.Wait()
-		const capacity, seconds = 1000 / 5, 10
-		asked, answered := a.ask(300, seconds*time.Second)
-		t.Logf("at 300 a second %d of %d were answered", answered, asked)
-		if answered < seconds*capacity*7/10 {
-			t.Errorf("at 300 a second %d of %d were answered, want seven tenths of %d", answered, asked, seconds*capacity)
-		}
-		if asked, answered := a.ask(150, 2*time.Second); answered != asked {
-			t.Errorf("after that, at 150 a second, %d of %d were answered", answered, asked)
-		}
-	})
-}
-
-// As TestOverload_CallersThatLeave for GetMany.
-func TestOverload_BatchesThatLeave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slowBatches(), Locker: locallock.New()}})
-		most := leavers(c, manyLeavers(), func(ctx context.Context, i int) {
-			c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
-		})
-		if most > 200 {
-			t.Errorf("%d flights at one time for some 20 keys at one time", most)
-		}
-	})
-}
-
 // A GetMany counts as one call that waits for the store. Too many get ErrOverloaded.
 func TestOverload_BatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		slow := wiredTo(memstore.New())
+		slow.set(on(takes(400*time.Millisecond), "getmany"))
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slowBatches()}, Limits: bellwether.Limits{MaxQueued: 1, MaxRebuilds: 1 << 14}})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slow.batching()}, Limits: bellwether.Limits{MaxQueued: 1, MaxRebuilds: 1 << 14}})
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		many := func(call string) error {

@@ -2,7 +2,6 @@ package bellwether_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -49,9 +48,7 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 			for i := range 100 {
 				key := fmt.Sprint(i)
 				keys = append(keys, key)
-				_, epoch, err := store.Claim(t.Context(), "test:"+key)
-				err = errors.Join(err, store.Commit(t.Context(), "test:"+key, driver.Entry{Kind: driver.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
-				if err != nil {
+				if _, err := driver.Set(t.Context(), store, "test:"+key, driver.Entry{Kind: driver.KindValue, Value: []byte("stored"), TTL: time.Hour}); err != nil {
 					t.Fatal(err)
 				}
 			}

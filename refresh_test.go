@@ -86,7 +86,10 @@ func TestRefresh_ValueOfAnotherProcess(t *testing.T) {
 	}
 }
 
+// Refresh returns at once, whatever its context.
 func TestRefresh_OneInTheFleet(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
 	everyWay(t, func(t *testing.T, by way) {
 		for _, warm := range []bool{true, false} {
 			f := newFleet(t, 8, by, bellwether.Options{TTL: time.Hour})
@@ -101,12 +104,14 @@ func TestRefresh_OneInTheFleet(t *testing.T) {
 			var all sync.WaitGroup
 			for _, p := range f.processes {
 				all.Go(func() {
-					if err := p.Refresh(t.Context(), "k"); err != nil {
+					if err := p.Refresh(over, "k"); err != nil {
 						t.Errorf("Refresh: %v", err)
 					}
 				})
 			}
+			began := time.Now()
 			all.Wait()
+			wantTook(t, began, 0)
 			time.Sleep(time.Minute)
 			if n := loads() - before; n != 1 {
 				t.Errorf("warm %t: %d loads, want 1", warm, n)
@@ -147,23 +152,6 @@ func TestRefresh_Fails(t *testing.T) {
 		c.Refresh(t.Context(), "k")
 		synctest.Wait()
 		peeks(t, c, "v", 0)
-	})
-}
-
-// A caller waits for the refresh of a missing value. Refresh itself returns at once, whatever its context.
-func TestRefresh_NothingThere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
-		p.took.Store(int64(time.Second))
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := p.Refresh(ctx, "k"); err != nil {
-			t.Errorf("Refresh: %v", err)
-		}
-		p.gets(t, "loaded 1")
-		if n := p.loads.Load(); n != 1 {
-			t.Errorf("%d loads, want 1", n)
-		}
 	})
 }
 

@@ -97,51 +97,6 @@ func TestSet_LoadUnderWayHere(t *testing.T) {
 	}
 }
 
-func TestSet_LoadUnderWayElsewhere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, locker := memstore.New(), locallock.New()
-		p, q := newSetter(t, store, locker, bellwether.Options{}), newSetter(t, store, locker, bellwether.Options{})
-		q.took.Store(int64(10 * time.Second))
-		var caller sync.WaitGroup
-		caller.Go(func() { q.gets(t, "set") })
-		time.Sleep(time.Second)
-		p.sets(t, "set")
-		caller.Wait()
-		for range 3 {
-			p.gets(t, "set")
-			q.gets(t, "set")
-			time.Sleep(2 * time.Second)
-		}
-		if n := q.Stats().Fenced; n != 1 {
-			t.Errorf("%d commits were refused, want the load's", n)
-		}
-	})
-}
-
-// Other processes get the value within NearTTL, and at once without a near tier.
-func TestSet_ElsewhereWithinNearTTL(t *testing.T) {
-	for _, near := range []time.Duration{0, -1} {
-		inBubble(t, fmt.Sprint("NearTTL ", near), func(t *testing.T) {
-			store, locker := memstore.New(), locallock.New()
-			o := bellwether.Options{Fleet: bellwether.Fleet{NearTTL: near}}
-			p, q := newSetter(t, store, locker, o), newSetter(t, store, locker, o)
-			p.gets(t, "loaded 1")
-			q.gets(t, "loaded 1")
-			for i := range 3 {
-				time.Sleep(time.Nanosecond) // calls of one instant have no order
-				value := fmt.Sprint("set ", i)
-				p.sets(t, value)
-				p.gets(t, value)
-				if near == 0 {
-					time.Sleep(time.Second)
-				}
-				time.Sleep(time.Nanosecond)
-				q.gets(t, value)
-			}
-		})
-	}
-}
-
 // A Set replaces a remembered absence and a remembered failure, and its value is fresh for TTL.
 func TestSet_Lives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -279,29 +234,19 @@ func TestSet_SizeExits(t *testing.T) {
 }
 
 func TestSet_InALoad(t *testing.T) {
-	for _, alone := range []bool{false, true} {
-		inBubble(t, fmt.Sprint("alone ", alone), func(t *testing.T) {
-			o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "n", Store: memstore.New(), Locker: locallock.New()}}
-			if alone {
-				o.Fleet = bellwether.Fleet{}
-			}
-			var loads atomic.Int64
-			var c *bellwether.Cache[string]
-			c = bellwether.New(func(ctx context.Context, key string) (string, error) {
-				loads.Add(1)
-				return "loaded", errors.Join(c.Set(ctx, "other", "set"), c.Set(ctx, "k", "set")) // ends ctx
-			}, o)
-			defer c.Close()
-			for _, key := range []string{"k", "other"} {
-				if got, err := c.Get(t.Context(), key); got != "set" || err != nil {
-					t.Errorf("%s: %q, %v", key, got, err)
-				}
-			}
-			if n := loads.Load(); n != 1 {
-				t.Errorf("%d loads, want 1", n)
-			}
-		})
-	}
+	aloneAndInAFleet(t, "", func(t *testing.T, fleet bellwether.Fleet) {
+		var loads atomic.Int64
+		var c *bellwether.Cache[string]
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			return "loaded", errors.Join(c.Set(ctx, "other", "set"), c.Set(ctx, "k", "set")) // ends ctx
+		}, bellwether.Options{TTL: time.Hour, Fleet: fleet})
+		wantValue(t, c, "k", "set")
+		wantValue(t, c, "other", "set")
+		if n := loads.Load(); n != 1 {
+			t.Errorf("%d loads, want 1", n)
+		}
+	})
 }
 
 func TestSet_Closed(t *testing.T) {

@@ -47,9 +47,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 			store := wiredTo(memstore.New())
 			locker := locallock.New()
 			prepare(store, locker)
-			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", "max-age=3600")
-			})
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker, EngineTimeout: timeout}}, page(0, ""))
 			var wg sync.WaitGroup
 			for i := range 12 { // fewer than the concurrent calls
 				wg.Go(func() {
@@ -70,9 +68,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
-		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=3600")
-		})
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, page(0, ""))
 		synctest.Wait()
 		if n := store.count("get", "claim", "commit"); n != 3 {
 			t.Errorf("%d calls to begin the log, want 3", n)
@@ -101,10 +97,7 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
 		inBubble(t, fmt.Sprintf("none for %q", mute), func(t *testing.T) {
 			kept := memstore.New()
-			other := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", "max-age=3600")
-				fmt.Fprint(w, "kept")
-			})
+			other := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: kept}}, page(0, "kept"))
 			var said []error
 			s := newSite(t, bellwether.HTTPOptions{
 				Fleet:   bellwether.Fleet{Store: muted(kept, map[string]bool{mute: true})},
@@ -140,7 +133,7 @@ func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 					t.Errorf("%q: %v", key, err)
 				}
 			},
-		}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=3600") })
+		}, page(0, ""))
 		time.Sleep(time.Hour)
 		var wg sync.WaitGroup
 		for i := range silent {
@@ -210,10 +203,7 @@ func TestSweep_BegunByAll(t *testing.T) {
 func TestSweep_AndTheQueueIsFull(t *testing.T) {
 	for name, store := range map[string]driver.Store{"a store": memstore.New(), "no store": nil} {
 		inBubble(t, name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
-				time.Sleep(time.Second)
-				w.Header().Set("Cache-Control", "max-age=3600")
-			})
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}, page(time.Second, ""))
 			sweep(t, s, bellwether.Match{Prefixes: []string{"http://a/"}})
 			time.Sleep(time.Second)
 			start := time.Now()
@@ -241,8 +231,7 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 				s.get("http://example.com/?tag=x")
 			}
 			synctest.Wait()
-			_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
-			store.Commit(t.Context(), "\x00sweeps", driver.Entry{Kind: driver.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
+			driver.Set(t.Context(), store, "\x00sweeps", driver.Entry{Kind: driver.KindValue, Value: []byte(garbage), TTL: time.Hour})
 			time.Sleep(1001 * time.Millisecond)
 			for _, s := range all {
 				s.wantBody(t, "2", "http://example.com/?tag=x") // response 1 may be swept
@@ -301,8 +290,8 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 		synctest.Wait()
 		// A's commit outlasts its lease, and the release fails. B reads the log before A's commit,
 		// and writes after it.
-		slow.set(on(func(context.Context, string) error { time.Sleep(150 * time.Millisecond); return nil }, "commit"))
-		slower.set(on(func(context.Context, string) error { time.Sleep(80 * time.Millisecond); return nil }, "commit"))
+		slow.set(on(takes(150*time.Millisecond), "commit"))
+		slower.set(on(takes(80*time.Millisecond), "commit"))
 		deaf.set(on(refuse, "release"))
 		var wg sync.WaitGroup
 		var errA error
@@ -531,7 +520,7 @@ func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
 			w.WriteHeader(http.StatusOK)
 			time.Sleep(load)
 			store.reset()
-			store.set(on(func(context.Context, string) error { time.Sleep(400 * time.Millisecond); return nil }, "get"))
+			store.set(on(takes(400*time.Millisecond), "get"))
 		})
 		start := time.Now()
 		s.get("http://example.com/")

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,14 +52,7 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 func TestUnshared_FailureIsRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, ErrorTTL: 20 * time.Second})
-		f.each(func(p *process) {
-			p.store.limit = func(e driver.Entry) error {
-				if len(e.Value) > 0 {
-					return driver.ErrTooLarge
-				}
-				return nil
-			}
-		})
+		f.each(takesNoValues)
 		f.processes[0].Get(t.Context(), "k")
 		f.origin.fail = func(int) error { return errOrigin }
 		for range 90 {
@@ -107,8 +99,7 @@ func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second})
 		p := f.processes[0]
-		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, TTL: time.Hour})
+		driver.Set(t.Context(), f.store, "test:k", driver.Entry{Kind: driver.KindUnshared, TTL: time.Hour})
 		f.origin.build = 500 * time.Millisecond // shorter than a waiting flight's pause between two looks
 		go p.Get(context.Background(), "another")
 		synctest.Wait()
@@ -266,61 +257,12 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 	}
 }
 
-func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
-	for _, stored := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			var loads atomic.Int32
-			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: time.Minute}
-			if stored {
-				o.Fleet.Store = memstore.New()
-			}
-			c := loaderOf(t, func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
-				n := loads.Add(1)
-				time.Sleep(time.Duration(n) * time.Millisecond)
-				return firstLives(n), nil
-			}, o)
-			last := 0
-			for range 4 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				v, err := c.Get(ctx, "k")
-				cancel()
-				if err != nil || version(v) <= last-1 {
-					t.Errorf("stored=%t: Get = %q, %v after v%d", stored, v, err, last)
-					break
-				}
-				last = version(v)
-				time.Sleep(time.Second)
-			}
-			// without Patience the stale value is served
-			o.Patience = 0
-			loads.Store(0)
-			d := loaderOf(t, func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
-				return firstLives(loads.Add(1)), nil
-			}, o)
-			d.Get(t.Context(), "k2")
-			time.Sleep(time.Second)
-			d.Get(t.Context(), "k2") // v1, and v2 in the background
-			synctest.Wait()
-			if v, _ := d.Get(t.Context(), "k2"); v == "v1" {
-				t.Errorf("stored=%t: Get = v1 after its successor was made", stored)
-			}
-		})
-	}
-}
-
 // A value that the store does not take is loaded by all processes at one time.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
 		f := newFleet(t, n, by, bellwether.Options{})
-		f.each(func(p *process) {
-			p.store.limit = func(e driver.Entry) error {
-				if len(e.Value) > 0 {
-					return driver.ErrTooLarge
-				}
-				return nil
-			}
-		})
+		f.each(takesNoValues)
 		for round := range 3 {
 			f.origin.set(func(o *source) { o.loads = 0 })
 			got := f.get(m, "k")
@@ -360,29 +302,13 @@ func TestFleet_ValuesWithoutALife(t *testing.T) {
 	})
 }
 
-// firstLives returns the result of the nth load. Only the first result may be kept.
-func firstLives(n int32) bellwether.Result[string] {
-	result := bellwether.Result[string]{Value: fmt.Sprint("v", n)}
-	if n > 1 {
-		result.Freshness = &bellwether.Freshness{}
-	}
-	return result
-}
-
 // A load for an unshared key fails after the key was invalidated, and marked again, elsewhere. The
 // failure does not answer a call that came after the invalidation.
 func TestUnshared_FailureFromBeforeAnInvalidation(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
-		f.each(func(p *process) {
-			p.store.set(on(refuse, "notice"))
-			p.store.limit = func(e driver.Entry) error {
-				if len(e.Value) > 0 {
-					return driver.ErrTooLarge
-				}
-				return nil
-			}
-		})
+		f.each(takesNoValues)
+		f.each(func(p *process) { p.store.set(on(refuse, "notice")) })
 		builds := func(d time.Duration) { f.origin.set(func(o *source) { o.build = d }) }
 		builds(500 * time.Millisecond)
 		f.origin.set(func(o *source) {

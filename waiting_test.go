@@ -45,7 +45,7 @@ func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
 	})
 }
 
-// If the locker's push fails, waiters poll the store and do not take over from a working holder.
+// If the locker's push fails or comes early, waiters poll the store and do not take over from a working holder.
 func TestFleet_WatchFaults(t *testing.T) {
 	closed := make(chan struct{})
 	close(closed)
@@ -55,6 +55,13 @@ func TestFleet_WatchFaults(t *testing.T) {
 		"panics":  func(p *process) { p.locker.set(on(func(context.Context, string) error { panic("adapter") }, "watch")) },
 		"closes at once": func(p *process) {
 			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return closed, nil }))
+		},
+		"closes early, as at each renewal": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) {
+				c := make(chan struct{})
+				time.AfterFunc(time.Second/3, func() { close(c) })
+				return c, nil
+			}))
 		},
 		"never closes": func(p *process) {
 			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return make(chan struct{}), nil }))
@@ -69,25 +76,6 @@ func TestFleet_WatchFaults(t *testing.T) {
 			f.wantPatience(t)
 		})
 	}
-}
-
-// A push may come early, as at each renewal, and does not mean that the holder has ended.
-func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, push, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: time.Second}})
-		f.origin.build = 20 * time.Second
-		early := func() (<-chan struct{}, error) {
-			c := make(chan struct{})
-			time.AfterFunc(time.Second/3, func() { close(c) })
-			return c, nil
-		}
-		f.each(func(p *process) { p.locker.watch.Store(&early) })
-		got := f.get(10, "k")
-		if got.values["v1"] != 40 || got.slowest > 21*time.Second {
-			t.Errorf("slowest %v: %v", got.slowest, got.count)
-		}
-		f.wantLoads(t, 1)
-	})
 }
 
 // wantPatience has all processes wait for one load, without calls of the engines in a loop.

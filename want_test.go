@@ -72,16 +72,6 @@ func (c *counted) wantGet(t *testing.T, w items.Want[string], value string) {
 // fromNow accepts only a value loaded after the call.
 var fromNow = items.Want[string]{Accept: func(*items.Item[string], instant) bool { return false }}
 
-func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
-		c.wantGet(t, items.Want[string]{}, "v1")
-		c.wantGet(t, items.Want[string]{}, "v1")
-		c.wantGet(t, fromNow, "v2")
-		c.wantGet(t, items.Want[string]{}, "v2")
-	})
-}
-
 func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})

@@ -97,31 +97,6 @@ func TestBatchWindow_Close(t *testing.T) {
 	})
 }
 
-// A caller that leaves an open window does not end the batch's read, which later callers need.
-func TestBatchWindow_FirstCallerLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin := &batchSource{}
-		o := bellwether.Options{TTL: time.Hour, BatchWindow: 100 * time.Millisecond}
-		o.Fleet = bellwether.Fleet{Store: farStore(memstore.New()).batching(), Locker: locallock.New(), Namespace: "n"}
-		c := batchCache(t, origin.load, o)
-		ctx, leave := context.WithCancel(t.Context())
-		go c.Get(ctx, "a")
-		time.Sleep(10 * time.Millisecond)
-		leave()
-		time.Sleep(10 * time.Millisecond)
-		if v, err := c.Get(t.Context(), "b"); v == "" || err != nil {
-			t.Errorf("Get = %q, %v", v, err)
-		}
-		if s := c.Stats(); s.Degraded != 0 || s.EngineErrors != 0 {
-			t.Errorf("%d loads without a lease, %d engine errors, want 0", s.Degraded, s.EngineErrors)
-		}
-		batchCache(t, origin.load, o).Get(t.Context(), "b")
-		if loads := origin.loads(); len(loads) != 1 {
-			t.Errorf("%d loads, want 1 in the fleet", len(loads))
-		}
-	})
-}
-
 // The store answers a batch key by key, and callers leave: one before its key is answered, and one
 // after that. The read goes on for the third.
 func TestBatchWindow_CallersLeaveDuringTheRead(t *testing.T) {
