@@ -27,3 +27,32 @@ func TestTimes(t *testing.T) {
 		t.Errorf("%v: what is long ago is not forgotten", b.Slower())
 	}
 }
+
+// A share of a hedge for each load makes a hedge, unless half of the latest builds were slow.
+func TestHedges(t *testing.T) {
+	var h Hedges
+	take := func(want bool, when string) {
+		t.Helper()
+		if got := h.Take(); got != want {
+			t.Errorf("%s: %v, want %v", when, got, want)
+		}
+	}
+	take(false, "at first")
+	h.Earn(0.5)
+	take(false, "after half a share")
+	h.Earn(0.5)
+	take(true, "after a whole share")
+	take(false, "after the only hedge")
+	h.Earn(2 * maxHedges)
+	for range slowBuilds {
+		take(true, "with few slow builds")
+		h.Note(true)
+	}
+	take(false, "with a slow origin")
+	for range 9 {
+		h.Note(false)
+	}
+	take(true, "with a quicker origin")
+	take(true, "with the last saved hedge")
+	take(false, "with no hedge left")
+}
