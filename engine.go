@@ -46,7 +46,7 @@ type engine[V any] struct {
 	observers observers
 	entered   func(key string, p phase) // of a test, see enter; set before the first use
 	tellings  tellings.Queue
-	pending   pendingKeys
+	pending   pendingSet
 	sweeps    *sweeplog.Replica                                   // nil: no log of sweeps
 	traits    func(*items.Item[V]) (tags []string, signpost bool) // for sweeps
 	unlooked  atomic.Int64                                        // flights and batches before their first look

@@ -3,30 +3,33 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file repeats invalidations by unsafe requests while the store is silent. Such a request has its
+// This file repeats the failed invalidations of unsafe requests, in rounds. Such a request has its
 // response: no client repeats it.
 
-// maxPending is the most keys whose invalidation waits to be repeated. Any client can send unsafe requests.
-const maxPending = 4096
+const (
+	// maxPending is the most keys whose invalidation waits. Any client can send unsafe requests.
+	maxPending = 4096
+	// maxSilent is the number of calls without an answer that ends a round: a dead server's keys must
+	// not cost a call each.
+	maxSilent = 16
+	// longestRound is the longest pause before a round. A store that drops the key, and answers too
+	// late, loses the key's responses once more in each round.
+	longestRound = 16 * time.Second
+)
 
-// A pendingKeys is the keys of the next repetition.
-type pendingKeys struct {
-	mu   sync.Mutex          // guards keys
-	keys map[string]struct{} // nil: no repetition is to come
-}
-
-func (p *pendingKeys) take() map[string]struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	keys := p.keys
-	p.keys = nil
-	return keys
+// A pendingSet is the keys whose invalidation waits.
+type pendingSet struct {
+	mu      sync.Mutex // guards the fields below
+	keys    map[string]struct{}
+	repeats bool // a goroutine makes the rounds
 }
 
 // invalidateLater repeats the invalidation of a key until the store answers, or the cache closes.
@@ -34,31 +37,64 @@ func (e *engine[V]) invalidateLater(key string) {
 	p := &e.pending
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.keys == nil:
-		p.keys = map[string]struct{}{key: {}}
-		e.behind(e.repeatInvalidations)
-	case len(p.keys) < maxPending:
-		p.keys[key] = struct{}{}
+	if len(p.keys) >= maxPending {
+		return
+	}
+	if p.keys == nil {
+		p.keys = make(map[string]struct{})
+	}
+	p.keys[key] = struct{}{}
+	if !p.repeats {
+		p.repeats = true
+		e.behind(func() { e.repeatInvalidations(gate.Pause) })
 	}
 }
 
-func (e *engine[V]) repeatInvalidations() {
+// repeatInvalidations makes one round after the pause, or when the store's breaker closes.
+func (e *engine[V]) repeatInvalidations(pause time.Duration) {
+	defer e.nextRound(min(2*pause, longestRound)) // also after a Goexit of the adapter
 	select {
 	case <-e.writes.Closing():
-	case <-time.After(gate.Pause):
+	case <-time.After(pause):
 	case <-e.open.Done():
 		return
 	}
-	for key := range e.pending.take() {
-		// Unlike a user's own write, this call is not made while the store's breaker is open.
-		err := gate.AskErr(e.open, e.writes, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error {
-			return e.Store.Invalidate(ctx, e.engineKey(key))
+	silent := 0
+	for _, key := range e.pending.all() {
+		if silent == maxSilent || e.open.Err() != nil {
+			return
+		}
+		e.pending.drop(key) // before the call: an unsafe request during the call needs a call after it
+		// Past the gate: the keys of a dead server must not take the turns and the probes of other keys.
+		_, err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
 		})
 		if errors.Is(err, ErrUnavailable) {
+			silent++
 			e.invalidateLater(key)
 			continue
 		}
 		e.voidAll(key) // the near tier may have the store's entry again
 	}
+}
+
+func (e *engine[V]) nextRound(pause time.Duration) {
+	p := &e.pending
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.repeats = len(p.keys) > 0 && e.open.Err() == nil; p.repeats {
+		e.behind(func() { e.repeatInvalidations(pause) })
+	}
+}
+
+func (p *pendingSet) all() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.keys))
+}
+
+func (p *pendingSet) drop(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.keys, key)
 }

@@ -146,3 +146,31 @@ func TestTurns_ProbeBesideCallsThatHang(t *testing.T) {
 		}
 	})
 }
+
+// A call that finds no other call in the queue keeps the bound of a probe, and overtakes no waiting call.
+func TestTurns_WithoutAQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTurns(boundTimeout)
+		tr.probing = time.Now().Add(boundTimeout)
+		for range fewTurns {
+			tr.take(t.Context(), &tr.others)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if tr.take(ctx, &tr.others) == nil {
+			t.Error("a call beyond fewTurns runs during a probe")
+		}
+		waits := true
+		go func() {
+			tr.take(context.Background(), &tr.holders)
+			waits = false
+		}()
+		time.Sleep(boundTimeout) // the probe's time is over, and its timer is not there
+		tr.take(t.Context(), &tr.others)
+		synctest.Wait()
+		if waits {
+			t.Error("a call has overtaken a waiting call")
+			tr.resume()
+		}
+	})
+}

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
@@ -99,15 +98,13 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-// notInvalidated reports an error, and repeats the invalidation if the store was silent: the client of an
-// unsafe request has its response, and does not repeat it.
+// notInvalidated has the cache repeat a failed invalidation: the client of an unsafe request has its
+// response, and does not repeat the request.
 func (m *Middleware) notInvalidated(err error, keys ...string) {
-	m.cache.OnError(keys[0], err)
-	if errors.Is(err, fault.ErrUnavailable) {
-		for _, key := range keys {
-			m.cache.InvalidateLater(key)
-		}
+	for _, key := range keys {
+		m.cache.InvalidateLater(key)
 	}
+	m.cache.OnError(keys[0], err) // user code, which may call Goexit
 }
 
 // maxSoftUnsafe is the invalidations a minute up to which unsafe requests write to the log: a tenth of
