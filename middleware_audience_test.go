@@ -733,3 +733,19 @@ func TestAudience_FailingOriginAndTheAuthorizedHerd(t *testing.T) {
 		})
 	}
 }
+
+// A Cookie is no part of the key: the handler says whether clients share its page.
+func TestAudience_Cookie(t *testing.T) {
+	for field, want := range map[string]string{"": "user=ann", "Cache-Control: private": "user=bob", "Vary: Cookie": "user=bob"} {
+		inBubble(t, field, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+				if name, value, ok := strings.Cut(field, ": "); ok {
+					w.Header().Set(name, value)
+				}
+				io.WriteString(w, r.Header.Get("Cookie"))
+			})
+			s.wantBody(t, "user=ann", "http://a/p", "Cookie", "user=ann")
+			s.wantBody(t, want, "http://a/p", "Cookie", "user=bob")
+		})
+	}
+}
