@@ -48,7 +48,7 @@ func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 		var slow []*client
 		for _, p := range paths[:4] {
 			w := heldClient()
-			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
+			all.Go(func() { w.ask(s.handler, request("GET", "http://h"+p)) })
 			<-w.full
 			slow = append(slow, w)
 		}
@@ -88,7 +88,7 @@ func TestBodies_MaxHeldOfStored(t *testing.T) {
 		var all sync.WaitGroup
 		slow := func(path string) *client {
 			w := heldClient()
-			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+path)) })
+			all.Go(func() { w.ask(s.handler, request("GET", "http://h"+path)) })
 			<-w.full
 			return w
 		}
@@ -129,7 +129,7 @@ func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 		for _, path := range []string{"/a", "/b", "/c"} {
 			w := heldClient()
 			clients = append(clients, w)
-			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+path)) })
+			all.Go(func() { w.ask(s.handler, request("GET", "http://h"+path)) })
 			<-w.full
 			synctest.Wait()
 		}

@@ -47,6 +47,16 @@ func slowClient(rate int) *client {
 	return w
 }
 
+// ask has h answer r. As below a server, nothing is left of a response that is broken off.
+func (w *client) ask(h http.Handler, r *http.Request) {
+	defer func() {
+		if p := recover(); p != nil && p != http.ErrAbortHandler {
+			panic(p)
+		}
+	}()
+	h.ServeHTTP(w, r)
+}
+
 // breakOff acts as a deadline that has passed when it is set.
 func (w *client) breakOff(time.Time) error {
 	if !w.broke.Swap(true) {

@@ -214,8 +214,9 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 			StaleIfError:         s.StaleIfError,
 			AnyLanguageOrder:     o.AnyLanguageOrder,
 			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
+			Credentials:          []string{"Authorization"},
 		},
-		Credentials: []string{"Authorization"}, Hidden: o.HiddenFields,
+		Hidden: o.HiddenFields,
 	}
 	if decide := o.Freshness; decide != nil {
 		po.Rules.Freshness = func(r *http.Request, status int, header http.Header, age time.Duration, f httpcache.Freshness) httpcache.Freshness {
@@ -225,7 +226,7 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 		}
 	}
 	for _, name := range o.CredentialFields {
-		po.Credentials = append(po.Credentials, http.CanonicalHeaderKey(name))
+		po.Rules.Credentials = append(po.Rules.Credentials, http.CanonicalHeaderKey(name))
 	}
 	if o.Key != nil {
 		po.Key = func(r *http.Request) (url, variant string, ok bool) {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -81,6 +82,30 @@ func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 }
 
 // Bodies above MaxBodyBytes do not end hit-for-miss. A Content-Length within MaxBodyBytes does.
+// A client with a Cookie makes a no-cache page uncacheable. The next client without one ends that.
+func TestHitForMiss_CheckedEndsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"1"`)
+			if r.Header.Get("If-None-Match") == `"1"` {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p", "Cookie", "a=b")
+		var last *httptest.ResponseRecorder
+		for range 4 {
+			last = s.get("http://a/p")
+			time.Sleep(time.Second)
+		}
+		if status := last.Header().Get("Cache-Status"); last.Body.String() != "page" || !strings.Contains(status, "fwd-status=304") {
+			t.Errorf("%q, Cache-Status %q: not validated", last.Body, status)
+		}
+	})
+}
+
 func TestHitForMiss_TooLargeStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var size, announced atomic.Int64

@@ -324,7 +324,7 @@ func TestReply_CacheStatus(t *testing.T) {
 func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=10")
+			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=20")
 			io.WriteString(w, "a")
 			time.Sleep(30 * time.Second)
 			io.WriteString(w, "b")

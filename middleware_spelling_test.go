@@ -138,8 +138,8 @@ func TestSpelling_BehindARouter(t *testing.T) {
 // A field with "_" in its name, which gateways to CGI take for "-", does not reach a shared page's handler.
 func TestSpelling_AliasesBeforeAGateway(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
-		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match", "Host"} {
-			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match", "X_Session_Key", "Host"} {
+			s := newSite(t, bellwether.HTTPOptions{CredentialFields: []string{"X-Session-Key"}}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				w.Header().Set("Content-Location", "/p")
 				for name, values := range r.Header {
@@ -152,6 +152,23 @@ func TestSpelling_AliasesBeforeAGateway(t *testing.T) {
 			}
 			s.wantBody(t, "API_KEY[k]", "http://a/q", "Api_Key", "k") // other fields with "_" reach the handler
 		}
+	}
+}
+
+// An alias of a field in Vary makes a variant of its own.
+func TestSpelling_AliasOfAVaryField(t *testing.T) {
+	for _, name := range []string{"Accept_Language", "accept_language"} {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", "Accept-Language")
+			fmt.Fprintf(w, "%v%v", r.Header["Accept-Language"], r.Header["Accept_language"])
+		})
+		for _, fields := range [][]string{{name, "evil"}, {"Accept-Language", "de", name, "evil"}} {
+			s.get("http://a/p", fields...)
+			s.wantBody(t, "[][]", "http://a/p")
+			s.wantBody(t, "[de][]", "http://a/p", "Accept-Language", "de")
+		}
+		s.wantCalls(t, 4)
 	}
 }
 

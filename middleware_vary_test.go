@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -418,6 +419,28 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 }
 
 // An unusual spelling of a field's value does not reach the handler of a shared page.
+// An outer handler changes a field for the inner handlers, and restores it when they have returned. The
+// first client leaves before the response, which is a variant for the field that its handler has seen.
+func TestVary_FieldRestoredByAnOuterHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", "X-Tenant")
+			fmt.Fprint(w, "page of ", r.Header.Get("X-Tenant"))
+		})
+		ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer leave()
+		r := request("GET", "http://a/p", "X-Tenant", "inner").WithContext(ctx)
+		s.do(r)
+		r.Header.Set("X-Tenant", "outer")
+		time.Sleep(time.Second)
+		s.wantBody(t, "page of outer", "http://a/p", "X-Tenant", "outer")
+		s.wantBody(t, "page of inner", "http://a/p", "X-Tenant", "inner")
+		s.wantCalls(t, 2)
+	})
+}
+
 func TestVary_SpellingsOfAField(t *testing.T) {
 	for _, tt := range []struct {
 		name, odd, usual, want string

@@ -2,7 +2,10 @@ package bellwether_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -67,4 +70,33 @@ func TestPace_OverMaxBodyAllAreSlow(t *testing.T) {
 		all.Wait()
 		s.wantCalls(t, 1)
 	})
+}
+
+// A stored body that a client has stopped reading breaks off, also under an outer ResponseWriter that
+// has removed the Content-Length, and the deadlines of the connection.
+func TestPace_StoredBodyBreaksOff(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Range", "bytes=1-"}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=6000")
+				io.WriteString(w, strings.Repeat("x", 1<<20))
+			})
+			s.get("http://a/p")
+			w := &stallingWriter{ResponseRecorder: httptest.NewRecorder()}
+			defer func() {
+				if p := recover(); p != http.ErrAbortHandler {
+					t.Errorf("%v: the panic %v, want ErrAbortHandler, after %d bytes", fields, p, w.Body.Len())
+				}
+			}()
+			s.handler.ServeHTTP(w, request("GET", "http://a/p", fields...))
+		})
+	}
+}
+
+// A stallingWriter takes five minutes for each write.
+type stallingWriter struct{ *httptest.ResponseRecorder }
+
+func (w *stallingWriter) Write(p []byte) (int, error) {
+	time.Sleep(5 * time.Minute)
+	return w.ResponseRecorder.Write(p)
 }

@@ -59,7 +59,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking, outcomeTimeIsUp: stateGivenUp},
 }
 
-// rebuild goes from state to state until the flight has landed. Otherwise it returns the error that
+// rebuild goes from state to state. It returns nil when the flight has landed, and otherwise the error that
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
@@ -131,7 +131,7 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is the number of void loads before a flight gives up. Void is a load that was fenced at
+// maxRefused is the number of void loads with which a flight ends. Void is a load that was fenced at
 // the commit, or whose key was invalidated since the claim. The last load's value then answers only
 // callers that asked before this load. Otherwise a store that refuses every commit, or an invalidation
 // during each load, would leave all callers without an answer.

@@ -30,6 +30,9 @@ type Options struct {
 	// Retargeting is the set of request fields that choose another target. Nil: the known fields.
 	Retargeting *Retargeting
 
+	// Credentials are the names, in canonical form, of the request fields that identify a client.
+	Credentials []string
+
 	// Freshness returns another freshness for a shareable response of that age and with the
 	// freshness f. Only the three durations count. Nil: f.
 	Freshness func(r *http.Request, status int, resp http.Header, age time.Duration, f Freshness) Freshness

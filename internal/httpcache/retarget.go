@@ -98,29 +98,34 @@ func OverridesMethod(method string, req http.Header) bool {
 	return false
 }
 
-// isAlias reports whether a field's name, with "-" for each "_", is a retargeting field, a method
-// field or a condition. A gateway such as net/http/cgi maps both names to the same one.
-func (t *Retargeting) isAlias(name string) bool {
+// aliased returns the canonical name for which a gateway such as net/http/cgi takes a field's name with
+// a "_". Empty: the name has none.
+func aliased(name string) string {
 	if !strings.Contains(name, "_") {
-		return false
+		return ""
 	}
-	name = http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
-	return t.names[name] || slices.Contains(methodFields, name) || slices.Contains(conditions, name)
+	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
+}
+
+// isAlias reports whether a field's name is an alias of a retargeting field, a method field, a condition
+// or a credential.
+func (opt *Options) isAlias(name string) bool {
+	name = aliased(name)
+	return name != "" && (opt.retargeting().names[name] || slices.Contains(methodFields, name) ||
+		slices.Contains(conditions, name) || slices.Contains(opt.Credentials, name))
 }
 
 // RemoveAliases removes the fields from req that a handler may mistake for a field that this
 // package looks up by its own name only. No honest client sends such a field.
 func (opt *Options) RemoveAliases(req http.Header) {
-	t := opt.retargeting()
 	remove(req, methodFields) // their method is the request's own, see OverridesMethod
-	maps.DeleteFunc(req, func(name string, _ []string) bool { return t.isAlias(name) })
+	maps.DeleteFunc(req, func(name string, _ []string) bool { return opt.isAlias(name) })
 }
 
 // Aliased reports whether RemoveAliases would remove a field.
 func (opt *Options) Aliased(req http.Header) bool {
-	t := opt.retargeting()
 	for name := range req {
-		if t.isAlias(name) {
+		if opt.isAlias(name) {
 			return true
 		}
 	}

@@ -60,12 +60,14 @@ func VariantKey(names []string, req http.Header, opt Options) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// selection is the names and their values' normal form, each with its length, so no two are equal.
+// selection is the names and their values' normal form, each with its length, so no two are equal. An
+// alias of a name is another variant, since a handler behind a gateway may take it for the field itself.
 func selection(names []string, req http.Header, opt Options) (b []byte) {
 	appendString := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
 		b = append(b, s...)
 	}
+	aliases := aliasesIn(req)
 	for _, name := range names {
 		appendString(name)
 		var values []string
@@ -74,6 +76,12 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 		} else {
 			name = http.CanonicalHeaderKey(name)
 			values = normal(name, req[name], opt)
+			for _, alias := range aliases {
+				if aliased(alias) == name {
+					values = append(slices.Clip(values), "\n"+alias) // no value has a line break
+					values = append(values, req[alias]...)
+				}
+			}
 		}
 		// No values: an absent field, which matches only an absent one. An empty field has one value.
 		b = binary.AppendUvarint(b, uint64(len(values)))
@@ -82,6 +90,17 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 		}
 	}
 	return b
+}
+
+// aliasesIn returns the names of req that may be aliases of other fields, sorted.
+func aliasesIn(req http.Header) (names []string) {
+	for name := range req {
+		if strings.Contains(name, "_") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Normalise gives each field of req its normal form, so one [VariantKey] means the same values.

@@ -130,17 +130,18 @@ func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !
 
 // joinableUntil is the moment from which new callers no longer join the response.
 //
-//   - A response that may be served stale takes callers to its end.
-//   - A response that must not be served stale (RFC 9111 section 4.2.4) takes callers while it is
-//     fresh. Later callers wait for its end, and for the next response.
+//   - A response for everyone takes callers while it is fresh or may be served stale (RFC 9111 section
+//     4.2.4). Later callers wait for its end, and for the next response.
 //   - An error for one client takes only the callers that already wait.
+//   - A response for one client has no other readers.
 func (d *decision) joinableUntil(now instant) instant {
 	res := d.content()
 	switch {
 	case d.audience == audience.Alike:
 		return now + 1
-	case d.audience == audience.Everyone && res.freshness.NoStale:
-		return durations.Add(now+1, max(0, res.freshness.Lifetime-res.live.age))
+	case d.audience == audience.Everyone:
+		f := res.freshness
+		return durations.Add(now+1, max(0, durations.Add(f.Lifetime, f.StaleWhileRevalidate)-res.live.age))
 	}
 	return forever
 }

@@ -30,6 +30,7 @@ type pacedWriter struct {
 	drop  func()        // gives up the client's place in the body; nil if it has none
 	timer *time.Timer   // runs during a write
 	ended chan struct{} // closed when the timer's function has returned
+	gone  bool          // a write took too long
 }
 
 func paced(w http.ResponseWriter, parts int, drop func()) *pacedWriter {
@@ -61,10 +62,19 @@ func (p *pacedWriter) within(do func() error) (err error) {
 	p.timer.Reset(p.patience())
 	defer func() { // also on a panic: the timer must not touch the ResponseWriter afterwards
 		if p.stalled() {
-			err = errStalled
+			p.gone, err = true, errStalled
 		}
 	}()
 	return do()
+}
+
+// breakOff breaks the response off if a write took too long. An outer ResponseWriter may have removed the
+// Content-Length, and would end the part that is sent as a whole body.
+func (p *pacedWriter) breakOff(r *http.Request) {
+	if p.gone {
+		reset(p.w, r)
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // A pacedResponse is the ResponseWriter of an answer to a Range. A pacedWriter writes its body.

@@ -35,9 +35,8 @@ type Options struct {
 	Unsafe                  Unsafe
 	InvalidateLocations     bool
 
-	Rules       httpcache.Options
-	Credentials []string // names of request fields
-	Hidden      []string // names of response fields
+	Rules  httpcache.Options
+	Hidden []string // names of response fields
 }
 
 // An Unsafe is the effect of an unsafe request on stored responses.

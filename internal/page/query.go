@@ -31,6 +31,18 @@ type query struct {
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
 	// variant's flight must not wait again. Nil before the first wait.
 	budget *gate.Budget
+	owns   bool // see ownHeader
+}
+
+// ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the
+// client's request, whose header an outer handler may change from then on.
+func (q *query) ownHeader() {
+	if q.owns {
+		return
+	}
+	q.owns = true
+	q.request.Header = q.request.Header.Clone()
+	q.target.header = q.request.Header
 }
 
 // want returns the request's conditions on an answer under key. The usual request has none.
@@ -84,7 +96,7 @@ func (q *query) client() string {
 	var b strings.Builder
 	b.WriteByte(0) // no Cookie contains a zero byte
 	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
-	for _, name := range q.m.options.Credentials {
+	for _, name := range q.m.options.Rules.Credentials {
 		fmt.Fprintf(&b, "%q", q.r.Header[name])
 	}
 	if c := clientCertificate(q.r); c != nil {

@@ -154,7 +154,8 @@ func (s stored) write(w http.ResponseWriter, r *http.Request, status httpcache.S
 	w.WriteHeader(s.status)
 	p, end := s.pacedTo(w)
 	defer end()
-	s.body.WriteTo(p) // on an error the client is gone or too slow: the server sees that the body is short
+	s.body.WriteTo(p)
+	p.breakOff(r)
 }
 
 func (s stored) pacedTo(w http.ResponseWriter) (p *pacedWriter, end func()) {
@@ -184,6 +185,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		p, end := s.pacedTo(w)
 		defer end()
 		http.ServeContent(pacedResponse{w, p}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
+		p.breakOff(r)
 	default:
 		s.write(w, r, status)
 	}

@@ -73,7 +73,7 @@ func seenByKey(r *http.Request, header http.Header) *http.Request {
 
 // hasCredentials reports whether a request identifies its client.
 func (m *Middleware) hasCredentials(r *http.Request) bool {
-	for _, name := range m.options.Credentials {
+	for _, name := range m.options.Rules.Credentials {
 		if r.Header[name] != nil {
 			return true
 		}

@@ -229,6 +229,7 @@ func (q *query) call(signpost *Item) *call {
 // Bind makes the handler's run the load of a flight that the call begins.
 func (c *call) Bind() Loader {
 	q := c.query
+	q.ownHeader()
 	r := detach(q.r, c.route)
 	if t := q.target.url; t != q.r {
 		retarget(r, t)
