@@ -114,7 +114,7 @@ var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
 // loads after an outage would go on without a lease.
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
-	key := e.engineKey(probeKey)
+	key := e.ownName(probeKey)
 	err := gate.AskErr(ctx, e.writes, probeKey, r.budget, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {

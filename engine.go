@@ -136,6 +136,10 @@ func (e *engine[V]) engineKey(key string) string {
 	return e.Namespace + ":" + key
 }
 
+// ownName is the name, in the engines, of a key of the cache's own, such as the log of sweeps. The keys
+// begin with a zero byte, where a caller's key has the namespace's colon, or a host.
+func (e *engine[V]) ownName(key string) string { return e.Namespace + key }
+
 // ownKey is the reverse of engineKey. It returns false for a key of another namespace.
 func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 	if e.Namespace == "" {

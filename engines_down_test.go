@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -300,6 +301,26 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		p.store.reset()
 		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
 			t.Error("the near tier still has the value")
+		}
+	})
+}
+
+// One key's errors do not make an engine count as down, however long the EngineTimeout.
+func TestFleet_OneFailingKeyWithoutATimeLimit(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.only = func(key string) bool { return key == "bad" }
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			Fleet: bellwether.Fleet{Store: store, EngineTimeout: math.MaxInt64},
+		})
+		store.set(on(refuse, "get", "claim"))
+		for _, key := range []string{"good", "bad"} {
+			if v, err := c.Get(t.Context(), key); v != "v" || err != nil {
+				t.Errorf("%s: %q, %v", key, v, err)
+			}
+		}
+		if !c.Stats().StoreUp {
+			t.Error("the store counts as down")
 		}
 	})
 }

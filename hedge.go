@@ -84,7 +84,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	// As long as the holder's rebuild may last: no renewal is needed, and the rebuild has at most one
 	// hedge.
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
-		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
+		return e.Locker.TryAcquire(ctx, e.ownName(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
 		e.hedges.Earn(1)

@@ -239,7 +239,7 @@ func TestHedge_CloseGivesItsLeaseBack(t *testing.T) {
 			t.Fatal("no hedge")
 		}
 		f.processes[1].Close()
-		if _, err := f.locker.TryAcquire(t.Context(), "test:\x00hedge\x00k", time.Second); err != nil {
+		if _, err := f.locker.TryAcquire(t.Context(), "test\x00hedge\x00k", time.Second); err != nil {
 			t.Errorf("after Close: %v", err)
 		}
 		<-first

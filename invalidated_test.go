@@ -3,6 +3,8 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,8 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
@@ -217,5 +221,69 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An invalidation of many keys asks for each key, also while the servers of other keys are silent.
+func TestInvalidate_ManyKeysWithASilentServer(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.only = func(key string) bool { return strings.HasSuffix(key, "7") }
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Fleet: bellwether.Fleet{Store: store}})
+		store.set(on(blackHole, "invalidate"))
+		keys := make([]string, 1000)
+		for i := range keys {
+			keys[i] = fmt.Sprint(i)
+		}
+		err := c.Invalidate(t.Context(), keys...)
+		for _, key := range keys {
+			if named := strings.Contains(fmt.Sprint(err), strconv.Quote(key)+":"); named != store.only(key) {
+				t.Fatalf("the error names %s: %t", key, named)
+			}
+		}
+	})
+}
+
+// Callers' keys that look like the cache's own keys are ordinary keys.
+func TestFleet_KeysOfTheCacheItself(t *testing.T) {
+	for _, elects := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			engine := memstore.New()
+			o := bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Store: engine, Locker: locallock.New()}}
+			if elects {
+				o.Fleet = bellwether.Fleet{Engine: engine}
+			}
+			version, loads := "old", 0
+			load := func(_ context.Context, key string) (string, error) {
+				loads++
+				if key == "k" {
+					return version, nil
+				}
+				return `{"since":1}`, nil // a log without a sweep
+			}
+			a, b := cacheOf(t, load, o), cacheOf(t, load, o)
+			a.Get(t.Context(), "k")
+			version = "new"
+			if err := a.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"k"}}); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				for _, c := range []*bellwether.Cache[string]{a, b} {
+					for _, key := range []string{"\x00sweeps", "\x00probe", "\x00hedge\x00k"} {
+						c.Get(t.Context(), key)
+					}
+					if err := c.Ping(t.Context()); err != nil {
+						t.Error(err)
+					}
+					if v, err := c.Get(t.Context(), "k"); v != "new" || err != nil {
+						t.Errorf("%q, %v after the invalidation", v, err)
+					}
+					time.Sleep(2 * time.Second)
+				}
+			}
+			if loads != 5 {
+				t.Errorf("%d loads, want 5", loads)
+			}
+		})
 	}
 }

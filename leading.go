@@ -194,9 +194,8 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)
-	free := r.slot
-	r.slot = nil
-	result = a.start(watched, free)
+	result = a.start(watched, r.slot)
+	r.slot = nil // only now: the caller's context may panic or exit in start
 	e.enter(r.key, phaseLoading)
 	return result, lost
 }

@@ -198,14 +198,14 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*p
 	defer context.AfterFunc(e.open, cancel)()
 	asking, end := e.store.WhileUp(ctx)
 	defer end()
-	keys := func() (keys []string) {
+	named := func() (names []string) {
 		for _, p := range take() {
-			keys = append(keys, p.key)
+			names = append(names, e.engineKey(p.key))
 		}
-		return keys
+		return names
 	}
 	budget := gate.NewBudget(e.sharedPatience())
-	answered, _ := e.readMany(asking, e.lookout.store, key, keys, budget, func(i int, reply *storeReply) {
+	answered, _ := e.readMany(asking, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
 		take()[i].reply <- reply
 	})
 	for i, p := range take() {

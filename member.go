@@ -182,12 +182,12 @@ func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 
 // readOnce starts the members for which the store answers. It returns the others, and the reason.
 func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
-	keys := make([]string, len(members))
+	names := make([]string, len(members))
 	for i, m := range members {
-		keys[i] = m.key
+		names[i] = b.engine.engineKey(m.key)
 	}
 	lost := b.engine.EngineTimeout - budget.Left()
-	answered, err := b.engine.readMany(ctx, store, keys[0], func() []string { return keys }, budget, func(i int, reply *storeReply) {
+	answered, err := b.engine.readMany(ctx, store, members[0].key, func() []string { return names }, budget, func(i int, reply *storeReply) {
 		members[i].startFlight(reply, lost)
 	})
 	for i, m := range members {

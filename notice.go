@@ -63,25 +63,32 @@ func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
 func (e *engine[V]) receive(n driver.Notice) {
-	key, ok := e.ownKey(n.Key)
+	key, ok, apply := sweeplog.Key, true, e.applyLogNotice
+	if n.Key != e.ownName(sweeplog.Key) {
+		key, ok = e.ownKey(n.Key)
+		apply = func(n driver.Notice) { e.applyNotice(key, n) }
+	}
 	if !ok {
 		return
 	}
-	if err := fault.Guard(func() error { e.applyNotice(key, n); return nil }); err != nil {
+	if err := fault.Guard(func() error { apply(n); return nil }); err != nil {
 		e.OnError(key, &keyError{"hearing of", key, err})
+	}
+}
+
+func (e *engine[V]) applyLogNotice(notice driver.Notice) {
+	n := timedNotice{notice, e.clock.Instant(notice.Made)}
+	switch {
+	case e.sweeps == nil:
+	case n.carriesEntry():
+		e.sweeps.Learn(n.Entry)
+	default:
+		e.sweeps.Doubt()
 	}
 }
 
 func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
 	n := timedNotice{notice, e.clock.Instant(notice.Made)}
-	if key == sweeplog.Key && e.sweeps != nil {
-		if n.carriesEntry() {
-			e.sweeps.Learn(n.Entry)
-		} else {
-			e.sweeps.Doubt()
-		}
-		return
-	}
 	known, w := e.deliverNotice(key, n)
 	if known == nil {
 		return

@@ -44,17 +44,17 @@ func (e *engine[V]) pingBy(ctx context.Context, g *gate.Gate, doing string, call
 }
 
 func (e *engine[V]) pingReads(ctx context.Context) error {
-	_, err := e.Store.Get(ctx, e.engineKey(probeKey))
+	_, err := e.Store.Get(ctx, e.ownName(probeKey))
 	return err
 }
 
 func (e *engine[V]) pingWrites(ctx context.Context) error {
-	_, err := driver.Set(ctx, e.Store, e.engineKey(probeKey), probeEntry)
+	_, err := driver.Set(ctx, e.Store, e.ownName(probeKey), probeEntry)
 	return err
 }
 
 func (e *engine[V]) pingLocks(ctx context.Context) error {
-	lease, err := e.Locker.TryAcquire(ctx, e.engineKey(probeKey), e.EngineTimeout)
+	lease, err := e.Locker.TryAcquire(ctx, e.ownName(probeKey), e.EngineTimeout)
 	if err != nil {
 		return err
 	}

@@ -27,14 +27,15 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 		}
 	}()
 	// A sweep from before the Set, in a log that is read later, would take the value away.
-	e.sweeps.Follow(ctx, gate.NewBudget(e.EngineTimeout), e.NearTTL/2)
+	budget := gate.NewBudget(e.EngineTimeout)
+	e.sweeps.Follow(ctx, budget.Half(), e.NearTTL/2)
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
 	// weigh runs user code, so it comes before the lock, and before others can see the value.
 	err := fault.Guard(func() error { e.weigh(key, it); return nil })
 	if err == nil {
-		it.Epoch, err = e.setInStore(ctx, key, it)
+		it.Epoch, err = e.setInStore(ctx, key, budget, it)
 	}
 	switch {
 	case err == nil:
@@ -48,7 +49,7 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
 }
 
-func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V]) (epoch uint64, err error) {
+func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Budget, it *items.Item[V]) (epoch uint64, err error) {
 	if e.Store == nil {
 		return e.nextEpoch(), nil
 	}
@@ -56,7 +57,7 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V
 	if err != nil {
 		return 0, err
 	}
-	err = e.writeAnyway(ctx, key, func(ctx context.Context) (err error) {
+	err = e.writeAnyway(ctx, key, budget, func(ctx context.Context) (err error) {
 		epoch, err = driver.Set(ctx, e.Store, e.engineKey(key), entry)
 		return err
 	})

@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,6 +26,44 @@ func (g *gauge) enter() (leave func()) {
 func (g *gauge) work(d time.Duration) {
 	defer g.enter()()
 	time.Sleep(d)
+}
+
+// A pooledContext panics or exits in Value once the request is over, as a pooled context may.
+type pooledContext struct {
+	context.Context
+	over   atomic.Bool
+	breaks func()
+}
+
+func (c *pooledContext) Value(key any) any {
+	if c.over.Load() {
+		c.breaks()
+	}
+	return c.Context.Value(key)
+}
+
+// The context of a caller that breaks when the load begins takes no slot away.
+func TestSlots_ContextThatBreaks(t *testing.T) {
+	for name, breaks := range map[string]func(){"panics": func() { panic("used after its request") }, "exits": runtime.Goexit} {
+		inBubble(t, name, func(t *testing.T) {
+			c := cacheOf(t, func(context.Context, string) (string, error) {
+				time.Sleep(time.Second)
+				return "v", nil
+			}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
+			go c.Get(t.Context(), "first")
+			synctest.Wait()
+			ctx := &pooledContext{Context: t.Context(), breaks: breaks}
+			time.AfterFunc(100*time.Millisecond, func() { ctx.over.Store(true) })
+			if _, err := c.Get(ctx, "second"); err == nil {
+				t.Error("the load has begun with a broken context")
+			}
+			for _, key := range []string{"third", "fourth"} {
+				if v, err := c.Get(t.Context(), key); v != "v" || err != nil {
+					t.Errorf("%s: %q, %v", key, v, err)
+				}
+			}
+		})
+	}
 }
 
 // A load that outlives its loan takes a free slot, in which no other load then begins.

@@ -22,7 +22,7 @@ func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost
 	e.sweeps = sweeplog.New(sweeplog.Config{
 		Store: e.Store, Locker: e.Locker,
 		Reads: e.store, Writes: e.writes, Locks: e.locker,
-		Name:     e.engineKey(sweeplog.Key),
+		Name:     e.ownName(sweeplog.Key),
 		LeaseTTL: e.LeaseTTL, MaxWait: e.MaxWait,
 		Now: e.clock.Now, Pause: pollInterval,
 		Release: func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error {
@@ -61,8 +61,8 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	}
 	defer turn.End()
 	var log, key *storeReply
-	keys := []string{sweeplog.Key, r.key}
-	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return keys }, r.budget, func(i int, reply *storeReply) {
+	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
+	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
 		switch {
 		case i == 1:
 			key = reply

@@ -21,7 +21,7 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	if e.Store == nil {
 		return nil
 	}
-	err := e.writeAnyway(ctx, key, func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
+	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
 	if err != nil {
 		return &keyError{"invalidating", key, err}
 	}
@@ -30,10 +30,10 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 
 // writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
 // without the store, and this caller cannot.
-func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(context.Context) error) error {
-	err := gate.AskErr(ctx, e.writes, key, gate.NewBudget(e.EngineTimeout), write)
+func (e *engine[V]) writeAnyway(ctx context.Context, key string, budget *gate.Budget, write func(context.Context) error) error {
+	err := gate.AskErr(ctx, e.writes, key, budget, write)
 	if errors.Is(err, gate.ErrNotAsked) {
-		_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
+		_, err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, write(ctx)
 		})
 	}
@@ -46,6 +46,8 @@ func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(cont
 // maxInvalidations is the most keys that one call invalidates at a time.
 const maxInvalidations = 16
 
+// invalidateAll invalidates the keys. It asks the store for each: a silent server's keys say nothing about
+// the keys of the other servers.
 func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	errs := make([]error, len(keys))
 	var g errgroup.Group

@@ -47,7 +47,9 @@ func (t times) maxWait() time.Duration { return t.Rebuild + t.Lease }
 const namespace = "chaos"
 
 // ownKey is the journal's key for an engine's key.
-func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, namespace+":") }
+func ownKey(engineKey string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(engineKey, namespace), ":") // the cache's own keys have no colon
+}
 
 const (
 	fleetKeys    = 3

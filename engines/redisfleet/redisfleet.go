@@ -185,7 +185,7 @@ local holder = redis.call('SET', KEYS[2], ARGV[5], 'NX', 'GET', 'PX', ARGV[6])
 if holder and holder ~= ARGV[5] then
 	return {2, present(kept, now), holder, left(KEYS[2], ARGV[6]), digits(now)}
 end
-local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(now + ARGV[6] * 1000) .. ARGV[5])
+local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(math.min(now + ARGV[6] * 1000, 2^53 - 1)) .. ARGV[5])
 return {1, entry, epoch, digits(now)}
 `)
 

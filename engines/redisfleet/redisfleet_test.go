@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -338,6 +339,19 @@ func TestElect_ForeignTypes(t *testing.T) {
 	}
 	if got, err := eng.Elect(t.Context(), "k", e.Epoch, time.Minute); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("Elect with a list in the lease's place: %+v, %v; want ErrCorrupt", got, err)
+	}
+}
+
+// TestElect_LongestLease: the end of the longest lease fits into its note, and the entry stays.
+func TestElect_LongestLease(t *testing.T) {
+	eng := open(t, testserver.Redis(t).Addr)
+	eng.Prefix = "test:" + adapter.Token() + ":"
+	e := rebuild(t, eng, "k", time.Hour)
+	if won, err := eng.Elect(t.Context(), "k", e.Epoch, math.MaxInt64); won.Lease == nil || err != nil {
+		t.Fatalf("Elect: %+v, %v", won, err)
+	}
+	if got, err := eng.Get(t.Context(), "k"); string(got.Value) != "v" || err != nil {
+		t.Errorf("Get during the rebuild: %+v, %v", got, err)
 	}
 }
 

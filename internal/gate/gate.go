@@ -167,7 +167,7 @@ func (g *Gate) silent(timeout time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	silence := time.Since(g.heard)
-	return silence >= silenceTimeouts*timeout || len(g.failing) >= Trips && silence >= timeout
+	return silence/silenceTimeouts >= timeout || len(g.failing) >= Trips && silence >= timeout
 }
 
 // blocks reports whether the key's server counts as down. Once in each Pause it lets one call through.
