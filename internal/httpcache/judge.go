@@ -22,6 +22,9 @@ type Judgement struct {
 	Checked bool
 }
 
+// Stored reports whether a cache may store anything of the response.
+func (j Judgement) Stored() bool { return j.Shared || j.Checked }
+
 // The reasons that Judge adds to storable's.
 const (
 	ReasonNoLifetime = "no-lifetime"

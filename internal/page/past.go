@@ -74,7 +74,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 	w.before = func(status int) {
 		header, now := within(w.Header(), w.untouched), time.Now()
 		j := httpcache.Judge(q.request, status, header, sent, now, q.m.options.Rules)
-		cacheable = (j.Shared || j.Checked) && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
+		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
 			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(sent))
 		}
