@@ -219,6 +219,25 @@ func TestEngine_ServerDown(t *testing.T) {
 	lockertest.Down(t, eng, lease)
 }
 
+// awaitSubscribers waits until n engines have subscribed to releases, which they do in the background.
+func awaitSubscribers(t *testing.T, rdb *redis.Client, n int64) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		channels, err := rdb.PubSubChannels(t.Context(), "*").Result()
+		must(t, err)
+		there := int64(0)
+		for _, subscribers := range rdb.PubSubNumSub(t.Context(), channels...).Val() {
+			there += subscribers
+		}
+		if there == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d subscribers to %q, want %d", there, channels, n)
+		}
+	}
+}
+
 // TestEngine_Requests counts the requests and the commands of each operation, also those of scripts.
 func TestEngine_Requests(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
@@ -227,6 +246,7 @@ func TestEngine_Requests(t *testing.T) {
 	eng, other := open(t, meter.Addr), open(t, meter.Addr)
 	rebuild(t, eng, "warm", time.Hour) // loads the scripts and opens the connections
 	rebuild(t, other, "warm too", time.Hour)
+	awaitSubscribers(t, admin, 2)
 	e := value(0)
 	var won driver.Election
 	count := func(what string, wantTrips, wantCommands int, f func() error) {
