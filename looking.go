@@ -274,9 +274,10 @@ func (r *run[V]) logAge() time.Duration {
 }
 
 // readMany reads many keys in one request, which the gate judges as a request for key. readMany calls
-// named for their names in the store when the request's turn has come, and take for each answer as soon as the answer comes, one
-// call at a time. The result has the indexes of the keys with an answer, and the error is the reason for
-// the others. Each answer begins the time limit anew: a store that goes on answering has all the time.
+// named for their names in the store when the request's turn has come, and take for each answer as soon
+// as the answer comes, one call at a time. The result has the indexes of the keys with an answer, and the
+// error is the reason for the others. Each answer begins the time limit anew: a store that goes on
+// answering has all the time.
 func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) (map[int]bool, error) {
 	var (
 		mu       sync.Mutex // guards the fields below, until over

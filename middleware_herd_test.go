@@ -432,7 +432,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	}
 }
 
-// A response that must not be served stale is not joined after its expiry (RFC 9111 section 4.2.4).
+// A response is not joined once it may not be served any more, fresh or stale (RFC 9111 section 4.2.4).
 func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	for _, control := range []string{"max-age=2, must-revalidate", "s-maxage=2", "max-age=2", "max-age=2, stale-while-revalidate=3"} {
 		for _, store := range []driver.Store{nil, memstore.New()} {

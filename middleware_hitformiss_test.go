@@ -81,7 +81,6 @@ func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 	}
 }
 
-// Bodies above MaxBodyBytes do not end hit-for-miss. A Content-Length within MaxBodyBytes does.
 // A client with a Cookie makes a no-cache page uncacheable. The next client without one ends that.
 func TestHitForMiss_CheckedEndsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -106,6 +105,7 @@ func TestHitForMiss_CheckedEndsIt(t *testing.T) {
 	})
 }
 
+// Bodies above MaxBodyBytes do not end hit-for-miss. A Content-Length within MaxBodyBytes does.
 func TestHitForMiss_TooLargeStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var size, announced atomic.Int64

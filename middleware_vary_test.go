@@ -418,7 +418,6 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 	wg.Wait()
 }
 
-// An unusual spelling of a field's value does not reach the handler of a shared page.
 // An outer handler changes a field for the inner handlers, and restores it when they have returned. The
 // first client leaves before the response, which is a variant for the field that its handler has seen.
 func TestVary_FieldRestoredByAnOuterHandler(t *testing.T) {
@@ -441,6 +440,7 @@ func TestVary_FieldRestoredByAnOuterHandler(t *testing.T) {
 	})
 }
 
+// An unusual spelling of a field's value does not reach the handler of a shared page.
 func TestVary_SpellingsOfAField(t *testing.T) {
 	for _, tt := range []struct {
 		name, odd, usual, want string

@@ -63,21 +63,21 @@ func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
 func (e *engine[V]) receive(n driver.Notice) {
-	key, ok, apply := sweeplog.Key, true, e.applyLogNotice
-	if n.Key != e.ownName(sweeplog.Key) {
-		key, ok = e.ownKey(n.Key)
-		apply = func(n driver.Notice) { e.applyNotice(key, n) }
+	notice := timedNotice{n, e.clock.Instant(n.Made)}
+	key, ok := e.ownKey(n.Key)
+	apply := func() { e.applyNotice(key, notice) }
+	if n.Key == e.ownName(sweeplog.Key) {
+		key, ok, apply = sweeplog.Key, true, func() { e.applyLogNotice(notice) }
 	}
 	if !ok {
 		return
 	}
-	if err := fault.Guard(func() error { apply(n); return nil }); err != nil {
+	if err := fault.Guard(func() error { apply(); return nil }); err != nil {
 		e.OnError(key, &keyError{"hearing of", key, err})
 	}
 }
 
-func (e *engine[V]) applyLogNotice(notice driver.Notice) {
-	n := timedNotice{notice, e.clock.Instant(notice.Made)}
+func (e *engine[V]) applyLogNotice(n timedNotice) {
 	switch {
 	case e.sweeps == nil:
 	case n.carriesEntry():
@@ -87,8 +87,7 @@ func (e *engine[V]) applyLogNotice(notice driver.Notice) {
 	}
 }
 
-func (e *engine[V]) applyNotice(key string, notice driver.Notice) {
-	n := timedNotice{notice, e.clock.Instant(notice.Made)}
+func (e *engine[V]) applyNotice(key string, n timedNotice) {
 	known, w := e.deliverNotice(key, n)
 	if known == nil {
 		return

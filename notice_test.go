@@ -14,6 +14,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -355,6 +356,27 @@ func TestNotice_Forged(t *testing.T) {
 			wantValue(t, c, "k", "true")
 		}
 	})
+}
+
+// A notice of the log of sweeps counts in the log's own namespace. A log without sense sweeps everything.
+func TestNotice_LogOfANamespace(t *testing.T) {
+	for name, loads := range map[string]int{"test\x00sweeps": 2, "\x00sweeps": 1, "test:\x00sweeps": 1, "other\x00sweeps": 1} {
+		inBubble(t, name, func(t *testing.T) {
+			var hear func(driver.Notice)
+			s := notifiesBy(memstore.New(), func(ctx context.Context, f func(driver.Notice)) { hear = f; <-ctx.Done() })
+			loaded := 0
+			c := cacheOf(t, func(context.Context, string) (string, error) { loaded++; return "v", nil }, bellwether.Options{
+				TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Store: s, Locker: locallock.New()},
+			})
+			c.Get(t.Context(), "k")
+			synctest.Wait()
+			hear(driver.Notice{Key: name, Epoch: 1 << 52, Made: time.Now(),
+				Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("no log"), Epoch: 1 << 52, TTL: time.Hour}})
+			if c.Get(t.Context(), "k"); loaded != loads {
+				t.Errorf("%d loads, want %d", loaded, loads)
+			}
+		})
+	}
 }
 
 // A notice may arrive before NewMiddleware has returned.

@@ -78,8 +78,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 			values = normal(name, req[name], opt)
 			for _, alias := range aliases {
 				if aliased(alias) == name {
-					values = append(slices.Clip(values), "\n"+alias) // no value has a line break
-					values = append(values, req[alias]...)
+					values = slices.Concat(values, []string{"\n" + alias}, req[alias]) // no value has a line break
 				}
 			}
 		}
@@ -95,7 +94,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 // aliasesIn returns the names of req that may be aliases of other fields, sorted.
 func aliasesIn(req http.Header) (names []string) {
 	for name := range req {
-		if strings.Contains(name, "_") {
+		if aliased(name) != "" {
 			names = append(names, name)
 		}
 	}

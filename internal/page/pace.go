@@ -30,7 +30,6 @@ type pacedWriter struct {
 	drop  func()        // gives up the client's place in the body; nil if it has none
 	timer *time.Timer   // runs during a write
 	ended chan struct{} // closed when the timer's function has returned
-	gone  bool          // a write took too long
 }
 
 func paced(w http.ResponseWriter, parts int, drop func()) *pacedWriter {
@@ -62,7 +61,7 @@ func (p *pacedWriter) within(do func() error) (err error) {
 	p.timer.Reset(p.patience())
 	defer func() { // also on a panic: the timer must not touch the ResponseWriter afterwards
 		if p.stalled() {
-			p.gone, err = true, errStalled
+			err = errStalled
 		}
 	}()
 	return do()
@@ -71,9 +70,11 @@ func (p *pacedWriter) within(do func() error) (err error) {
 // breakOff breaks the response off if a write took too long. An outer ResponseWriter may have removed the
 // Content-Length, and would end the part that is sent as a whole body.
 func (p *pacedWriter) breakOff(r *http.Request) {
-	if p.gone {
+	select {
+	case <-p.ended:
 		reset(p.w, r)
 		panic(http.ErrAbortHandler)
+	default:
 	}
 }
 
