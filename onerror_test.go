@@ -27,7 +27,7 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 	}{
 		"something stale is served":                {bellwether.Options{StaleWhileRevalidate: time.Hour}, false, get, 1},
 		"a caller waits, and gets something stale": {bellwether.Options{StaleIfError: time.Hour}, false, get, 1},
-		"an early refresh":                         {bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e6}, false, get, 1},
+		"an early refresh":                         {bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e9}, false, get, 1},
 		"many keys": {bellwether.Options{StaleWhileRevalidate: time.Hour}, false, func(c *bellwether.Cache[string]) {
 			c.GetMany(context.Background(), []string{"k", "k2"})
 		}, 1},
