@@ -10,7 +10,10 @@
 // has happened, a second run of the same counts in the place of the first: the
 // file "again-X" in the place of X. The total says what passed only then. Nothing
 // is run again after a data race, a panic, a leaked goroutine, a test that did not
-// end, a failure that is no test's, or a package that does not compile.
+// end, a failure that is no test's, or a package that does not compile. A process
+// that the race detector has ended by a fault of its own is run again, although it
+// leaves a test that did not end: testing/synctest may use one of the detector's
+// contexts on two threads (go.dev/issue/78156).
 package main
 
 import (
@@ -53,6 +56,10 @@ var (
 	failSigns = []string{"panic: ", "fatal error: ", "unexpected goroutines"}
 )
 
+// detectorFault is what the race detector prints before it ends the process for a
+// fault of its own.
+const detectorFault = "ThreadSanitizer: CHECK failed: tsan_"
+
 func hasAny(output string, signs []string) bool {
 	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(output, sign) })
 }
@@ -66,6 +73,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 	output := map[id]*strings.Builder{} // of what has not passed yet
 	parents := map[id]int{}             // tests with subtests: how many of these failed
 	broken := map[string]int{}          // packages: how many of their tests failed
+	ended := map[string]bool{}          // packages: the race detector has ended the process
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
@@ -91,6 +99,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 		case "output", "build-output":
 			said.WriteString(e.Output)
 			r.grave = r.grave || hasAny(e.Output, raceSigns)
+			ended[e.Package] = ended[e.Package] || strings.Contains(e.Output, detectorFault)
 			continue
 		case "pass", "skip":
 			r.good[at] = e.Action == "pass"
@@ -114,7 +123,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			if !within {
 				r.failures = append(r.failures, at)
 			}
-			r.grave = r.grave || hasAny(said.String(), failSigns) || e.Test == "" && !within
+			r.grave = r.grave || hasAny(said.String(), failSigns) || e.Test == "" && !within && !ended[e.Package]
 			for _, above := range ancestors(e.Test) {
 				parents[id{e.Package, above}]++
 			}
@@ -133,7 +142,8 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 		if at.test == "" || said.Len() == 0 {
 			continue
 		}
-		if r.grave = true; live != nil {
+		r.grave = r.grave || !ended[at.pkg]
+		if live != nil {
 			fmt.Fprintf(live, "UNDONE %s %s\n%s", at.pkg, at.test, said)
 		}
 	}

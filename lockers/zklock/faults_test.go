@@ -277,9 +277,12 @@ func TestServerRestart(t *testing.T) {
 	held := leasetest.MustBeHeld(t, b, key)
 	freed := watch(t, b, held)
 	others := leasetest.Acquire(t, b, newKey(), time.Minute)
+	unwatched := newKey()
+	leasetest.Acquire(t, a, unwatched, time.Minute)
+	seen := leasetest.MustBeHeld(t, b, unwatched)
 
 	server.Kill()
-	_, err := b.Watch(t.Context(), held)
+	_, err := b.Watch(t.Context(), seen) // b has a watch of held, and may not know of the end yet
 	leasetest.MustBeNoAnswer(t, "Watch without a server", err)
 	leasetest.MustBeNoAnswer(t, "Ping without a server", b.Ping(t.Context()))
 	lockertest.Down(t, b, others)
