@@ -273,3 +273,31 @@ func TestFailures_InvalidatedWithoutAStore(t *testing.T) {
 		time.Sleep(10 * time.Second)
 	})
 }
+
+// A reply that was slow makes a failure look older than it is. The process believes the better reply.
+func TestFailures_SlowReplyThenQuick(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{ErrorTTL: time.Minute, MaxErrorTTL: time.Minute, Fleet: bellwether.Fleet{NearTTL: -1}})
+		f.origin.build = 10 * time.Millisecond
+		f.origin.fail = func(int) error { return errOrigin }
+		f.processes[0].Get(t.Context(), "k")
+		there, err := f.store.Get(t.Context(), "test:k")
+		if err != nil || there.Failures == 0 {
+			t.Fatalf("%+v, %v, want a failure", there, err)
+		}
+		due := time.Now().Add(there.RetryAge - there.Age)
+		p := f.processes[1]
+		slow := func(e *driver.Entry) { e.Age += 2 * time.Second }
+		p.store.tamper.Store(&slow)
+		p.Get(t.Context(), "k")
+		p.store.tamper.Store(nil)
+		time.Sleep(time.Until(due) - time.Second)
+		if p.Get(t.Context(), "k"); f.origin.loads != 1 {
+			t.Errorf("%d loads a second before the next try is due, want 1", f.origin.loads)
+		}
+		time.Sleep(time.Second)
+		if p.Get(t.Context(), "k"); f.origin.loads != 2 {
+			t.Errorf("%d loads when the next try is due, want 2", f.origin.loads)
+		}
+	})
+}

@@ -8,8 +8,7 @@ import (
 // This file checks the promises for failing loads: a failure is shared, and the next try comes when
 // it is due. The checks order and drop hold the order of failures and their end by an invalidation.
 
-// clockSlack is the largest error of an engine's stamp: in microseconds, on another clock. The error
-// of a reader's estimate of that clock comes on top of it: at most the delay of the reply.
+// clockSlack is the largest error of an engine's stamp: in microseconds, on another clock.
 const clockSlack = 10 * time.Millisecond
 
 // failure checks the calls of a key against "a context error or a lost lease is not shared": a call
@@ -60,7 +59,7 @@ func (p *past) pause(key string, events []event) {
 			continue
 		}
 		p.judged[checkPause]++
-		if early := c.Begin + int64(c.Retry) - b.Begin; early > int64(clockSlack)+claim.End-claim.Begin {
+		if early := c.Begin + int64(c.Retry) - b.Begin; early > int64(clockSlack) {
 			p.add(checkPause, "%q is loaded %v before the next try is due:\n\t%s, announced a pause of %v\n\t%s\n\t%s",
 				key, time.Duration(early), c, c.Retry, claim, b)
 		}

@@ -116,7 +116,12 @@ func (it *Item[V]) Adopt(known *Item[V]) {
 	if known.Err == errForgotten {
 		it.setFailure(remote)
 	}
-	it.Early, it.RetryAt = known.Early, min(it.RetryAt, known.RetryAt)
+	if it.Early = known.Early; it.Early == EarlyTryHad {
+		it.RetryAt = min(it.RetryAt, known.RetryAt)
+	} else {
+		// A slow reply makes an entry look older than the entry is, so the later time is closer to the truth.
+		it.RetryAt = max(it.RetryAt, known.RetryAt)
+	}
 }
 
 // Unweighed is a copy without a weight, for changes.

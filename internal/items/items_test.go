@@ -67,4 +67,11 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("forgotten %t: a weight of %d, want %d at least", forgotten, it.Weight(), least)
 		}
 	}
+	for _, times := range [][2]time.Duration{{now, 2 * now}, {2 * now, now}} {
+		it, known := &Item[string]{}, &Item[string]{Early: EarlyTryDue}
+		it.RetryAt, known.RetryAt = times[0], times[1]
+		if it.Adopt(known); it.RetryAt != 2*now {
+			t.Errorf("without an early try: the next try at %v of %v, want the later", it.RetryAt, times)
+		}
+	}
 }
