@@ -1,19 +1,19 @@
 // Report reads what "go test -json" writes and prints what matters of it.
 //
 //	go test -json ... | report          each package's result, and what failed
-//	report again FILE                   whether what FILE is of may be run again
+//	report again FILE                   -run's pattern of what failed in FILE, if it may be run again
 //	report total FILE...                what ran in all; the last line is "N passed, N failed"
 //
 // It ends with status 1 if a test failed, or if there was none.
 //
 // A busy machine makes tests fail that keep to a real clock. Where nothing else
-// has happened, a second run of the same counts in the place of the first: the
-// file "again-X" in the place of X. The total says what passed only then. Nothing
+// has happened, the failed tests are run a second time, which counts: the file
+// "again-X" has the second run of X. The total says what passed only then. Nothing
 // is run again after a data race, a panic, a leaked goroutine, a test that did not
-// end, a failure that is no test's, or a package that does not compile. A process
-// that the race detector has ended by a fault of its own is run again, although it
-// leaves a test that did not end: testing/synctest may use one of the detector's
-// contexts on two threads (go.dev/issue/78156).
+// end, a failure that is no test's, or a package that does not compile. But if the
+// race detector has ended the process by a fault of its own, all its tests are run
+// again: testing/synctest may use one of the detector's contexts on two threads
+// (go.dev/issue/78156).
 package main
 
 import (
@@ -44,6 +44,7 @@ type run struct {
 	failures        []id
 	good            map[id]bool // what passed, tests with subtests too
 	grave           bool        // something happened that no busy machine explains
+	ended           bool        // the race detector has ended the process by a fault of its own
 }
 
 // An id is a test; of a package if it has no name.
@@ -73,7 +74,6 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 	output := map[id]*strings.Builder{} // of what has not passed yet
 	parents := map[id]int{}             // tests with subtests: how many of these failed
 	broken := map[string]int{}          // packages: how many of their tests failed
-	ended := map[string]bool{}          // packages: the race detector has ended the process
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
@@ -99,7 +99,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 		case "output", "build-output":
 			said.WriteString(e.Output)
 			r.grave = r.grave || hasAny(e.Output, raceSigns)
-			ended[e.Package] = ended[e.Package] || strings.Contains(e.Output, detectorFault)
+			r.ended = r.ended || strings.Contains(e.Output, detectorFault)
 			continue
 		case "pass", "skip":
 			r.good[at] = e.Action == "pass"
@@ -123,7 +123,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			if !within {
 				r.failures = append(r.failures, at)
 			}
-			r.grave = r.grave || hasAny(said.String(), failSigns) || e.Test == "" && !within && !ended[e.Package]
+			r.grave = r.grave || hasAny(said.String(), failSigns) || e.Test == "" && !within && !r.ended
 			for _, above := range ancestors(e.Test) {
 				parents[id{e.Package, above}]++
 			}
@@ -142,7 +142,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 		if at.test == "" || said.Len() == 0 {
 			continue
 		}
-		r.grave = r.grave || !ended[at.pkg]
+		r.grave = r.grave || !r.ended
 		if live != nil {
 			fmt.Fprintf(live, "UNDONE %s %s\n%s", at.pkg, at.test, said)
 		}
@@ -180,6 +180,7 @@ func main() {
 		exit(len(r.failures) == 0, err)
 	case os.Args[1] == "again" && len(os.Args) == 3:
 		r, err := readFile(os.Args[2])
+		fmt.Println(r.pattern())
 		exit(len(r.failures) > 0 && !r.grave, err)
 	case os.Args[1] == "total":
 		exit(total(os.Args[2:]))
@@ -202,15 +203,11 @@ func total(files []string) (ok bool, err error) {
 			return false, err
 		}
 		if second := filepath.Join(filepath.Dir(name), againPrefix+filepath.Base(name)); slices.Contains(files, second) {
-			failures := r.failures
-			if r, err = readFile(second); err != nil {
+			again, err := readFile(second)
+			if err != nil {
 				return false, err
 			}
-			for _, f := range failures {
-				if r.good[f] {
-					fmt.Println("failed, and passed by itself:", f.pkg, f.test)
-				}
-			}
+			r = r.after(again)
 		}
 		all.passed += r.passed
 		all.skipped += r.skipped
@@ -222,6 +219,42 @@ func total(files []string) (ok bool, err error) {
 	}
 	fmt.Printf("%d passed, %d failed\n", all.passed, len(all.failures))
 	return len(all.failures) == 0 && all.passed+all.skipped > 0, nil
+}
+
+// pattern is the argument of go test's -run for what failed, "" for all tests.
+func (r run) pattern() string {
+	if r.ended {
+		return ""
+	}
+	var names []string
+	for _, f := range r.failures {
+		name, _, _ := strings.Cut(f.test, "/")
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return "^(" + strings.Join(names, "|") + ")$"
+}
+
+// after returns what the run and a second run of its pattern have come to.
+func (r run) after(second run) run {
+	both := r
+	if r.ended {
+		both = second
+	}
+	both.failures = second.failures
+	for _, f := range r.failures {
+		switch {
+		case second.good[f]:
+			fmt.Println("failed, and passed by itself:", f.pkg, f.test)
+			if !r.ended {
+				both.passed++
+			}
+		case !slices.Contains(both.failures, f):
+			both.failures = append(both.failures, f)
+		}
+	}
+	return both
 }
 
 // againPrefix begins the name of a second run's file.
