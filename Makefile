@@ -20,10 +20,10 @@ export FUZZ FUZZTIME
 export GOWORK :=
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
 EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 
-ALL := $(MODULES:%=%/...)
 
 # Where the race detector is used: not in sim, whose tests run the library as WebAssembly.
 RACED := $(filter-out ./sim,$(MODULES))
+RACED_IN := $(RACED:%=%/...)
 
 # How many packages "race" tests at one time: with engines and processes the
 # tests wait more than they work.
@@ -92,7 +92,7 @@ deps: ## Install the servers that the tests need, as root; else say which.
 # The tests link what is compiled here.
 build: ## Compile everything, tests too, so that none waits for a compiler.
 	@go list -export -test $(CLAIMS_IN) >/dev/null & plain=$$!; \
-		go list -export -test -race $(RACED:%=%/...) >/dev/null; wait $$plain
+		go list -export -test -race $(RACED_IN) >/dev/null; wait $$plain
 
 $(REPORT): .ci/report.go
 	@go build -o $@ $<
@@ -106,9 +106,9 @@ lint: ## Check formatting, go vet and staticcheck in every module, and that modu
 		twice=$$(awk '{ print $$1 }' <<<"$$versions" | uniq -d); \
 		[ -z "$$twice" ] || { echo "modules require different versions, so each would compile its own:"; grep -wF "$$twice" <<<"$$versions"; exit 1; }
 	@go vet .ci/report.go
-	@go vet -race $(RACED:%=%/...)
+	@go vet -race $(RACED_IN)
 	@go vet $(CLAIMS_IN)
-	@go run -exec 'env GOFLAGS=-race' $(STATICCHECK) $(RACED:%=%/...)
+	@go run -exec 'env GOFLAGS=-race' $(STATICCHECK) $(RACED_IN)
 	@go run $(STATICCHECK) $(CLAIMS_IN)
 
 race: $(REPORT) | $(OUT) ## Run all tests with the race detector ("lint" vets them).
