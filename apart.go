@@ -113,5 +113,5 @@ func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 		r.storeDown = errors.Is(there.err, ErrUnavailable)
 		return nil
 	}
-	return r.decode(there.entry, it, there.asked)
+	return r.decode(there, it)
 }

@@ -13,14 +13,16 @@ import (
 // This file turns items into the store's entries and back.
 
 func (r *run[V]) encode(it *items.Item[V]) (driver.Entry, error) {
-	e := r.entryOf(it)
 	if it.Kind != driver.KindValue {
-		return e, nil
+		return r.entryOf(it), nil
 	}
+	var value []byte
 	err := fault.Guard(func() (err error) {
-		e.Value, err = r.engine.marshal(it.Value)
+		value, err = r.engine.marshal(it.Value)
 		return err
 	})
+	e := r.entryOf(it) // after marshal, which may be slow: the entry has its age as of now
+	e.Value = value
 	return e, err
 }
 
@@ -59,27 +61,28 @@ func failureText(err error) string {
 	return text
 }
 
-// decode returns the item of an entry as the store had it at the time asked, nil if the entry is
-// empty. A known item of the near tier from the same rebuild spares decoding the value. If known
-// stands beside the entry, known is the item.
-func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *items.Item[V] {
+// decode returns the item of the store's entry, nil if the entry is empty. A known item of the near
+// tier from the same rebuild spares decoding the value. If known stands beside the entry, known is the
+// item.
+func (r *run[V]) decode(there storeReply, known *items.Item[V]) *items.Item[V] {
+	e := &there.entry
 	if !r.engine.knowsKind(e.Kind) {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil
 	}
-	now, same := r.engine.clock.Now(), known != nil && known.Epoch == e.Epoch
+	same := known != nil && known.Epoch == e.Epoch
 	switch {
 	case e.Kind == driver.KindUnshared:
-		if own, ok := r.ownOf(e, known, asked, now); ok || e.Failures == 0 {
+		if own, ok := r.ownOf(there, known); ok || e.Failures == 0 {
 			return own
 		}
 		e.Kind = driver.KindNone
 	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil
 	case same && known.Beside:
-		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(asked)))
+		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(there.asked)))
 	}
-	it := r.itemOf(e, now, asked)
+	it := r.itemOf(there)
 	if same && known.Failures == e.Failures && known.Kind == e.Kind {
 		it.Adopt(known)
 	} else if e.Kind == driver.KindValue && !r.unmarshalTo(it, e.Value) {
@@ -104,10 +107,11 @@ func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 	return kind <= driver.KindUnshared && (kind != driver.KindNotFound || e.answers(none))
 }
 
-// itemOf returns the item of an entry without its value.
-func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: r.engine.trustedUntil(asked)}
-	it.Lifetime = items.NewLifetime(now, items.Windows{
+// itemOf returns the item of the store's entry without its value.
+func (r *run[V]) itemOf(there storeReply) *items.Item[V] {
+	e := &there.entry
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: r.engine.trustedUntil(there.asked)}
+	it.Lifetime = items.NewLifetime(there.came, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
 	it.Held = e.Kind != driver.KindNone
@@ -123,13 +127,14 @@ func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 
 // ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
 // the process that has made it. ownOf returns false if this process has neither.
-func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant) (own *items.Item[V], ok bool) {
+func (r *run[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[V], ok bool) {
+	e := &there.entry
 	if known != nil && known.Epoch == e.Epoch {
 		failedSince := known.Failures > e.Failures
 		if failedSince || known.Failures == e.Failures && known.Kind == driver.KindValue {
 			// The lifetime is known's too: the entry has that of its writer.
-			own = known.Found(r.engine.trustedUntil(asked))
-			if now >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
+			own = known.Found(r.engine.trustedUntil(there.asked))
+			if there.came >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
 				r.looking.unshared = e.Epoch // a new epoch would make all others load again
 			}
 			return r.engine.afterSweeps(r.key, own), true

@@ -90,7 +90,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 		return epoch, false
 	}
 	known, _ := r.engine.near.Get(r.key)
-	it := r.decode(entry, known, asked)
+	it := r.decode(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
 	if it == nil {
 		r.withhold() // invalidated since the look
 	}

@@ -106,7 +106,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	r.storeDown = errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil
 	switch {
 	case there.err == nil:
-		return r.consider(r.decode(there.entry, known, there.asked), true)
+		return r.consider(r.decode(there, known), true)
 	case ctx.Err() != nil:
 		return false // Close or desertion, not silence, ended the request: the item stays unconfirmed
 	case errors.Is(there.err, ErrUnavailable):
@@ -236,9 +236,12 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	return true
 }
 
+// A storeReply is the store's answer for a key. Its entry may wait for the flight, so only came tells
+// when the entry had its Age.
 type storeReply struct {
 	entry driver.Entry
-	asked instant
+	asked instant // before the store had the entry; for a notice, before the entry's commit
+	came  instant
 	err   error
 }
 
@@ -248,7 +251,7 @@ func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (driver.Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
-	return storeReply{entry, asked, err}
+	return storeReply{entry, asked, e.clock.Now(), err}
 }
 
 // readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
@@ -302,7 +305,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		default:
 			answered[i], last = true, e.clock.Now()
 			heard()
-			take(i, &storeReply{entry, began, err})
+			take(i, &storeReply{entry, began, last, err})
 		}
 	}
 	err := gate.AskInPieces(ctx, e.store, key, budget, func(ctx context.Context, piece func()) error {

@@ -47,11 +47,13 @@ func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 	<-ended
 }
 
-// A timedNotice is a notice with a time before its change, by the engine's clock.
+// A timedNotice is a notice with the times of the engine's clock before its change and when it came.
 type timedNotice struct {
 	driver.Notice
-	made instant
+	made, came instant
 }
+
+func (n *timedNotice) reply() storeReply { return storeReply{n.Entry, n.made, n.came, nil} }
 
 // carriesEntry reports whether the notice has the entry of its change.
 func (n *timedNotice) carriesEntry() bool { return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch }
@@ -63,7 +65,7 @@ func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
 func (e *engine[V]) receive(n driver.Notice) {
-	notice := timedNotice{n, e.clock.Instant(n.Made)}
+	notice := timedNotice{n, e.clock.Instant(n.Made), e.clock.Now()}
 	key, ok := e.ownKey(n.Key)
 	apply := func() { e.applyNotice(key, notice) }
 	if n.Key == e.ownName(sweeplog.Key) {
@@ -98,7 +100,7 @@ func (e *engine[V]) applyNotice(key string, n timedNotice) {
 	// An item that the store has not taken has no place in the order of epochs: it may be from after
 	// an invalidation, and the notice from before. So the store is asked.
 	if n.whole(now, e.NearTTL) && !known.Beside {
-		it = e.apart(key, nil).decode(n.Entry, nil, n.made)
+		it = e.apart(key, nil).decode(n.reply(), nil)
 	}
 	if it == nil {
 		doubted := *known
@@ -145,7 +147,7 @@ func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 		return r.lookAnew(ctx)
 	}
 	r.looking.unshared, r.looking.askedBefore, r.looking.asked = 0, n.made, n.made
-	if !r.consider(r.decode(n.Entry, known, n.made), true) {
+	if !r.consider(r.decode(n.reply(), known), true) {
 		return false
 	}
 	if r.waiting.holder != nil { // otherwise the flight waits for a slot or a turn

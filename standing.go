@@ -137,6 +137,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (driver.Election, error) {
 		return e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.unfitEpoch, r.standing.length)
 	})
+	came := e.clock.Now()
 	if err != nil {
 		if ctx.Err() != nil {
 			return storeReply{asked: asked, err: err}
@@ -153,7 +154,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {
 		err = ErrNotFound
 	}
-	return storeReply{won.Entry, asked, err}
+	return storeReply{won.Entry, asked, came, err}
 }
 
 // declineElection releases the ballot's lease: the flight has ended, looks again, or loads alone.
