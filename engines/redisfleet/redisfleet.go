@@ -88,9 +88,9 @@ func New(rdb redis.UniversalClient) *Engine {
 	}
 }
 
-// Close ends the subscription to releases and all watches, and returns when the connection is closed.
-// If Redis hangs while it is made, Close takes as long as the client's time-outs. Afterwards Watch
-// returns an error; other methods still work. The error is always nil. A second Close does nothing.
+// Close ends the subscription to releases and all watches. An attempt to connect goes on behind it, for
+// the client's time-outs at most. Afterwards Watch returns an error; other methods still work. The error
+// is always nil. A second Close does nothing.
 func (e *Engine) Close() error {
 	e.leases.Close()
 	return nil
@@ -129,8 +129,8 @@ end
 `
 
 // elect: the names of the entry and the lease; retention in ms, the largest reply, past, void, the
-// token, the lease in ms, about (the time), the longest noted lease in ms. The value is nil without an
-// entry. A value longer than the largest reply is cut to that length.
+// token, the lease in ms, about (the time), the longest noted lease in ms, the channel of releases and
+// its message. The value is nil without an entry. A value longer than the largest reply is cut to that length.
 //
 // The script goes by the end of the entry's freshness. It cannot tell an entry from other bytes behind
 // such a time: Lua has no checksum that would be fast enough. void is the part of the value behind the
@@ -149,7 +149,7 @@ end
 //
 // The lease is the first write. Redis refuses the first write of a script if it has no memory or is
 // a replica, and then no lease is left behind.
-var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + forgetLua + `
+var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + redislease.ReleaseLua + forgetLua + `
 local about, asked = tonumber(ARGV[7]), false
 if not about then
 	about = time()
@@ -165,9 +165,7 @@ local _, ends, whose = note(kept)
 local function answer(asked)
 	if whose == ARGV[5] then
 		forget(KEYS[1], whose)
-		if redis.call('GET', KEYS[2]) == whose then
-			redis.call('DEL', KEYS[2])
-		end
+		release(KEYS[2], whose, ARGV[9], ARGV[10])
 	end
 	return {0, kept, asked}
 end
@@ -258,7 +256,8 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 			about = strconv.FormatInt(known.Now().Microseconds(), 10)
 		}
 		reply, seen, err := e.servers.Run(ctx, electScript, []string{name, mine.Key}, redisentry.Retention.Milliseconds(),
-			redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl), about, longestNoted.Milliseconds())
+			redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl), about, longestNoted.Milliseconds(),
+			mine.Channel, mine.Name)
 		read := time.Now()
 		if err != nil {
 			return won, err
@@ -266,7 +265,7 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 		if seen.Sent.IsZero() {
 			seen = known
 		}
-		present, data, err := e.servers.Present(ctx, key, name, reply[1], seen)
+		present, err := e.servers.Present(ctx, key, name, reply[1], seen)
 		won.Entry = present
 		if reply[0] == int64(elected) {
 			epoch, _ := reply[2].(string)
@@ -298,8 +297,9 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 		case answers(present, past):
 			return won, nil
 		}
-		if void = ""; len(data) >= redisentry.HeadLen {
-			void = string(data[redisentry.NumberLen:redisentry.MarksLen]) + string(data[redisentry.BareLen:redisentry.HeadLen])
+		// A second request may have found a later value, for which the script may answer.
+		if data, _ := reply[1].(string); len(data) >= redisentry.HeadLen {
+			void = data[redisentry.NumberLen:redisentry.MarksLen] + data[redisentry.BareLen:redisentry.HeadLen]
 		}
 	}
 }

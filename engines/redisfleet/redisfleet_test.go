@@ -416,6 +416,30 @@ func TestElect_LargeEntries(t *testing.T) {
 	}
 }
 
+// lagging is a client whose reads go to a replica that has nothing yet.
+type lagging struct{ *redis.Client }
+
+func (c lagging) Get(ctx context.Context, name string) *redis.StringCmd {
+	return redis.NewStringResult("", redis.Nil)
+}
+
+// TestElect_ReplicaThatLags elects beside a large entry, which needs a second request.
+func TestElect_ReplicaThatLags(t *testing.T) {
+	addr := testserver.Redis(t).Addr
+	a, b := open(t, addr), over(t, lagging{dial(t, addr)})
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	won := elect(t, a, "k", 0)
+	e := value(won.Epoch)
+	e.Value = make([]byte, 100<<10)
+	commit(t, a, "k", e, won)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if got, err := b.Elect(ctx, "k", 0, time.Minute); err != nil || got.Entry.Epoch != e.Epoch {
+		t.Errorf("Elect: epoch %d, %v; want the entry of epoch %d", got.Entry.Epoch, err, e.Epoch)
+	}
+}
+
 // TestElect_LostReply loses the replies to an election and a commit: a repeat finds its own lease.
 func TestElect_LostReply(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
@@ -438,7 +462,9 @@ func TestElect_LostReply(t *testing.T) {
 	// An entry has come between the two requests: no lease is left behind.
 	other := open(t, srv.Addr)
 	var e driver.Entry
+	var freed <-chan struct{}
 	twice.between = func() {
+		freed = leasetest.Watch(t, other, "answered")
 		_, epoch, err := other.Claim(t.Context(), "answered")
 		e = value(epoch)
 		if err := errors.Join(err, other.Commit(t.Context(), "answered", e)); err != nil {
@@ -451,6 +477,7 @@ func TestElect_LostReply(t *testing.T) {
 	if got.Lease != nil || got.Entry.Epoch != e.Epoch {
 		t.Errorf("Elect: %+v, want the entry of epoch %d", got, e.Epoch)
 	}
+	leasetest.MustClose(t, "the end of the lease", freed, 5*time.Second)
 	if got := elect(t, other, "answered", e.Epoch); got.Lease == nil {
 		t.Errorf("Elect past the entry: %+v, want a lease", got.Held)
 	}

@@ -19,15 +19,15 @@ type Sighting struct {
 	Took   time.Duration // from Sent to the reply
 }
 
-// Now returns the server's time, or a time at most one round trip ahead of it. The server read its
-// clock after Sent, so Now is never behind the server, and no entry seems younger than it is.
+// Now returns the server's time, or a time ahead of it by at most Took. The server read its clock after
+// Sent, so Now is never behind, and an entry that is read seems no younger than it is.
 func (s Sighting) Now() time.Duration { return s.At(time.Now()) }
 
 // At returns the server's time at t, as Now does.
 func (s Sighting) At(t time.Time) time.Duration { return s.Server + t.Sub(s.Sent) }
 
-// AtLeast returns a time at or before the server's time at t. The server read its clock before the
-// reply came.
+// AtLeast returns the server's time at t, or a time behind it by at most Took. The server read its clock
+// before the reply came, so an entry that is committed as of AtLeast seems no younger than it is.
 func (s Sighting) AtLeast(t time.Time) time.Duration { return s.At(t) - s.Took }
 
 // agrees reports whether one server's clock, never set, can have given both times.

@@ -19,8 +19,8 @@ import (
 // in ms, encoded entry, channel, key, largest entry to publish, time of the Commit call and freshness
 // from then, both in microseconds, and the token of a lease whose note ends with the commit, or nil.
 //
-// The age counts from the call: a stalled server carries out old requests later, after their
-// callers have left. An epoch at the floor was committed before, by the same claim. Redis then
+// The age counts from the call at the latest: a stalled server carries out old requests later, after
+// their callers have left. An epoch at the floor was committed before, by the same claim. Redis then
 // holds that entry, or no entry if its life is over or it had none.
 const CommitLua = `
 local function commit(name, args)
@@ -108,7 +108,7 @@ func (c *Commit) Send(ctx context.Context, s *Servers, script *redisscript.Scrip
 		return err
 	}
 	args := append([]any{Retention.Milliseconds(), c.epoch, adapter.Millis(c.life), Lingering.Milliseconds(), c.data,
-		to.Channel, c.key, to.MaxNotice, seen.At(c.called).Microseconds(), micros(c.fresh)}, more...)
+		to.Channel, c.key, to.MaxNotice, seen.AtLeast(c.called).Microseconds(), micros(c.fresh)}, more...)
 	reply, _, err := s.Run(ctx, script, to.Keys, args...)
 	if err != nil {
 		return err

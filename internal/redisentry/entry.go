@@ -135,22 +135,24 @@ local function claim(name, kept, now, retention, lease)
 end
 `
 
-// Present returns the entry in a value read by a script, and the value. A value of length
-// [redispipe.Large] is only a beginning, and a second request reads the whole. An entry found by
-// the second request is present as well: from the time of the script, or from a later commit.
-// Invalid bytes and entries past their life give the zero Entry.
-func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting) (e driver.Entry, data []byte, err error) {
+// Present returns the entry in a value read by a script. A value of length [redispipe.Large] is only a
+// beginning, and a second request reads the whole, by a script too: a client that reads from replicas
+// could find an entry from before the first script. Invalid bytes and entries past their life give the
+// zero Entry.
+func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting) (driver.Entry, error) {
 	text, ok := read.(string)
 	if !ok {
-		return e, nil, nil
+		return driver.Entry{}, nil
 	}
-	if data = []byte(text); len(data) == redispipe.Large {
-		if data, err = s.Long(ctx, name); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
-			return e, nil, err
+	if len(text) == redispipe.Large {
+		var err error
+		text, err = s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
+		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return driver.Entry{}, err
 		}
 	}
-	e, _ = Decode(key, data, seen.Now()) // on an error the entry is the zero Entry
-	return e, data, nil
+	e, _ := Decode(key, []byte(text), seen.Now()) // on an error the entry is the zero Entry
+	return e, nil
 }
 
 // Decode returns the entry in a value of the key, with its Age at now, the server's time. The error

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,7 +40,7 @@ func New(adapter string, rdb redis.UniversalClient, queue *redispipe.Queue, dial
 	return &Leases{adapter: adapter, rdb: rdb, queue: queue, dials: dials, sub: newSubscription()}
 }
 
-// Close ends the subscription and every watch, and returns when the connection is closed.
+// Close ends the subscription and every watch.
 func (l *Leases) Close() { l.sub.close() }
 
 // Stand returns the lease on key that a request may take, for ttl from now on. prefix begins its
@@ -163,6 +164,7 @@ func (l *Lease) Held(key, holder string, since Heard, left int64, read time.Time
 		return l.HeldUntil(key, holder, since, read)
 	}
 	// Redis drops a key in the millisecond after its last one.
+	left = min(left, math.MaxInt64/int64(time.Millisecond)-1)
 	return l.HeldUntil(key, holder, since, read.Add(time.Duration(left+1)*time.Millisecond))
 }
 

@@ -49,7 +49,8 @@
 // ReadTimeout, 5 s by default. A request left behind ends after 10 s, so it is sent at most twice.
 //
 // An acquire whose context ends is undone. An acquire that fails before, with the client's time-outs,
-// is not: if Redis still carries it out, the lease has no holder and blocks its key until expiry.
+// is not: if Redis still carries it out, the lease has no holder and blocks its key until expiry. So does
+// the first of two attempts if the network delivers it after the release of the lease.
 //
 // # Access
 //
@@ -111,9 +112,9 @@ func New(rdb redis.UniversalClient) *Locker {
 	return &Locker{Prefix: "bellwether:", leases: redislease.New("redislock", rdb, redispipe.New(rdb), redisdial.Of(rdb))}
 }
 
-// Close ends the subscription and all watches, and returns when the connection is closed. If Redis
-// hangs while it is made, Close takes as long as the client's time-outs. Afterwards Watch returns an
-// error; other methods still work. The error is always nil. A second Close does nothing.
+// Close ends the subscription and all watches. An attempt to connect goes on behind it, for the client's
+// time-outs at most. Afterwards Watch returns an error; other methods still work. The error is always
+// nil. A second Close does nothing.
 func (l *Locker) Close() error {
 	l.leases.Close()
 	return nil

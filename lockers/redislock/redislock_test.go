@@ -195,6 +195,14 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 			t.Errorf("err = %v, a lease's time after the key without an expiry was met", err)
 		}
 
+		// In milliseconds: more than a time.Duration can hold.
+		far := newKey()
+		must(t, rdb.Do(t.Context(), "set", l.Key(far), "something", "px", int64(9e15)).Err())
+		_, err = l.TryAcquire(t.Context(), far, ttl)
+		if held, ok := errors.AsType[*driver.HeldError](err); !ok || held.Until.Before(asked.Add(time.Hour)) {
+			t.Errorf("err = %v of a key that lasts for 285,000 years, want a late end", err)
+		}
+
 		must(t, rdb.RPush(t.Context(), l.Key(list), "something").Err())
 		if _, err := l.TryAcquire(t.Context(), list, time.Minute); !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), l.Key(list)) {
 			t.Errorf("err = %v of a list, want ErrCorrupt, and the key's name", err)

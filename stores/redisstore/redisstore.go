@@ -181,7 +181,7 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 			return c, fmt.Errorf("unexpected reply: %w", err)
 		}
 		// The commit replaces bytes that are no entry.
-		c.entry, _, err = s.servers.Present(ctx, key, name, reply[0], seen)
+		c.entry, err = s.servers.Present(ctx, key, name, reply[0], seen)
 		return c, err
 	})
 	return c.entry, c.epoch, err

@@ -1,0 +1,45 @@
+package redisentry_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/stores/redisstore"
+	"github.com/redis/go-redis/v9"
+)
+
+// The claim's reply and the commit's request are slow. The entry seems no younger than it is, and not
+// much older.
+func TestSend_AfterASlowClaim(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	store := redisstore.New(rdb)
+	for _, took := range []time.Duration{300 * time.Millisecond, 3 * time.Second} {
+		key := "after a claim of " + took.String()
+		_, epoch, err := store.Claim(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writer := redisentry.Of(rdb)
+		now := rdb.Time(t.Context()).Val()
+		writer.ClockOf("").See(redisentry.Sighting{Server: time.Duration(now.UnixNano()), Sent: time.Now().Add(-took), Took: took})
+		c, err := redisentry.NewCommit(key, driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		called := time.Now()
+		time.Sleep(100 * time.Millisecond)
+		to := redisentry.Where{Keys: []string{redisentry.Name(store.Prefix, key)}}
+		if err := c.Send(t.Context(), writer, redisentry.CommitScript, to); err != nil {
+			t.Fatal(err)
+		}
+		old := time.Since(called)
+		got, err := store.Get(t.Context(), key)
+		if err != nil || got.Age < old || got.Age > old+2*time.Second {
+			t.Errorf("%s: an age of %v, %v; want %v or a little more", key, got.Age, err, old)
+		}
+	}
+}
