@@ -17,7 +17,7 @@ func TestSend_AfterASlowClaim(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
 	defer rdb.Close()
 	store := redisstore.New(rdb)
-	for _, took := range []time.Duration{300 * time.Millisecond, 3 * time.Second} {
+	for _, took := range []time.Duration{50 * time.Millisecond, 3 * time.Second} {
 		key := "after a claim of " + took.String()
 		_, epoch, err := store.Claim(t.Context(), key)
 		if err != nil {

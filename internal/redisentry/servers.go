@@ -65,9 +65,9 @@ func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []st
 	return reply, seen, nil
 }
 
-// slow is the duration of a reply by which no commit is dated: the entry would seem older by so much.
-// A claim takes so long if the server is stalled. The next reply is quicker if the stall is over.
-const slow = time.Second / 2
+// slow is the least duration of a reply that dates no commit: the entry could seem older by so much. A
+// claim takes so long if the server is stalled, and the next reply is quicker when the stall is over.
+const slow = 100 * time.Millisecond
 
 // Sight returns a recent sighting of name's server: a claim's, or after a long load or a slow claim a new one.
 func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
