@@ -9,9 +9,9 @@
 //     refusal thus returns the holder and the announced length in the same round trip.
 //  2. Time to live. The length is in the value. A Locker that has seen the same value for its whole
 //     announced length, on its own monotonic clock and counted from after the reply, takes the key
-//     over if its mod revision is unchanged. Of several Lockers, etcd lets one win.
-//  3. Renewal. Renew puts the next count and length if the mod revision is the lease's own.
-//  4. Versioned unlock. Release deletes the key if the mod revision is the lease's own.
+//     over if its token and mod revision are unchanged. Of several Lockers, etcd lets one win.
+//  3. Renewal. Renew puts the next count and length if token and mod revision are the lease's own.
+//  4. Versioned unlock. Release deletes the key if token and mod revision are the lease's own.
 //  5. Watch instead of poll. A process watches a key once for all its waiters, from the revision
 //     after TryAcquire's look: no event is missed, and none is requested twice.
 //

@@ -123,7 +123,8 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	if err != nil {
 		return err
 	}
-	claim := clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)
+	free := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)}
+	claim := free
 	for {
 		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(sweeper.id))
 		mine.asked = true
@@ -144,7 +145,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			return nil
 		case holder.kv == nil:
 			// Released between our look and our takeover.
-			claim = clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)
+			claim = free
 			continue
 		}
 		held, ok := adapter.DecodeAnnouncement(holder.kv.Value)
@@ -163,7 +164,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			return &driver.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}
 		}
 		// A new lease of another holder has its end ahead, so the loop ends.
-		claim = clientv3.Compare(clientv3.ModRevision(mine.name), "=", holder.kv.ModRevision)
+		claim = mine.unchanged(held.Token, holder.kv.ModRevision)
 	}
 }
 
@@ -339,7 +340,7 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 		if caller.Err() != nil {
 			return 0, context.Cause(caller)
 		}
-		done, holder, err := l.commit(ctx, caller, clientv3.Compare(clientv3.ModRevision(l.name), "=", revision), op)
+		done, holder, err := l.commit(ctx, caller, l.unchanged(l.token, revision), op)
 		switch {
 		case err != nil:
 			return 0, err
@@ -355,21 +356,32 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 	}
 }
 
+// unchanged compares the key with the lease of token at revision. A revision alone is not enough: an
+// etcd that has lost its data gives the revision again, to a stranger's lease.
+func (l *lease) unchanged(token string, revision int64) []clientv3.Cmp {
+	return []clientv3.Cmp{
+		clientv3.Compare(clientv3.ModRevision(l.name), "=", revision),
+		// All announcements of token, and no other value, are between these two values.
+		clientv3.Compare(clientv3.Value(l.name), ">", token+" "),
+		clientv3.Compare(clientv3.Value(l.name), "<", token+"!"),
+	}
+}
+
 // A look is a key as found by a transaction.
 type look struct {
 	kv       *mvccpb.KeyValue // nil if the key did not exist
 	revision int64            // of etcd as a whole, then
 }
 
-// commit carries op out if the comparison holds and returns the revision; else it returns 0 and the
+// commit carries op out if the comparisons hold and returns the revision; else it returns 0 and the
 // present key. Either way it is one transaction. A request without an answer may have been carried
 // out, so etcd's client does not repeat it. commit repeats it, once, after a lost connection or
 // leader: the second attempt finds the first one's key under this lease's token, or does the work.
 // It is not repeated for a caller that has left: it could announce, seconds late, an end that has
 // passed.
-func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
+func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
 	for attempt := 0; ; attempt++ {
-		resp, err := l.locker.client.Txn(ctx).If(cmp).Then(op).Else(clientv3.OpGet(l.name)).Commit()
+		resp, err := l.locker.client.Txn(ctx).If(cmps...).Then(op).Else(clientv3.OpGet(l.name)).Commit()
 		switch {
 		case err == nil && resp.Succeeded:
 			return resp.Header.Revision, look{}, nil

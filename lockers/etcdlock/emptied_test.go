@@ -1,0 +1,43 @@
+package etcdlock_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+// The tests here have etcd lose its data: revisions begin again.
+
+// emptiable returns an etcd and a function that restarts it without its data.
+func emptiable(t *testing.T) (server *testserver.Server, empty func()) {
+	data := t.TempDir() + "/data"
+	server = testserver.Etcd(t, "--data-dir", data).OwnOrSkip(t)
+	return server, func() {
+		server.Kill()
+		if err := os.RemoveAll(data); err != nil {
+			t.Fatal(err)
+		}
+		server.Start()
+	}
+}
+
+// TestEmptied_EqualRevision has a stranger's lease at the revision of a lost lease.
+func TestEmptied_EqualRevision(t *testing.T) {
+	t.Parallel()
+	server, empty := emptiable(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lost := leasetest.Acquire(t, a, key, time.Minute)
+	before := leasetest.Token(t, lost)
+	empty()
+	stranger := leasetest.Acquire(t, b, key, time.Minute)
+	if leasetest.Token(t, stranger) != before {
+		t.Fatalf("the stranger's lease is at revision %d, and the lost one at %d: the test tests nothing", leasetest.Token(t, stranger), before)
+	}
+	leasetest.MustBeLost(t, "Renew of a lease lost with etcd's data", lost.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Release of a lease lost with etcd's data", lost.Release(t.Context()))
+	leasetest.MustBeHeld(t, a, key)
+	leasetest.Renew(t, stranger, time.Minute)
+}
