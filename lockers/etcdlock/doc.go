@@ -13,7 +13,8 @@
 //  3. Renewal. Renew puts the next count and length if token and mod revision are the lease's own.
 //  4. Versioned unlock. Release deletes the key if token and mod revision are the lease's own.
 //  5. Watch instead of poll. A process watches a key once for all its waiters, from the revision
-//     after TryAcquire's look: no event is missed, and none is requested twice.
+//     after TryAcquire's look: no event is missed. A look from before the present holder begins a
+//     second watch.
 //
 // The fencing token is the revision of the transaction that took the lease.
 //

@@ -41,3 +41,21 @@ func TestEmptied_EqualRevision(t *testing.T) {
 	leasetest.MustBeHeld(t, a, key)
 	leasetest.Renew(t, stranger, time.Minute)
 }
+
+// TestEmptied_Watched has a watch from before the loss, at a revision far ahead.
+func TestEmptied_Watched(t *testing.T) {
+	t.Parallel()
+	server, empty := emptiable(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	for range 20 {
+		leasetest.Release(t, leasetest.Acquire(t, a, newKey(), time.Minute))
+	}
+	leasetest.Acquire(t, a, key, time.Minute)
+	watch(t, b, leasetest.MustBeHeld(t, b, key))
+	empty()
+	lease := leasetest.Acquire(t, a, key, time.Minute)
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
+	mustStayOpen(t, "a watch of a held lease", freed, 200*time.Millisecond)
+	leasetest.Release(t, lease)
+	leasetest.MustClose(t, "the release", freed, 10*time.Second)
+}

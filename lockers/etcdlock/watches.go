@@ -93,7 +93,7 @@ func (w *watches) close() {
 }
 
 // join returns a waiter whose channel closes at the first event after from that ends from's lease.
-// It is closed already if such an event is known. The waiter leaves with ctx.
+// The waiter leaves with ctx.
 func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,18 +102,14 @@ func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, er
 	}
 	me := &waiter{freed: make(chan struct{}), from: from}
 	s := w.streams[name]
-	if s != nil && s.state.revision > from.revision && s.state.token != from.token {
-		// The lease has another holder, or none, later than from. (With the same token nothing has
-		// happened in between: a token is used once.)
-		close(me.freed)
-		return me, nil
-	}
-	if s == nil {
+	if s == nil || s.state.revision > from.revision && s.state.token != from.token {
+		// The present stream may have begun after from. Or etcd has lost its data, and the present
+		// stream awaits a revision far ahead. Its waiters stay with it in both cases.
 		s = w.open(name, from)
 	}
-	// Otherwise the stream began no later than from, or it has seen the same lease later. Either
-	// way it delivers the event that ends the lease: events are handled under the mutex of this
-	// registration.
+	// Otherwise the stream began no later than from, or it has seen the same lease later (a token is
+	// used once). Either way it delivers the event that ends the lease: events are handled under the
+	// mutex of this registration.
 	s.waiters[me] = struct{}{}
 	me.stop = context.AfterFunc(ctx, func() { w.leave(s, me) })
 	return me, nil
