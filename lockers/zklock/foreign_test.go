@@ -101,3 +101,22 @@ func TestNoLeaveForThePrefix(t *testing.T) {
 		t.Errorf("%d requests, want 1", n)
 	}
 }
+
+// TestPrefix_BelowANodeWithoutPermission has a Prefix that may be created, below a node that forbids
+// new children.
+func TestPrefix_BelowANodeWithoutPermission(t *testing.T) {
+	server := shared(t)
+	conn := connect(t, server.Addr)
+	l := newLocker(t, server.Addr)
+	root := "/" + newKey()
+	l.Prefix = root + "/fleet/leases/here"
+	for _, path := range []string{root, root + "/fleet"} {
+		if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := conn.SetACL(root, zk.WorldACL(zk.PermRead), -1); err != nil {
+		t.Fatal(err)
+	}
+	leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute))
+}

@@ -155,7 +155,7 @@ func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 	_, err := conn.CreateContainer(dir, nil, zk.FlagContainer, l.ACL)
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
-		return l.makePrefix(conn) // and the caller comes again
+		return l.makePrefix(conn, l.Prefix) // and the caller comes again
 	case errors.Is(err, zk.ErrNodeExists):
 		return nil
 	}

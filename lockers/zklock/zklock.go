@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,8 +24,9 @@ const maxUnanswered = 3
 // A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are
 // safe for concurrent use. Create a Locker with [New], and close it.
 type Locker struct {
-	// Prefix is the path of the parent of all nodes. The Locker creates missing nodes of it. The
-	// default is "/bellwether". Set Prefix before first use.
+	// Prefix is the path of the parent of all nodes. The Locker creates a missing Prefix and its
+	// missing parents, which needs permission at the lowest node that exists. The default is
+	// "/bellwether". Set Prefix before first use.
 	Prefix string
 
 	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble bounds
@@ -145,7 +147,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 			return mine.begin(stat, start.Add(ttl))
 		case errors.Is(err, zk.ErrNodeExists):
 		case errors.Is(err, zk.ErrNoNode):
-			if err := l.makePrefix(conn); err != nil {
+			if err := l.makePrefix(conn, l.Prefix); err != nil {
 				return mine.wrap("acquire", errors.Join(unanswered, err))
 			}
 			continue
@@ -276,16 +278,18 @@ func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	return v, stat, nil
 }
 
-// makePrefix creates the missing nodes of Prefix. They stay.
-func (l *Locker) makePrefix(conn *zk.Conn) error {
-	for i := 1; i <= len(l.Prefix); i++ {
-		if i < len(l.Prefix) && l.Prefix[i] != '/' {
-			continue
+// makePrefix creates path, which is Prefix or a node above it, and its missing parents. It begins at
+// the far end: nodes further up may forbid new children. The nodes stay.
+func (l *Locker) makePrefix(conn *zk.Conn, path string) error {
+	_, err := conn.Create(path, nil, zk.FlagPersistent, l.ACL)
+	if errors.Is(err, zk.ErrNoNode) {
+		if err := l.makePrefix(conn, path[:strings.LastIndexByte(path, '/')]); err != nil {
+			return err
 		}
-		_, err := conn.Create(l.Prefix[:i], nil, zk.FlagPersistent, l.ACL)
-		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
-			return fmt.Errorf("making %s: %w", l.Prefix[:i], err)
-		}
+		return l.makePrefix(conn, path)
+	}
+	if err = ignoring(err, zk.ErrNodeExists); err != nil {
+		return fmt.Errorf("making %s: %w", path, err)
 	}
 	return nil
 }
