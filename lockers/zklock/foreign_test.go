@@ -120,3 +120,20 @@ func TestPrefix_BelowANodeWithoutPermission(t *testing.T) {
 	}
 	leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute))
 }
+
+// TestPrefix_Invalid has each call fail for good: no attempt in the background follows.
+func TestPrefix_Invalid(t *testing.T) {
+	server := shared(t)
+	for _, prefix := range []string{"bellwether", "/bell\x00wether", "/bellwether/"} {
+		l := newLocker(t, server.Addr)
+		l.Prefix = prefix
+		_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
+		leasetest.MustBeNoAnswer(t, "TryAcquire", err)
+		_, err = l.Lock(t.Context(), newKey(), time.Minute)
+		leasetest.MustBeNoAnswer(t, "Lock", err)
+		time.Sleep(300 * time.Millisecond)
+		if n := zklock.Orphans(l); n != 0 {
+			t.Errorf("Prefix %q: %d nodes that cannot exist are to be removed", prefix, n)
+		}
+	}
+}

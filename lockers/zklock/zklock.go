@@ -367,10 +367,10 @@ func (o *orphans) sweep(l *Locker) {
 	}
 }
 
-// refused reports whether ZooKeeper has denied permission: the request was not carried out, and a
-// repeated one will not be. A node that may be created but not removed goes with its session.
+// refused reports whether permission was denied or the path is invalid: the request was not carried
+// out, and a repeated one will not be. A node that may be created but not removed goes with its session.
 func refused(err error) bool {
-	return errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
+	return errors.Is(err, zk.ErrInvalidPath) || errors.Is(err, zk.ErrBadArguments) || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
 }
 
 // wrap adds the operation to an engine's error. Errors of the contract and of a context pass unchanged.
