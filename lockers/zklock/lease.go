@@ -114,13 +114,16 @@ func (l *lease) renewal(end time.Time) bool {
 	return true
 }
 
-// renewed ends a renewal. stat is nil if it was not carried out, as far as is known. Of concurrent
-// renewals, the last one carried out by ZooKeeper counts; its answer is not always the last.
+// renewed ends a renewal. Of concurrent renewals, the last one carried out by ZooKeeper counts; its
+// answer is not always the last. A renewal without an answer, with a nil stat, may be that one.
 func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.renewing--
-	if stat != nil && stat.Version > l.version {
+	switch {
+	case stat == nil && end.Before(l.end):
+		l.end = end
+	case stat != nil && stat.Version > l.version:
 		l.end, l.version = end, stat.Version
 	}
 	if !l.done && l.renewing == 0 {
