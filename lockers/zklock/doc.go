@@ -68,6 +68,10 @@
 // SessionTimeout. The ensemble counts a session's time again from the election of a leader. An
 // ensemble without a majority answers no requests.
 //
+// An ensemble that has lost its data refuses a Locker that has seen a later zxid than the ensemble's.
+// The Locker's calls fail, and Lost stays open, until other clients' writes have passed that zxid. A
+// new Locker connects at once.
+//
 // To free a lease by hand, delete both of its nodes in a single transaction (multi): KEY:lease, and
 // the TOKEN:holder named in its data. With only the first deleted, the former holder's Renew and
 // Release still find its own node, and succeed on the lease of its successor.
