@@ -25,9 +25,13 @@ const (
 	// maxTTL is the longest lease, well below etcd's limit.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
-	// detachedTimeout bounds a request after its caller has left. It is longer than etcd's own
-	// time-out, 7 s by default: etcd never answers later.
+	// detachedTimeout bounds a request after its caller has left. It is longer than the time-out of a
+	// running etcd, 5 s and two election time-outs, 7 s by default. A paused etcd, a slow network and
+	// longer election time-outs make the answer later, and the request may still be carried out.
 	detachedTimeout = 10 * time.Second
+
+	// maxUndos is the number of attempts to undo an acquire whose caller has left.
+	maxUndos = 5
 
 	// reconnectPause is the least time between two hastened attempts to connect.
 	reconnectPause = 500 * time.Millisecond
@@ -109,10 +113,17 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
 		// The caller has left. Every error except ErrHeld leaves open whether the lease was taken.
-		if mine.asked && !errors.Is(err, driver.ErrHeld) {
+		if !mine.asked || errors.Is(err, driver.ErrHeld) {
+			return
+		}
+		// A paused etcd may take the lease when it goes on. So an undo without an answer is repeated.
+		for range maxUndos {
 			ctx, cancel := l.detached(ctx)
-			defer cancel()
-			mine.free(ctx)
+			err := mine.free(ctx)
+			cancel()
+			if !errors.Is(err, errNoAnswer) {
+				return
+			}
 		}
 	})
 }

@@ -24,6 +24,7 @@ type oneKey struct {
 
 	mu       sync.Mutex       // guards the fields below
 	silent   bool             // no transaction has an answer
+	late     *oneTxn          // the first transaction without an answer
 	asked    int              // transactions
 	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
@@ -58,6 +59,9 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	k.asked++
 	silent, lost := k.silent, k.lose
 	k.lose = nil
+	if silent && k.late == nil {
+		k.late = t
+	}
 	k.mu.Unlock()
 	if silent {
 		<-t.ctx.Done()
@@ -152,6 +156,31 @@ func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 		synctest.Wait()
 		if etcd.asked != 0 {
 			t.Errorf("%d transactions of an acquire that got no etcd lease, want none", etcd.asked)
+		}
+	})
+}
+
+// TestTryAcquire_CarriedOutLate has a paused etcd take a lease long after its caller has left.
+func TestTryAcquire_CarriedOutLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &oneKey{silent: true}
+		l := over(t, etcd, &leases{})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := l.TryAcquire(ctx, "key", time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("TryAcquire: err = %v, want the context's", err)
+		}
+		time.Sleep(45 * time.Second)
+		etcd.mu.Lock()
+		etcd.silent = false
+		etcd.mu.Unlock()
+		if resp, err := etcd.late.Commit(); err != nil || !resp.Succeeded {
+			t.Fatalf("%v, %v; want the lease taken", resp, err)
+		}
+		time.Sleep(detachedTimeout)
+		synctest.Wait()
+		if etcd.kv != nil {
+			t.Error("a key without a holder is left")
 		}
 	})
 }
