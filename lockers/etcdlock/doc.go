@@ -58,9 +58,12 @@
 //
 // Restart: etcd keeps keys and etcd leases on disk, so a lease outlives the restart of a member, of
 // all members, and a change of leader. Etcd then restarts the time of its own leases, which only
-// makes them longer. Watches go on without a gap. A cluster restored from a backup, or emptied, has
-// lost newer leases; holders learn of it when they renew. Its revisions run backwards, so tokens
-// may too, and an older watch hears nothing until its caller's timer for HeldError.Until.
+// makes them longer. Watches go on without a gap.
+//
+// Lost data: a cluster restored from a backup, or emptied, has lost newer leases. A holder learns of the
+// loss from its next Renew or Release. Until then two holders may believe in the lease, and the store's
+// epochs let only one of them write. Revisions run backwards, so tokens may too, and an older watch
+// hears nothing until its caller's timer for HeldError.Until.
 //
 // Clocks: clocks of two machines are never compared. Lengths are counted on monotonic clocks,
 // assumed to run at like speeds for a lease's length. A process whose clock stands still, because

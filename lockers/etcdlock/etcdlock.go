@@ -259,8 +259,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 // answer moves the lease's end.
 func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.Time) error {
 	l.mu.Lock()
-	// No two attempts have the same announcement, even after a lost reply: to an observer, an equal
-	// announcement is an unchanged lease.
+	// No two renewals have the same announcement: to an observer, an equal announcement is an
+	// unchanged lease. The attempts of one renewal share theirs, and their end counts from before the
+	// first attempt.
 	l.renewals++
 	announced := adapter.Announcement{Token: l.token, Length: ttl, Renewals: l.renewals}
 	l.mu.Unlock()
