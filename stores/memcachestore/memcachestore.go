@@ -9,10 +9,12 @@ package memcachestore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -39,7 +41,8 @@ import (
 // either may be lost. All processes need the same list of servers in the same order, and a server
 // removed from the list may return only empty; docs/engines.md describes the alternative.
 //
-// A GetMany waits for all servers, or for the client's Timeout. Set Timeout to less than half of
+// Each piece of a GetMany waits for all servers, or for the client's Timeout. After the first
+// time-out, up to 4 pieces are under way at a time. Set Timeout to less than half of
 // Fleet.EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
 	// Prefix begins the names of all items, and keeps programs on one server apart. It has at most 80
@@ -194,7 +197,8 @@ func (it *items) answer() (driver.Entry, error) {
 }
 
 // GetMany implements [driver.BatchGetter]. It asks for about a megabyte of values at a time, judged
-// by the size of the last values: 16 keys the first time, 256 at most.
+// by the size of the last values: 16 keys the first time, 256 at most. The keys that miss beside a
+// failed server are read again, each alone.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	if len(keys) <= few {
 		// The client's GetMulti waits for all servers, and only the client knows the server of a key.
@@ -205,41 +209,67 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 		s.getEach(ctx, keys, all, each)
 		return
 	}
-	var again []int
-	for from, n := 0, s.pieces.Next(); from < len(keys); {
-		to := min(from+n, len(keys))
-		got, failed := s.getPiece(ctx, keys[from:to])
-		bytes := 0
-		for i := from; i < to; i++ {
-			it := itemsOf(got, s.names(keys[i]))
-			// A miss may come from a failed server.
-			if missed := failed && (it.v == nil || it.m == nil); missed || it.corrupt == nil && it.overtaken() {
-				again = append(again, i)
-				continue
-			}
-			if it.v != nil {
-				bytes += len(it.v.Value)
-			}
-			e, err := it.answer()
-			if err != nil && !errors.Is(err, driver.ErrNotFound) {
-				err = fmt.Errorf("memcachestore: get: %w", err)
-			}
-			each(i, e, err)
-		}
-		if failed {
-			s.pieces.Late(to - from)
-			n = len(keys) // every further piece would wait for the failed server
+	done := make([]bool, len(keys))
+	var g errgroup.Group
+	g.SetLimit(piecesAtOnce)
+	silent := false
+	for from, to := 0, 0; from < len(keys) && ctx.Err() == nil; from = to {
+		to = min(from+s.pieces.Next(), len(keys))
+		piece := func() bool { return s.readPiece(ctx, keys, from, to, done, each) }
+		if silent {
+			// Each piece waits for the silent server.
+			g.Go(func() error { piece(); return nil })
 		} else {
-			s.pieces.Came(to-from, bytes)
-			n = s.pieces.Next()
+			silent = piece()
 		}
-		from = to
 	}
-	s.getEach(ctx, keys, again, each)
+	g.Wait()
+	var rest []int
+	for i := range keys {
+		if !done[i] {
+			rest = append(rest, i)
+		}
+	}
+	s.getEach(ctx, keys, rest, each)
 }
 
-// getPiece reads the items of keys in one call. If a server fails, it returns the others' items.
-func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*memcache.Item, failed bool) {
+// readPiece is GetMany for the keys from from to to. It marks the keys with an answer as done, and
+// reports whether a server was silent.
+func (s *Store) readPiece(ctx context.Context, keys []string, from, to int, done []bool, each func(i int, e driver.Entry, err error)) (silent bool) {
+	got, failure := s.getPiece(ctx, keys[from:to])
+	answered, bytes := 0, 0
+	for i := from; i < to; i++ {
+		it := itemsOf(got, s.names(keys[i]))
+		// A miss may come from a failed server.
+		missed := failure != nil && (it.v == nil || it.m == nil)
+		if missed || it.corrupt == nil && it.overtaken() {
+			continue
+		}
+		done[i] = true
+		answered++
+		if it.v != nil {
+			bytes += len(it.v.Value)
+		}
+		e, err := it.answer()
+		if err != nil && !errors.Is(err, driver.ErrNotFound) {
+			err = fmt.Errorf("memcachestore: get: %w", err)
+		}
+		each(i, e, err)
+	}
+	// The client returns the last error, so a time-out is not hidden by another server's quick failure.
+	_, unconnected := errors.AsType[*memcache.ConnectTimeoutError](failure)
+	silent = unconnected || errors.Is(failure, os.ErrDeadlineExceeded) || ctx.Err() != nil
+	switch {
+	case answered > 0:
+		s.pieces.Came(answered, bytes)
+	case silent:
+		s.pieces.Late(to - from)
+	}
+	return silent
+}
+
+// getPiece reads the items of keys in one call. If a server fails, it returns the others' items too.
+func (s *Store) getPiece(ctx context.Context, keys []string) (map[string]*memcache.Item, error) {
 	// Every floor before its entry, as in read; the client keeps the order.
 	var all []string
 	for _, key := range keys {
@@ -254,7 +284,7 @@ func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*me
 		r.got, r.err = s.mc.GetMulti(all)
 		return r, nil
 	}, nil)
-	return r.got, err != nil || r.err != nil
+	return r.got, cmp.Or(err, r.err)
 }
 
 const (
@@ -262,6 +292,9 @@ const (
 	few = 2
 	// atOnce bounds the concurrent separate reads.
 	atOnce = 16
+	// piecesAtOnce bounds the concurrent pieces beside a silent server: 1000 small values cost one of
+	// the client's time-outs, and 4 MB arrive in time at 10 MB/s.
+	piecesAtOnce = 4
 )
 
 // getEach is GetMany for the keys at indices, with one read per key.
