@@ -8,8 +8,12 @@ import (
 // This file is a Locker's memory of other holders' leases: the time since when each is unchanged.
 // It ends a lease on time if the engine ends leases seconds late, or never.
 
-// maxObserved is the number of leases in a generation of observations.
-const maxObserved = 4096
+const (
+	// fewObserved is the number of leases that a generation of observations always has room for.
+	fewObserved = 4096
+	// maxObserved is the largest number of leases in a generation.
+	maxObserved = 16 * fewObserved
+)
 
 type observation[V comparable] struct {
 	lease V
@@ -17,12 +21,16 @@ type observation[V comparable] struct {
 }
 
 // Observations remembers the leases of others by item name. V identifies a lease between two changes:
-// equal values mean an unchanged lease. The zero value is ready for use and safe for concurrent use. Two
-// generations bound the memory: when the younger one is full, the older one is forgotten. A forgotten
-// lease is observed again from its start, so its end is recognised later, never sooner.
+// equal values mean an unchanged lease. The zero value is ready for use and safe for concurrent use.
+//
+// Two generations bound the memory. When the younger one is full, the older one is forgotten. The
+// younger one is full with fewObserved leases after the end of the last of them, and with maxObserved
+// leases in any case. A forgotten lease is observed again from its start, so its end is recognised
+// later. Among more than maxObserved dead leases seen in turn, no end may ever be recognised.
 type Observations[V comparable] struct {
-	mu         sync.Mutex // guards young and old
+	mu         sync.Mutex // guards the fields below
 	young, old map[string]observation[V]
+	end        time.Time // the latest end in young
 }
 
 // Until returns the end of a lease that was just read, and announced for length from its last change.
@@ -38,10 +46,14 @@ func (o *Observations[V]) Until(item string, lease V, length time.Duration) time
 	if !ok || seen.lease != lease {
 		seen = observation[V]{lease, now.Add(length)}
 	}
-	if len(o.young) >= maxObserved || o.young == nil {
-		o.old, o.young = o.young, make(map[string]observation[V])
+	n := len(o.young)
+	if n >= maxObserved || n >= fewObserved && now.After(o.end) || o.young == nil {
+		o.old, o.young, o.end = o.young, make(map[string]observation[V]), time.Time{}
 	}
 	o.young[item] = seen
+	if seen.until.After(o.end) {
+		o.end = seen.until
+	}
 	return seen.until
 }
 

@@ -65,3 +65,41 @@ func TestObservations_AreBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestObservations_ManyDeadLeases polls the leases of a dead fleet in turn: each end is recognised.
+func TestObservations_ManyDeadLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o Observations[string]
+		const dead = 5 * fewObserved
+		recognised := 0
+		for range 4 {
+			for i := range dead {
+				if until := o.Until(fmt.Sprint(i), "a", 2*time.Second); !time.Now().Before(until) {
+					recognised++
+					o.Forget(fmt.Sprint(i))
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		if recognised < dead {
+			t.Errorf("the ends of %d of %d dead leases were recognised", recognised, dead)
+		}
+	})
+}
+
+// TestObservations_EndedLeasesAreForgotten sees bursts of leases, each after the last one's end.
+func TestObservations_EndedLeasesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o Observations[string]
+		const burst = fewObserved / 4
+		for i := range 40 * burst {
+			o.Until(fmt.Sprint(i), "a", time.Second)
+			if got := len(o.young) + len(o.old); got > 2*(fewObserved+burst) {
+				t.Fatalf("%d leases are remembered, want no more than %d", got, 2*(fewObserved+burst))
+			}
+			if i%burst == 0 {
+				time.Sleep(2 * time.Second)
+			}
+		}
+	})
+}
