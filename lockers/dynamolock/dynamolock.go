@@ -74,11 +74,13 @@
 // All reads here are consistent. A cache or a read replica that answers them otherwise breaks the
 // observation of a holder's end.
 //
-// A request under way when its caller's context ends goes on to its reply, and an acquire that then
-// succeeds is undone. An acquire without a reply is undone too, and a failed release is repeated,
-// in the background, with growing pauses for half a minute. If DynamoDB does not answer for so
-// long, or a request is delayed beyond that, the item has no holder and is free after its length
-// has been observed.
+// A request under way when its caller's context ends goes on to its reply, for ten seconds at most,
+// and an acquire that then succeeds is undone. A failed release is repeated in the background, with
+// pauses from 250 ms to 16 s: seven times, in 32 s to 100 s. If an attempt to acquire had no reply,
+// the Locker frees the item in the same way, after the acquire has failed or found another holder,
+// or after the release. It stops at DynamoDB's first answer. If DynamoDB gives no answer for so
+// long, or carries the attempt out after the answer, the item has no holder and is free after its
+// length has been observed.
 //
 // A lease is at most a year long.
 //
@@ -98,6 +100,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/smithy-go/middleware"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
@@ -164,16 +167,15 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		detached, cancel := detached(ctx)
 		defer cancel()
 		if err := l.acquire(detached, key, mine, ttl); err != nil {
-			if ctx.Err() == nil && mine.mayHave(err) {
+			if mine.unaccounted {
 				mine.freeLater(ctx, firstPause)
 			}
 			return nil, mine.wrap(ctx, "acquire", err)
 		}
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
-		// The caller has left.
-		if mine.mayHave(err) {
-			mine.freeLater(ctx, 0)
+		if err == nil { // the caller has left
+			mine.Release(context.WithoutCancel(ctx))
 		}
 	})
 }
@@ -195,10 +197,10 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		}
 	}
 	for {
-		mine.asked = true
-		version, instead, err := l.update(ctx, mine.item, change)
+		version, instead, err := l.update(ctx, mine.item, change, mine.account)
 		switch {
 		case err != nil:
+			mine.unaccounted = mine.unaccounted || !refused(err)
 			return err
 		case instead == nil:
 			l.seen.Forget(mine.item)
@@ -245,7 +247,9 @@ type lease struct {
 	item   string
 	owner  string
 	token  uint64 // set before the lease is shared
-	asked  bool   // whether the item may have become this lease's; set before the lease is shared
+	// unaccounted is whether an attempt to acquire has ended without DynamoDB's answer: it may have
+	// been carried out, or may be yet. Set before the lease is shared.
+	unaccounted bool
 
 	mu      sync.Mutex // guards version and end
 	version uint64     // of the item, as of the last change with a reply
@@ -312,25 +316,35 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := l.free(ctx)
-	switch {
-	case err == nil && over:
-		err = driver.ErrLeaseLost
-	case stays(err):
+	if stays(err) || l.unaccounted { // a late attempt to acquire would take the item again
 		l.freeLater(ctx, firstPause)
+	}
+	if err == nil && over {
+		err = driver.ErrLeaseLost
 	}
 	return l.wrap(ctx, "release", err)
 }
 
-// mayHave reports whether an acquire with the result err may have been carried out.
-func (l *lease) mayHave(err error) bool { return l.asked && !refused(err) }
+// account makes an acquire's request see each of the SDK's attempts. The answer to the last attempt
+// tells nothing of the others.
+func (l *lease) account(o *dynamodb.Options) {
+	see := func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		out, metadata, err := next.HandleDeserialize(ctx, in)
+		l.unaccounted = l.unaccounted || err != nil && !refused(err)
+		return out, metadata, err
+	}
+	o.APIOptions = append(o.APIOptions, func(stack *middleware.Stack) error {
+		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("bellwether:account", see), middleware.Before)
+	})
+}
 
 const (
 	firstPause = 250 * time.Millisecond
 	lastPause  = 16 * time.Second
 )
 
-// freeLater frees the item after a pause, and after failures again with doubled pauses, for half a
-// minute. DynamoDB ends no lease: a process that finds the item at the key's next expiry, perhaps
+// freeLater frees the item after a pause, and after failures again with doubled pauses, seven times in
+// all. The pauses add up to half a minute, and each request lasts up to callTimeout. DynamoDB ends no lease: a process that finds the item at the key's next expiry, perhaps
 // hours later, would wait for its announced length.
 func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 	if pause > lastPause {
@@ -338,7 +352,7 @@ func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 	}
 	time.AfterFunc(pause, func() {
 		if stays(l.free(context.WithoutCancel(ctx))) {
-			l.freeLater(ctx, max(2*pause, firstPause))
+			l.freeLater(ctx, 2*pause)
 		}
 	})
 }

@@ -513,6 +513,78 @@ func TestTryAcquire_UnansweredIsUndone(t *testing.T) {
 	}
 }
 
+// TestTryAcquire_LostReplyThenThrottled has the first attempt take the lease and lose its reply, and
+// the SDK's further attempts throttled.
+func TestTryAcquire_LostReplyThenThrottled(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l, w := table.wired(t)
+	key := newKey()
+	var n atomic.Int64
+	w.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		switch n.Add(1) {
+		case 1:
+			if res, err := send(); err == nil {
+				res.Body.Close()
+			}
+			return nil, errors.New("the reply is lost")
+		case 2, 3:
+			return failure("ThrottlingException", ""), nil
+		}
+		return send()
+	})
+	_, err := l.TryAcquire(t.Context(), key, time.Hour)
+	mustBeTheEngines(t, "TryAcquire", err, "throttled")
+	leasetest.MustBecomeFree(t, table.locker(t), key)
+}
+
+// TestTryAcquire_LateAttempt has an attempt carried out after the SDK's next attempt was answered and
+// the key became free: the lease it takes has no holder.
+func TestTryAcquire_LateAttempt(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	other := table.locker(t)
+	for name, held := range map[string]bool{"after ErrHeld": true, "after the release": false} {
+		t.Run(name, func(t *testing.T) {
+			l, w := table.wired(t)
+			key := newKey()
+			var late func() (*http.Response, error)
+			var updates atomic.Int64
+			arrived := make(chan struct{})
+			background := int64(3) // the first update after the calls
+			if !held {
+				background++
+			}
+			w.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+				if operation == "UpdateItem" {
+					switch updates.Add(1) {
+					case 1:
+						late = send
+						return nil, errors.New("no reply")
+					case background:
+						<-arrived
+					}
+				}
+				return send()
+			})
+			if held {
+				lease := leasetest.Acquire(t, other, key, time.Minute)
+				leasetest.MustBeHeld(t, l, key)
+				leasetest.Release(t, lease)
+			} else {
+				leasetest.Release(t, leasetest.Acquire(t, l, key, time.Minute))
+			}
+			res, err := late()
+			if err != nil || res.StatusCode != http.StatusOK {
+				t.Fatalf("the late attempt: %v, %v: the test tests nothing", res, err)
+			}
+			res.Body.Close()
+			close(arrived)
+			leasetest.MustBecomeFree(t, other, key)
+		})
+	}
+}
+
 // TestConflictOfRegions has DynamoDB refuse an update in conflict with another region's.
 func TestConflictOfRegions(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/smithy-go"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -42,10 +43,11 @@ func hintOf(err error) string {
 	return ""
 }
 
-// refused reports whether DynamoDB has answered that it did not carry a change out. (For a change
-// sent twice by the SDK, this is the answer to the second.)
+// refused reports whether DynamoDB has answered that it did not carry a change out. The answer is to
+// one attempt: the SDK may have sent the change before.
 func refused(err error) bool {
-	return hintOf(err) != "" || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrCorrupt)
+	_, condition := errors.AsType[*types.ConditionalCheckFailedException](err)
+	return condition || hintOf(err) != "" || errors.Is(err, driver.ErrCorrupt)
 }
 
 // explain adds the table and a remedy to an error of the SDK. [errors.As] still finds the error,

@@ -137,7 +137,7 @@ func (c change) names() map[string]string {
 
 // update carries a change out and returns the item's new version. If the change was refused,
 // instead is the present item.
-func (l *Locker) update(ctx context.Context, item string, c change) (version uint64, instead *record, err error) {
+func (l *Locker) update(ctx context.Context, item string, c change, options ...func(*dynamodb.Options)) (version uint64, instead *record, err error) {
 	out, err := l.send(ctx, &dynamodb.UpdateItemInput{
 		TableName:                           &l.table,
 		Key:                                 attributes{keyName: str(item)},
@@ -147,7 +147,7 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 		ExpressionAttributeValues:           c.values,
 		ReturnValues:                        types.ReturnValueUpdatedNew,
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
-	})
+	}, options...)
 	if refused, ok := errors.AsType[*types.ConditionalCheckFailedException](err); ok {
 		instead, err := l.instead(ctx, item, refused.Item)
 		return 0, instead, err
@@ -166,9 +166,9 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 // of a global table: DynamoDB refuses it then, and the SDK does not repeat it. Without the
 // repetition, the loser of an election between two regions would take the engine for down, and load
 // too.
-func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput) (*dynamodb.UpdateItemOutput, error) {
+func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput, options ...func(*dynamodb.Options)) (*dynamodb.UpdateItemOutput, error) {
 	for pause := conflictPause; ; pause *= 2 {
-		out, err := l.client.UpdateItem(ctx, update)
+		out, err := l.client.UpdateItem(ctx, update, options...)
 		if _, conflict := errors.AsType[*types.ReplicatedWriteConflictException](err); !conflict || pause > maxConflictPause {
 			return out, err
 		}
