@@ -78,9 +78,9 @@
 // and an acquire that then succeeds is undone. A failed release is repeated in the background, with
 // pauses from 250 ms to 16 s: seven times, in 32 s to 100 s. If an attempt to acquire had no reply,
 // the Locker frees the item in the same way, after the acquire has failed or found another holder,
-// or after the release. It stops at DynamoDB's first answer. If DynamoDB gives no answer for so
-// long, or carries the attempt out after the answer, the item has no holder and is free after its
-// length has been observed.
+// or after the release. It stops when DynamoDB has freed the item or found another owner. If
+// DynamoDB gives no such answer for so long, or carries the attempt out after it, the item has no
+// holder and is free after its length has been observed.
 //
 // A lease is at most a year long.
 //

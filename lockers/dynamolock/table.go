@@ -18,7 +18,8 @@ import (
 // returns when the table is active, or when ctx ends.
 //
 // It may be called at every start and concurrently. For a correct table it only reads the description.
-// It changes existing tables only to enable time to live. A table with another key is an error.
+// It changes existing tables only to enable time to live. A table with another key is an error, and
+// so is a table with a status other than active, updating, creating or deleting.
 //
 // It needs permission for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive, and for changes
 // dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On AWS a new table takes some ten seconds.
@@ -43,7 +44,9 @@ func createTable(ctx context.Context, client *dynamodb.Client, table string) err
 				return err
 			}
 			return enableTTL(ctx, client, table)
-		case err == nil: // it is being created, or deleted
+		case err == nil && out.Table.TableStatus != types.TableStatusCreating && out.Table.TableStatus != types.TableStatusDeleting:
+			return fmt.Errorf("the table is %s: restore it, or delete it", out.Table.TableStatus) // for example, ARCHIVED
+		case err == nil:
 		case code(err) == "ResourceNotFoundException":
 			if err := create(ctx, client, table); err != nil {
 				return err

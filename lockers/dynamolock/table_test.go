@@ -1,6 +1,7 @@
 package dynamolock_test
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -177,6 +178,20 @@ func TestCreateTable_WithAnotherKey(t *testing.T) {
 	err := dynamolock.CreateTable(t.Context(), client, name)
 	if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "another key") {
 		t.Errorf("err = %v, want one that says that the table is for something else", err)
+	}
+}
+
+// TestCreateTable_Archived has a table that DynamoDB archived because its key was inaccessible.
+func TestCreateTable_Archived(t *testing.T) {
+	t.Parallel()
+	client, w := newClient(t, testserver.DynamoDB(t).Addr)
+	w.do(func(string, []byte, func() (*http.Response, error)) (*http.Response, error) {
+		return reply(http.StatusOK, map[string]any{"Table": map[string]string{"TableStatus": "ARCHIVED"}}), nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := dynamolock.CreateTable(ctx, client, "leases"); err == nil || !strings.Contains(err.Error(), "ARCHIVED") {
+		t.Errorf("err = %v, want one that names the status", err)
 	}
 }
 
