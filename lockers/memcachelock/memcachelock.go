@@ -39,9 +39,11 @@
 // request beyond: set MaxIdleConns to the expected number of concurrent rebuilds. Its Timeout, 500
 // ms by default, bounds each request. A call left behind by its caller makes a few requests.
 //
-// An acquire whose context ends is undone if memcached answers within ten seconds. An acquire that
-// fails before, with the client's Timeout, is not: if memcached still carries it out, the lease has
-// no holder and blocks its key for the announced length.
+// An acquire goes on after its context has ended, and is then undone. If a request to acquire had no
+// answer, the Locker frees the item in the background: after the acquire has failed or found another
+// holder, or after the release. It stops at memcached's second answer, 100 ms after the first, or ten
+// seconds after its start. If memcached carries the request out later, the lease has no holder and
+// blocks its key for the announced length. A failed release is not repeated.
 //
 // # Tokens
 //
@@ -79,7 +81,7 @@ const (
 	// maxTTL is the longest lease whose expiry, with the slack, memcached does not take for a date.
 	maxTTL = 30*24*time.Hour - slack*time.Second
 
-	// undoTimeout bounds an undo after its caller has left; undoPause is the wait between attempts.
+	// undoTimeout bounds an undo; undoPause is the wait between attempts.
 	undoTimeout = 10 * time.Second
 	undoPause   = 100 * time.Millisecond
 )
@@ -126,6 +128,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}
 	return adapter.Await(ctx, func() (driver.Lease, error) {
 		if err := l.acquire(key, mine, ttl); err != nil {
+			if mine.unaccounted {
+				go mine.undo()
+			}
 			return nil, err
 		}
 		if l.Tokens {
@@ -133,9 +138,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		}
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
-		// The caller has left. Every error except ErrHeld leaves open whether the lease was taken.
-		if !errors.Is(err, driver.ErrHeld) {
-			mine.undo(err == nil)
+		if err == nil { // the caller has left
+			mine.undo()
 		}
 	})
 }
@@ -149,6 +153,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		if errors.Is(err, memcache.ErrNotStored) {
 			unanswered = nil
 		}
+		mine.unaccounted = mine.unaccounted || unanswered != nil
 		return err == nil
 	}
 	if add() {
@@ -190,7 +195,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		case unanswered != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
 		default:
-			unanswered = err
+			unanswered, mine.unaccounted = err, true
 		}
 	}
 }
@@ -227,6 +232,9 @@ type lease struct {
 	item    string
 	counter string // the item of the key's fencing tokens
 	token   string // the holder's token in the item
+	// unaccounted is whether a request to acquire had no answer: it may have been carried out, or may
+	// be yet. Set before the lease is shared.
+	unaccounted bool
 
 	mu       sync.Mutex // guards the fields below
 	renewals uint64     // in the item, as far as this process knows
@@ -273,6 +281,9 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, l.free)
+	if l.unaccounted { // a late request to acquire would take the item again
+		go l.undo()
+	}
 	if err == nil && over {
 		err = driver.ErrLeaseLost
 	}
@@ -291,20 +302,20 @@ func (l *lease) free() error {
 	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
-// undo drops the item as soon as memcached answers, within undoTimeout. If the lease is not
-// certainly taken, a missing item may come yet: after a pause a server carries out the requests of
-// several connections in any order. So after a request without an answer, undo looks once more for
-// a missing item. A dead server has taken the item with it.
-func (l *lease) undo(taken bool) {
+// undo drops the item as soon as memcached answers, within undoTimeout. After a request without an
+// answer, the item may come yet, also after the lease's end: after a pause a server carries out the
+// requests of several connections in any order. So undo then looks a second time. A dead server has
+// taken the item with it.
+func (l *lease) undo() {
 	deadline := time.Now().Add(undoTimeout)
-	for answered := taken; ; {
-		err := l.free()
-		lost := errors.Is(err, driver.ErrLeaseLost)
+	for last := !l.unaccounted; ; {
+		err := adapter.Do(context.Background(), l.free)
+		answered := err == nil || errors.Is(err, driver.ErrLeaseLost)
 		ended := errors.Is(err, syscall.ECONNREFUSED)
-		if err == nil || lost && answered || ended || l.over() || time.Now().After(deadline) {
+		if answered && last || ended || time.Now().After(deadline) {
 			return
 		}
-		answered = lost
+		last = answered
 		time.Sleep(undoPause)
 	}
 }

@@ -2,11 +2,13 @@ package memcachelock_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -268,6 +270,91 @@ func TestTryAcquire_GivenUpWhileTheServerStandsStill(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	server.Signal(syscall.SIGCONT)
 	leasetest.MustBecomeFree(t, b, key)
+}
+
+// TestTryAcquire_LateAdd has an add carried out after its connection ended and the key became free:
+// the lease it takes has no holder.
+func TestTryAcquire_LateAdd(t *testing.T) {
+	t.Parallel()
+	server := testserver.Memcached(t)
+	other, admin := newLocker(t, server.Addr), newClient(t, server.Addr)
+	for _, c := range []struct {
+		name   string
+		ttl    time.Duration
+		held   bool  // by another holder
+		fails  bool  // the look after the add
+		before int64 // looks before the add arrives; the last of them is the first of the undo
+	}{
+		{"after ErrHeld", time.Minute, true, false, 2},
+		{"after ErrHeld and the end of the lease", time.Nanosecond, true, false, 2},
+		{"after a failure", time.Minute, false, true, 2},
+		{"after the release", time.Minute, false, false, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			mc, key := newClient(t, server.Addr), newKey()
+			l := memcachelock.New(mc)
+			var late []byte
+			var looks atomic.Int64
+			arrived := make(chan struct{})
+			mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				nc, err := new(net.Dialer).DialContext(ctx, network, addr)
+				return conn{nc, func(b []byte) {
+					switch {
+					case bytes.HasPrefix(b, []byte("add ")) && late == nil:
+						late = bytes.Clone(b)
+						nc.Close()
+					case bytes.HasPrefix(b, []byte("gets ")):
+						if n := looks.Add(1); n == 1 && c.fails {
+							nc.Close()
+						} else if n > c.before {
+							<-arrived
+						}
+					}
+				}}, err
+			}
+			switch {
+			case c.fails:
+				_, err := l.TryAcquire(t.Context(), key, c.ttl)
+				leasetest.MustBeNoAnswer(t, "TryAcquire", err)
+			case c.held:
+				lease := leasetest.Acquire(t, other, key, time.Minute)
+				if _, err := l.TryAcquire(t.Context(), key, c.ttl); !errors.Is(err, driver.ErrHeld) {
+					t.Fatalf("TryAcquire: %v, want ErrHeld", err)
+				}
+				leasetest.Release(t, lease)
+			default:
+				leasetest.Release(t, leasetest.Acquire(t, l, key, c.ttl))
+			}
+			for start := time.Now(); looks.Load() < c.before+1 && time.Since(start) < time.Second; {
+				time.Sleep(5 * time.Millisecond) // until the undo's first look has passed
+			}
+			nc, err := net.Dial("tcp", server.Addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			nc.Write(late)
+			if reply, err := bufio.NewReader(nc).ReadString('\n'); reply != "STORED\r\n" {
+				t.Fatalf("the late add: %q, %v: the test tests nothing", reply, err)
+			}
+			close(arrived)
+			leasetest.Eventually(t, 3*time.Second, "no lease without a holder", func() bool {
+				_, err := admin.Get(item(key))
+				return errors.Is(err, memcache.ErrCacheMiss)
+			})
+		})
+	}
+}
+
+// A conn calls hook before a write.
+type conn struct {
+	net.Conn
+	hook func(b []byte)
+}
+
+func (c conn) Write(b []byte) (int, error) {
+	c.hook(b)
+	return c.Conn.Write(b)
 }
 
 func TestDeadServer(t *testing.T) {

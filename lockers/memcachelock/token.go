@@ -38,7 +38,9 @@ func (l *lease) withToken() (driver.Lease, error) {
 		err = errTokenLate
 	}
 	if err != nil {
-		l.free()
+		if l.free() != nil || l.unaccounted {
+			go l.undo()
+		}
 		return nil, l.wrap("draw a token for", err)
 	}
 	return &tokenLease{l, fence}, nil

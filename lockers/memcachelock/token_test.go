@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -98,6 +99,28 @@ func TestTokens_ForeignCounter(t *testing.T) {
 		t.Errorf("err = %v, want one that names the item", err)
 	}
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
+}
+
+// TestTokens_ServerStandsStillWhileOneIsDrawn: the lease without a token is given back afterwards.
+func TestTokens_ServerStandsStillWhileOneIsDrawn(t *testing.T) {
+	server := testserver.Memcached(t).OwnOrSkip(t)
+	l, key := newLocker(t, server.Addr), newKey()
+	gate := newGate(t, server.Addr, "incr bellwether:"+key)
+	defer close(gate.open)
+	mc := newClient(t, gate.addr)
+	mc.Timeout = 200 * time.Millisecond
+	slow := memcachelock.New(mc)
+	slow.Tokens = true
+	result := make(chan error)
+	go func() {
+		_, err := slow.TryAcquire(t.Context(), key, time.Hour)
+		result <- err
+	}()
+	<-gate.reached
+	server.Signal(syscall.SIGSTOP)
+	leasetest.MustBeNoAnswer(t, "TryAcquire", <-result)
+	server.Signal(syscall.SIGCONT)
+	leasetest.MustBecomeFree(t, l, key)
 }
 
 func TestTokens_ContextEndsWhileOneIsDrawn(t *testing.T) {
