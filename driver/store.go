@@ -59,7 +59,8 @@ type Store interface {
 // A BatchGetter is a [Store] that reads many keys in a few round trips. For other Stores a batch
 // calls Get for each key, several at a time.
 type BatchGetter interface {
-	// GetMany calls each once per key, with the index of the key and the results of Get.
+	// GetMany calls each once per key, with the index of the key and the results of Get. For a foreign
+	// type of key, such as a list in Redis, the error may be ErrNotFound.
 	//
 	// The keys are distinct. GetMany returns after the last call of each. When ctx ends, the
 	// remaining keys get the error of ctx. The deadline of ctx moves with each answer, so slow

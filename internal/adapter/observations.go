@@ -26,7 +26,7 @@ type observation[V comparable] struct {
 // Two generations bound the memory. When the younger one is full, the older one is forgotten. The
 // younger one is full with fewObserved leases after the end of the last of them, and with maxObserved
 // leases in any case. A forgotten lease is observed again from its start, so its end is recognised
-// later. Among more than maxObserved dead leases seen in turn, no end may ever be recognised.
+// later. With more than maxObserved dead leases, seen in turn, an end may never be recognised.
 type Observations[V comparable] struct {
 	mu         sync.Mutex // guards the fields below
 	young, old map[string]observation[V]

@@ -36,6 +36,9 @@ import (
 // Epochs then fall if the claimer's clock is behind the clock that began the lost counter by more
 // than the counter's lifetime. While the counter is kept, no clock is read.
 //
+// A restarted memcached numbers its items' versions from the beginning: a swap of a version read
+// before the restart may replace a newer item, and epochs may fall.
+//
 // The floor of an entry is in an item of its own. Without the floor the entry counts as lost, since
 // it may have been invalidated. With several servers the two items may be on different servers, and
 // either may be lost. All processes need the same list of servers in the same order, and a server
@@ -50,8 +53,9 @@ type Store struct {
 	Prefix string
 
 	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a failure,
-	// and less than 160 bytes more. The default is 1 MiB less 1 KiB, within memcached's default of -I
-	// with the key and the server's header. Set MaxValue before first use.
+	// the validator, the tags with a few bytes each, and less than 160 bytes more. The default is 1 MiB
+	// less 1 KiB, within memcached's default of -I with the key and the server's header. Set MaxValue
+	// before first use.
 	MaxValue int
 
 	mc     *memcache.Client
