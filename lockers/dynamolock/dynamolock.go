@@ -344,8 +344,9 @@ const (
 )
 
 // freeLater frees the item after a pause, and after failures again with doubled pauses, seven times in
-// all. The pauses add up to half a minute, and each request lasts up to callTimeout. DynamoDB ends no lease: a process that finds the item at the key's next expiry, perhaps
-// hours later, would wait for its announced length.
+// all. The pauses add up to half a minute, and each request lasts up to callTimeout. DynamoDB ends no
+// lease: a process that finds the item at the key's next expiry, perhaps hours later, would wait for its
+// announced length.
 func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 	if pause > lastPause {
 		return

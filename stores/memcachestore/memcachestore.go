@@ -44,9 +44,9 @@ import (
 // either may be lost. All processes need the same list of servers in the same order, and a server
 // removed from the list may return only empty; docs/engines.md describes the alternative.
 //
-// Each piece of a GetMany waits for all servers, or for the client's Timeout. After the first
-// time-out, up to 4 pieces are under way at a time. Set Timeout to less than half of
-// Fleet.EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
+// Each piece of a GetMany waits for all servers, or for the client's Timeout. After the first time-out,
+// up to 4 pieces are under way at a time. Set Timeout to less than half of Fleet.EngineTimeout of
+// [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
 	// Prefix begins the names of all items, and keeps programs on one server apart. It has at most 80
 	// bytes, without spaces and control bytes. Default: "bellwether:". Set Prefix before first use.
