@@ -29,7 +29,7 @@ type Cache[V any] struct {
 //
 // The load's context has the values of the first caller's context, but not its end. A load should
 // return when its context ends: after an invalidation the next load begins when the present load has
-// returned. The load runs for several keys at a time. A load that asks for its own key gets an error.
+// returned. The load runs for several keys at a time. A load must not ask for its own key.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
@@ -103,7 +103,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
 }
 
-// GetFunc is [Cache.Get] with a load for this call. Callers that meet share the first load.
+// GetFunc is [Cache.Get] with a load of its own. Callers share the first load.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
@@ -133,10 +133,10 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
 
-// Refresh begins a rebuild of key, although its value may be fresh, and does not wait for its end. The
-// load gets ctx's values, but not its end. Callers get the present value meanwhile. A load under way
-// anywhere in the fleet counts, so call Set or Invalidate after a write. A failure goes to OnError. The
-// error is [ErrClosed], or [ErrOverloaded] if too many keys wait for Store.
+// Refresh begins a rebuild of key, also of a fresh value, and does not wait. The load gets ctx's values,
+// but not its end. Callers get the present value meanwhile. A load under way anywhere in the fleet
+// counts, so call Set or Invalidate after a write. A load's failure goes to OnError. The error is
+// [ErrClosed], a remembered failure, or [ErrOverloaded] if too many keys wait.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 	return c.engine.refreshNow(ctx, key, c.bind)
 }

@@ -33,17 +33,17 @@
 //
 // # Promises
 //
-// No caller owns a rebuild. The rebuild goes on when its callers leave, and its value is kept. A
-// caller's context bounds only that caller's wait.
+// No caller owns a rebuild. A load goes on when its callers leave, and its value is kept. A caller's
+// context bounds only that caller's wait.
 //
 // All waiting callers share a failure, in all processes. After a growing pause one caller tries
-// again, see [Options].ErrorTTL. A load that panics, calls runtime.Goexit or does not return in time
-// is a failure.
+// again, see [Options].ErrorTTL. A load also fails by a panic, by runtime.Goexit and, without a
+// pause, by RebuildTimeout.
 //
 // The store refuses a commit after a later commit or an invalidation of the key. So a holder that
 // paused cannot bring an old value back, even if the locker elects two holders.
 //
-// If an engine does not answer, each process rebuilds for itself, at most MaxRebuilds keys at one
+// If an engine does not answer, each process rebuilds for itself, at most MaxRebuilds loads at one
 // time. During the outage a few calls ask the engine again, and other calls do not wait.
 //
 // In the repository, docs/fleets.md helps to choose engines, and docs/operations.md times and metrics.

@@ -11,7 +11,7 @@ var (
 	// ErrNotFound means that the key does not exist. A load returns or wraps it.
 	ErrNotFound = driver.ErrNotFound
 
-	// ErrWaitTimeout means that a call got no value or failure within MaxWait. The rebuild goes on.
+	// ErrWaitTimeout means that a call got no value or failure within MaxWait. A load goes on.
 	ErrWaitTimeout = fault.ErrWaitTimeout
 
 	// ErrClosed means that the cache is closed.

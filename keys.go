@@ -44,7 +44,7 @@ func SortedQuery() KeyRule { return KeyRule{keyrules.Rule{Sorts: true}} }
 
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such a
 // cookie share a variant. A handler that answers by another cookie must say private or Vary: Cookie. A
-// client can invent values, up to 1,024 variants of a URL. It panics on a name that no cookie can have.
+// client can invent values: a URL has up to 1,024 variants in ten minutes. It panics on a bad name.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {

@@ -19,8 +19,8 @@ type Request[V any] struct {
 	Key string
 	// Previous is the latest value of the key, if Found. It may be fresh, and must not be modified.
 	Previous V
-	// Found reports whether Previous is set. There is no Previous after an invalidation, nor, without a
-	// Validator, after the windows.
+	// Found reports whether Previous is set. There is no Previous after an invalidation, nor after the
+	// windows without a Validator or a remembered failure.
 	Found bool
 	// Validator is the Result.Validator of Previous, or empty.
 	Validator string
@@ -37,8 +37,8 @@ type Result[V any] struct {
 	Freshness *Freshness
 	// Tags are for [Cache.InvalidateMatching], such as "org:7". Nil: none; with NotModified as before.
 	Tags []string
-	// Validator identifies this version of the value, such as an ETag or a row's version. The value
-	// stays for an hour after its windows, for the next load. Empty: none; with NotModified as before.
+	// Validator identifies this version of the value, such as an ETag or a row's version. Its value stays
+	// for an hour after its TTL at least, for the next load. Empty: none; with NotModified as before.
 	Validator string
 }
 

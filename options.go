@@ -32,8 +32,8 @@ type Options struct {
 	// NotFoundTTL is how long an [ErrNotFound] is remembered. Zero means TTL. Negative: off.
 	NotFoundTTL time.Duration
 	// ErrorTTL is the pause between a key's first failure and the next try. It doubles with each failure,
-	// less a random part. An error with a method RetryAfter() time.Duration chooses its pause. Errors of
-	// contexts have no pause. Zero means 1 s. Negative: off.
+	// less a random part. An error with a method RetryAfter() time.Duration chooses its pause, whatever the
+	// options. Errors of contexts and [ErrRebuildTimeout] have no pause. Zero means 1 s. Negative: off.
 	ErrorTTL time.Duration
 	// MaxErrorTTL is the longest such pause, at least ErrorTTL. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration

@@ -155,6 +155,36 @@ func TestRefresh_Fails(t *testing.T) {
 	})
 }
 
+// In a failure's pause a Refresh answers no call, so Stats do not change.
+func TestRefresh_InAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := errors.New("down")
+		c := bellwether.New(func(_ context.Context, key string) (string, error) {
+			if key == "stale" {
+				defer func() { failure = errors.New("down") }()
+			}
+			return "v", failure
+		}, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, ErrorTTL: 10 * time.Second, MaxErrorTTL: 10 * time.Second})
+		defer c.Close()
+		failure = nil
+		c.Get(t.Context(), "stale")
+		time.Sleep(2 * time.Minute)
+		for _, key := range []string{"stale", "without a value"} {
+			c.Get(t.Context(), key)
+		}
+		before := c.Stats()
+		for key, want := range map[string]error{"stale": nil, "without a value": failure} {
+			if err := c.Refresh(t.Context(), key); err != want {
+				t.Errorf("Refresh of %s: %v, want %v", key, err, want)
+			}
+		}
+		synctest.Wait()
+		if after := c.Stats(); after.Stale != before.Stale || after.Hits != before.Hits || after.Misses != before.Misses {
+			t.Errorf("Stats changed from %+v to %+v", before, after)
+		}
+	})
+}
+
 func TestRefresh_Refused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()

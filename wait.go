@@ -428,7 +428,9 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 		switch now := c.engine.clock.Now(); {
 		case judge(&it.Lifetime, now) == serve:
 		case it.Stale(now):
-			c.engine.count.stale.Add(1)
+			if !c.refreshes { // otherwise no call is answered
+				c.engine.count.stale.Add(1)
+			}
 		default:
 			c.err = it.Err // the answer has the item too, and so the value before the failure
 		}

@@ -160,7 +160,8 @@ type Engine uint8
 const (
 	// EngineStore is Options.Fleet.Store.
 	EngineStore Engine = iota
-	// EngineLocker is Options.Fleet.Locker.
+	// EngineLocker is Options.Fleet.Locker. An Options.Fleet.Engine never changes it: its elections are
+	// EngineWrites.
 	EngineLocker
 	// EngineWatch is Watch of Options.Fleet.Locker. While it is down, waiters poll.
 	EngineWatch

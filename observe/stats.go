@@ -45,8 +45,9 @@ type Stats struct {
 	// NearBytes is the present size of the near tier in bytes.
 	NearBytes uint64 `json:"near_bytes"`
 	// StoreUp and LockerUp report whether the engines answer; the store has to answer reads and
-	// writes. Each turns false when a breaker of the engine opens. It turns true again when a call
-	// gets an answer, or after half a minute without a failed call. Without an engine it is true.
+	// writes. Each turns false when a breaker of the engine opens, EngineWatch's apart. It turns true
+	// again when a call gets an answer, or after half a minute without a failed call. Without an engine it
+	// is true.
 	StoreUp  bool `json:"store_up"`
 	LockerUp bool `json:"locker_up"`
 }
