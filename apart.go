@@ -18,9 +18,10 @@ func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
 	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
 }
 
-// put keeps a value without a flight. If over is not nil, put keeps the value only in place of the
+// put keeps a value, which has f's age now, without a flight. If over is not nil, put keeps the value only in place of the
 // item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
+	now := e.clock.Now()
 	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
 	switch {
@@ -33,7 +34,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 		return
 	}
 	d.position = position
-	d.keep(ctx, v, f)
+	d.keep(ctx, v, f, now)
 }
 
 // A draft is a value in the making without a flight. A later invalidation fences its epoch off.
@@ -55,9 +56,9 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 
 func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
 
-func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
+// keep keeps the value, which had f's age at now.
+func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) {
 	r, e := d.run, d.run.engine
-	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
 	switch {
@@ -71,7 +72,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	case e.Store != nil:
 		// The value is past its windows, and only ends the present entry. No process waits for it, so
 		// no KindUnshared entry is needed.
-		if errors.Is(r.write(ctx, driver.Entry{Epoch: d.epoch}), driver.ErrFenced) {
+		if errors.Is(r.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}), driver.ErrFenced) {
 			return
 		}
 	}

@@ -132,7 +132,8 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 type pageDraft struct{ draft *draft[*page.Response] }
 
 func (d pageDraft) Keep(res *page.Response, w items.Windows) {
-	d.draft.keep(d.draft.run.engine.open, res, w)
+	e := d.draft.run.engine
+	d.draft.keep(e.open, res, w, e.clock.Now())
 }
 
 func (d pageDraft) End() { d.draft.end() }

@@ -38,7 +38,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 		return r.stillUnshared(ctx)
 	}
 	entry, err := r.encode(it)
-	lives := entry.Life() > 0
+	lives := entry.asOf(e.clock.Now()).Life() > 0
 	if err == nil && lives {
 		if err = r.write(ctx, entry); err == nil {
 			return commitTaken
@@ -57,7 +57,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	// turns, each to find the same. A store out of memory may have room for so small an entry.
 	entry.Kind, entry.Value = driver.KindUnshared, nil
 	if !lives {
-		entry.TTL = durations.Add(entry.Age, durations.Add(unsharedTTL, 2*entry.BuildTime))
+		entry.born, entry.TTL = forever, durations.Add(unsharedTTL, 2*entry.BuildTime) // from when it is sent
 	}
 	marked := r.write(ctx, entry)
 	switch {
@@ -129,15 +129,15 @@ func (r *run[V]) probe(ctx context.Context) bool {
 }
 
 // write commits the entry. An Elector releases the flight's lease in the same request.
-func (r *run[V]) write(ctx context.Context, entry driver.Entry) error {
+func (r *run[V]) write(ctx context.Context, entry outgoing) error {
 	e, lease := r.engine, r.leading.lease
 	if e.Engine == nil || lease == nil {
 		return r.writeBy(ctx, func(ctx context.Context) error {
-			return e.Store.Commit(ctx, e.engineKey(r.key), entry)
+			return e.Store.Commit(ctx, e.engineKey(r.key), entry.asOf(e.clock.Now()))
 		})
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
-		return e.Engine.CommitAndRelease(ctx, e.engineKey(r.key), entry, lease)
+		return e.Engine.CommitAndRelease(ctx, e.engineKey(r.key), entry.asOf(e.clock.Now()), lease)
 	})
 	if err == nil {
 		r.leading.lease = nil
@@ -182,11 +182,11 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOut
 		return commitNotTaken, untouched
 	}
 	entry := r.entryOf(it)
-	if entry.Life() <= 0 {
+	if entry.asOf(e.clock.Now()).Life() <= 0 {
 		return commitNotTaken, untouched
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
-		return toucher.Touch(ctx, e.engineKey(r.key), value.Epoch, entry)
+		return toucher.Touch(ctx, e.engineKey(r.key), value.Epoch, entry.asOf(e.clock.Now()))
 	})
 	switch {
 	case err == nil:

@@ -12,26 +12,37 @@ import (
 
 // This file turns items into the store's entries and back.
 
-func (r *run[V]) encode(it *items.Item[V]) (driver.Entry, error) {
+// An outgoing entry is on its way to the store. Its Age is set when it is sent: the Codec may be slow,
+// and the entry waits for its turn.
+type outgoing struct {
+	driver.Entry
+	born instant
+}
+
+// asOf is the entry with its Age at now.
+func (o *outgoing) asOf(now instant) driver.Entry {
+	e := o.Entry
+	e.Age = max(0, durations.Between(o.born, now))
+	return e
+}
+
+func (r *run[V]) encode(it *items.Item[V]) (outgoing, error) {
+	e := r.entryOf(it)
 	if it.Kind != driver.KindValue {
-		return r.entryOf(it), nil
+		return e, nil
 	}
-	var value []byte
 	err := fault.Guard(func() (err error) {
-		value, err = r.engine.marshal(it.Value)
+		e.Value, err = r.engine.marshal(it.Value)
 		return err
 	})
-	e := r.entryOf(it) // after marshal, which may be slow: the entry has its age as of now
-	e.Value = value
 	return e, err
 }
 
 // entryOf returns the entry of an item without its value.
-func (r *run[V]) entryOf(it *items.Item[V]) driver.Entry {
+func (r *run[V]) entryOf(it *items.Item[V]) outgoing {
 	e := driver.Entry{
 		Kind:                 it.Kind,
 		Epoch:                it.Epoch,
-		Age:                  durations.Between(it.Born, r.engine.clock.Now()),
 		TTL:                  it.FreshUntil - it.Born,
 		StaleWhileRevalidate: it.StaleUntil - it.FreshUntil,
 		StaleIfError:         it.ErrorUntil - it.FreshUntil,
@@ -46,7 +57,7 @@ func (r *run[V]) entryOf(it *items.Item[V]) driver.Entry {
 	if it.Failures > 0 {
 		e.RetryAge, e.Failure = durations.Between(it.Born, it.RetryAt), failureText(it.Err)
 	}
-	return e
+	return outgoing{e, it.Born}
 }
 
 // maxFailure is the longest text of a failure in bytes. A store may refuse a longer entry, and then

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -163,7 +164,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			if len(result) > 0 {
 				continue // the load ended in time
 			}
-			return finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
+			return finish(ctx, loaded[V]{err: context.Cause(limited), began: time.Now()}, epoch)
 		}
 	}
 }
@@ -204,7 +205,7 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 // or an invalidation here, is later. No caller gets the result then, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	now := e.clock.Now() // the value's age counts from here
+	now := e.clock.Instant(l.began.Add(l.took)) // a hedge has asked the store since
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}

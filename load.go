@@ -27,7 +27,7 @@ type loaded[V any] struct {
 	product[V]
 	err   error
 	began time.Time
-	took  time.Duration
+	took  time.Duration // until its end, when the value has its windows' age
 }
 
 func (l *loaded[V]) lifetime() items.Windows {

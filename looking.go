@@ -296,6 +296,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
 			err = failure // each may run on a goroutine of the adapter
 		}
+		came := e.clock.Now()
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
@@ -303,9 +304,9 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		case err != nil && !fault.IsAnswer(err):
 			silence = err
 		default:
-			answered[i], last = true, e.clock.Now()
+			answered[i], last = true, max(last, came)
 			heard()
-			take(i, &storeReply{entry, began, last, err})
+			take(i, &storeReply{entry, began, came, err})
 		}
 	}
 	err := gate.AskInPieces(ctx, e.store, key, budget, func(ctx context.Context, piece func()) error {

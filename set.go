@@ -26,10 +26,10 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 			e.voidAll(key)
 		}
 	}()
+	now := e.clock.Now() // the value's age counts from here
 	// A sweep from before the Set, in a log that is read later, would take the value away.
 	budget := gate.NewBudget(e.EngineTimeout)
 	e.sweeps.Follow(ctx, budget.Half(), e.NearTTL/2)
-	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
 	// weigh runs user code, so it comes before the lock, and before others can see the value.
@@ -58,7 +58,7 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 		return 0, err
 	}
 	err = e.writeAnyway(ctx, key, budget, func(ctx context.Context) (err error) {
-		epoch, err = driver.Set(ctx, e.Store, e.engineKey(key), entry)
+		epoch, err = driver.Set(ctx, e.Store, e.engineKey(key), entry.asOf(e.clock.Now()))
 		return err
 	})
 	return epoch, err

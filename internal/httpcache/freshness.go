@@ -151,7 +151,7 @@ func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
 	var apparent time.Duration
 	if dated {
 		// Date has whole seconds. With the fraction as age, max-age=1 would often be stale at once.
-		apparent = max(0, received.Sub(at).Truncate(time.Second))
+		apparent = min(max(0, received.Sub(at).Truncate(time.Second)), maxDelta)
 	}
 	delay := max(0, received.Sub(sent))
 	corrected := ageValue(resp) + delay
