@@ -18,8 +18,8 @@ func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
 	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
 }
 
-// put keeps a value, which has f's age now, without a flight. If over is not nil, put keeps the value only in place of the
-// item over: otherwise another item, or an invalidation, has come later.
+// put keeps a value, which has f's age now, without a flight. If over is not nil, put keeps the value
+// only in place of the item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	now := e.clock.Now()
 	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)

@@ -240,7 +240,7 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 // when the entry had its Age.
 type storeReply struct {
 	entry driver.Entry
-	asked instant // before the store had the entry; for a notice, before the entry's commit
+	asked instant // before the store read the entry; for a notice, before the entry's commit
 	came  instant
 	err   error
 }

@@ -130,7 +130,8 @@ end
 
 // elect: the names of the entry and the lease; retention in ms, the largest reply, past, void, the
 // token, the lease in ms, about (the time), the longest noted lease in ms, the channel of releases and
-// its message. The value is nil without an entry. A value longer than the largest reply is cut to that length.
+// its message. The value is nil without an entry. A value longer than the largest reply is cut to that
+// length.
 //
 // The script goes by the end of the entry's freshness. It cannot tell an entry from other bytes behind
 // such a time: Lua has no checksum that would be fast enough. void is the part of the value behind the

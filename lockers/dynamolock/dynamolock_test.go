@@ -628,7 +628,7 @@ func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 		return err
 	})
 	close(goOn)
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // an undo would come after 250 ms
 	if counted := w.counted(); counted["GetItem"] != 1 || counted["UpdateItem"] != 0 {
 		t.Errorf("requests: %v, want the look alone", counted)
 	}

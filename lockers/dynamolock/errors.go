@@ -47,7 +47,8 @@ func hintOf(err error) string {
 // one attempt: the SDK may have sent the change before.
 func refused(err error) bool {
 	_, condition := errors.AsType[*types.ConditionalCheckFailedException](err)
-	return condition || hintOf(err) != "" || errors.Is(err, driver.ErrCorrupt)
+	_, conflict := errors.AsType[*types.ReplicatedWriteConflictException](err)
+	return condition || conflict || hintOf(err) != "" || errors.Is(err, driver.ErrCorrupt)
 }
 
 // explain adds the table and a remedy to an error of the SDK. [errors.As] still finds the error,

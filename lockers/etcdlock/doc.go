@@ -75,9 +75,10 @@
 // freed by the first attempt. If the second attempt gets no answer either, the acquire fails and
 // may leave a key without a holder, which blocks its lease for at most the announced length.
 //
-// Pause: a paused etcd may carry out a request long after the client has given it up. An acquire whose
-// caller has left is undone in the background, in up to five attempts of ten seconds. An acquire carried
-// out after the last attempt, or after an attempt that found no key, leaves a key without a holder too.
+// Pause: an etcd that is paused or cut off may carry out a request long after the client has given it
+// up. An acquire whose caller has left is undone in the background, in up to five attempts of ten
+// seconds. An acquire carried out after the last attempt, or after an attempt that found no key, leaves a
+// key without a holder too.
 //
 // Users with passwords: the client (3.7.3, with etcd 3.4.23) cannot renew an ended auth token. From
 // then on each of its calls runs into its time-out, until the client is made anew. A simple token,

@@ -116,12 +116,16 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		if !mine.asked || errors.Is(err, driver.ErrHeld) {
 			return
 		}
-		// A paused etcd may take the lease when it goes on. So an undo without an answer is repeated.
+		// An etcd that is paused or cut off may take the lease later. So an undo without an answer is
+		// repeated.
 		for range maxUndos {
 			ctx, cancel := l.detached(ctx)
 			err := mine.free(ctx)
+			if unavailable(err) {
+				<-ctx.Done()
+			}
 			cancel()
-			if !errors.Is(err, errNoAnswer) {
+			if !unavailable(err) && !errors.Is(err, errNoAnswer) {
 				return
 			}
 		}
@@ -373,7 +377,7 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 func (l *lease) unchanged(token string, revision int64) []clientv3.Cmp {
 	return []clientv3.Cmp{
 		clientv3.Compare(clientv3.ModRevision(l.name), "=", revision),
-		// All announcements of token, and no other value, are between these two values.
+		// All announcements of token, and of no other token, are between these two values.
 		clientv3.Compare(clientv3.Value(l.name), ">", token+" "),
 		clientv3.Compare(clientv3.Value(l.name), "<", token+"!"),
 	}

@@ -24,6 +24,7 @@ type oneKey struct {
 
 	mu       sync.Mutex       // guards the fields below
 	silent   bool             // no transaction has an answer
+	cutOff   bool             // the transactions after the first silent one fail at once
 	late     *oneTxn          // the first transaction without an answer
 	asked    int              // transactions
 	kv       *mvccpb.KeyValue // nil if missing
@@ -57,12 +58,15 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	k := t.etcd
 	k.mu.Lock()
 	k.asked++
-	silent, lost := k.silent, k.lose
+	silent, lost, cutOff := k.silent, k.lose, k.silent && k.cutOff && k.late != nil
 	k.lose = nil
 	if silent && k.late == nil {
 		k.late = t
 	}
 	k.mu.Unlock()
+	if cutOff {
+		return nil, status.Error(codes.Unavailable, "connection refused")
+	}
 	if silent {
 		<-t.ctx.Done()
 		return nil, t.ctx.Err()
@@ -160,10 +164,15 @@ func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 	})
 }
 
-// TestTryAcquire_CarriedOutLate has a paused etcd take a lease long after its caller has left.
+// TestTryAcquire_CarriedOutLate has an etcd that was paused or cut off take a lease long after its
+// caller has left.
 func TestTryAcquire_CarriedOutLate(t *testing.T) {
+	t.Run("paused", func(t *testing.T) { testCarriedOutLate(t, &oneKey{silent: true}) })
+	t.Run("cut off", func(t *testing.T) { testCarriedOutLate(t, &oneKey{silent: true, cutOff: true}) })
+}
+
+func testCarriedOutLate(t *testing.T, etcd *oneKey) {
 	synctest.Test(t, func(t *testing.T) {
-		etcd := &oneKey{silent: true}
 		l := over(t, etcd, &leases{})
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()

@@ -153,7 +153,9 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		if errors.Is(err, memcache.ErrNotStored) {
 			unanswered = nil
 		}
-		mine.unaccounted = mine.unaccounted || unanswered != nil
+		// A malformed key, or a list without servers, is found before a request.
+		asked := !errors.Is(err, memcache.ErrMalformedKey) && !errors.Is(err, memcache.ErrNoServers)
+		mine.unaccounted = mine.unaccounted || asked && unanswered != nil
 		return err == nil
 	}
 	if add() {
