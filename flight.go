@@ -16,15 +16,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// This file is the collapse: the callers of one key in one process share a flight.
-//
-// x/sync/singleflight cannot carry the promises. Its callers wait without a context, and a panic ends
-// the process. No answer comes before the end (a stale item, a response that is being written).
+// This file is the collapse: the callers of one key in one process share a flight. x/sync/singleflight cannot
+// carry the promises. Its callers wait without a context, a panic ends the process, and no answer (a stale
+// item, a response that is being written) comes before the end.
 
 type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 
-// An attempt is one load of a flight, with copies of the flight's data. The flight may give up on a
-// load that still runs, and then goes on and changes.
+// An attempt is one load of a flight, with copies of the flight's data: the flight may give it up, and
+// change.
 type attempt[V any] struct {
 	*flight[V]
 	present   *items.Item[V] // flight.present
@@ -147,7 +146,6 @@ var (
 	errDeserted = errors.New("bellwether: no caller waits for the flight")
 )
 
-// fallDue wakes the callers after MaxWait of the first caller.
 func (f *flight[V]) fallDue() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
@@ -156,9 +154,8 @@ func (f *flight[V]) fallDue() {
 	}
 }
 
-// publish shows callers a value that the load still writes: the callers of the audience that began
-// before until. ctx is the load's context. It returns false if the flight has given up on this load,
-// which may have a successor.
+// publish shows a value that the load still writes to the callers of the audience that began before until.
+// ctx is the load's. The result is false if the flight has given up on this load.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
@@ -310,9 +307,9 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	return true
 }
 
-// settle ends the flight with the item, and puts the item into the near tier. Callers that began
-// before it.TrustedUntil get the item. settle returns false if the key was invalidated since the last
-// look: the item was read or made before, and the flight has to look again.
+// settle puts the item into the near tier, and ends the flight with it for callers that began before
+// it.TrustedUntil. The result is false if the key was invalidated since the last look: the flight has to look
+// again.
 func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.TrustedUntil) }
 
 // settleFor is settle for the callers that began before then.
@@ -350,8 +347,7 @@ func (f *flight[V]) keepResult(it *items.Item[V]) {
 	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
-// give ends the flight with an item past its windows. Callers that began before then get the item.
-// The key's near item goes.
+// give ends the flight with an item past its windows for callers that began before then. The near item goes.
 func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
@@ -426,9 +422,8 @@ func (f *flight[V]) setElected() {
 	f.elected = true
 }
 
-// landing waits until the flight has landed, unless it is unlisted, and returns the flight's result, or
-// nil. A caller whose response broke off before the caller read anything then finds the flight's result.
-// The wait is short: the cause of the break has ended the load, or its time, or has unlisted the flight.
+// landing waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
+// response broke off. The wait is short: the break's cause has ended the load, or its time, or the listing.
 func (f *flight[V]) landing(ctx context.Context) (*items.Item[V], error) {
 	for {
 		f.shard.mu.Lock() // land changes the state, and then unlists

@@ -157,9 +157,8 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 	return e.hit(key)
 }
 
-// wait waits for the answer, or the error, of the key's flight. Without a flight it begins one with
-// b's loader. If the call refuses the flight's item, the call joins or begins the next flight. So all
-// callers that came during one load, and want a later load, share the next load.
+// wait waits for the answer or the error of the key's flight, begun with b's loader if there is none. A call
+// that refuses the flight's item goes on to the next flight, and all such calls share it.
 func (c *waiter[V]) wait(b binder[V]) {
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
@@ -246,10 +245,9 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// dueEarly decides by chance whether the answer is due for an early rebuild. It is for the call whose
-// flight the store has answered. In a large fleet each process may read a popular key less than once
-// per NearTTL, so no read is a near hit. A value just loaded by this process is excluded: the herd
-// that waited for the value would load the key again.
+// dueEarly decides by chance about an early rebuild after the store's answer: in a large fleet each process
+// may read a popular key less than once per NearTTL, and so never as a near hit. A value that this process
+// has just loaded is excluded: the herd that waited for it would load the key again.
 func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.LoadBegan != 0 {
@@ -415,8 +413,7 @@ func (c *waiter[V]) admitted(to audience.Audience) bool {
 	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
 
-// takes is want.Takes, because Fits comes only with Accept. It reads the clock only for calls with an
-// Accept: a herd has none.
+// takes is want.Takes, but reads no clock for a call without an Accept, and so without Fits: a herd.
 func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
@@ -517,9 +514,8 @@ func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
 
 // begin is join for a key without a flight. shard.mu is held.
 func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
-	// The near tier is read again under the lock. A caller may miss the near tier just before a
-	// flight lands, come here just after, and begin a second rebuild. The flight fills the near tier
-	// and leaves the map under this lock, so the caller sees the flight or the item.
+	// The near tier is read again under this lock, under which a flight fills it and leaves the map.
+	// Otherwise a caller could miss just before a landing, come here just after, and begin a second rebuild.
 	e := c.engine
 	it, now := e.near.Get(c.key)
 	if it != nil && now < it.TrustedUntil && c.hits(it, now) {

@@ -78,8 +78,7 @@ func New(timeout time.Duration, changed func(from, to State)) *Gate {
 	return newGate(newTurns(timeout), timeout, changed)
 }
 
-// Beside returns a second gate of the same engine, for calls that may fail while the first gate's
-// calls succeed: reads and writes, for example. The two gates share their turns.
+// Beside returns a second gate of the engine, with the same turns, for calls that may fail alone: writes.
 func (g *Gate) Beside(changed func(from, to State)) *Gate {
 	return newGate(g.turns, g.turns.timeout, changed)
 }
@@ -274,9 +273,8 @@ func (g *Gate) latest() string {
 	return g.why
 }
 
-// A Budget is the time that a call may still lose to engines that do not answer. All engines share
-// it: a call that has waited for a dead locker does not wait for the dead store as well. A Budget
-// is safe for concurrent use. Concurrent calls each take their time from it.
+// A Budget is the time that a call may still lose to all silent engines in sum: a wait for a dead locker
+// leaves less for a dead store. It is safe for concurrent use. Concurrent calls each take their time from it.
 type Budget struct {
 	left atomic.Int64 // in nanoseconds
 	of   *Budget      // the budget of which it is a part; nil if there is none
@@ -313,9 +311,8 @@ var ErrNotAsked = errors.New("no call is made")
 // Ask calls an engine about a key, for a call on which others wait: of a flight with a lease or an
 // epoch, of a user's write, of the log of sweeps. These calls go before the calls of AskInTurn.
 //
-// An error that is an answer by the engine's contract is returned unchanged. Every other error
-// and a panic of call are wrapped in fault.ErrUnavailable, and their time is taken from budget. A Goexit
-// of call is recorded as a failure, and ends the goroutine.
+// An answer by the engine's contract is returned unchanged, even as an error. Other errors and a panic of
+// call are wrapped in fault.ErrUnavailable and cost budget. A Goexit is a failure, and ends the goroutine.
 func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
 }

@@ -8,10 +8,9 @@ import (
 	"time"
 )
 
-// This file is the queue before an engine. When a thousand keys expire together, a thousand flights
-// call together, and their calls would wait for each other in the engine's client, on its few
-// connections, and in the engine. Such a wait is no outage. Calls wait here, before their budget
-// counts, and go on as fast as the engine answers the calls before them.
+// This file is the queue before an engine. The calls for a thousand keys that expire together would wait for
+// each other in the engine's client and in the engine. Such a wait is no outage: calls wait here, before
+// their budget counts, and go on as fast as the engine answers.
 
 type turns struct {
 	timeout time.Duration // of a call
@@ -28,10 +27,9 @@ type turns struct {
 	others  list.List     // of chan struct{}: all other calls; the latest goes first
 }
 
-// The bound follows the effect of our own calls on the engine, as in TCP Vegas (Brakmo, O'Malley,
-// Peterson, SIGCOMM 1994). It falls while calls take longer than calls beside few others, because
-// more calls at a time would only take longer still. Otherwise it rises. A distant engine is
-// equally distant for a call and for many, and gets as many calls as it needs.
+// The bound follows the effect of our own calls, as in TCP Vegas (Brakmo, O'Malley, Peterson, SIGCOMM 1994).
+// It falls while calls take longer than calls beside few others: more calls would only take longer still.
+// Otherwise it rises: a distant engine is equally distant for many calls, and gets as many as it needs.
 const (
 	fewestTurns = 8
 	firstTurns  = 16

@@ -124,10 +124,9 @@ func (a *account) close() {
 	}
 }
 
-// send counts a complete body, which p is sending, until end is called. If the sum passes the
-// limit, send breaks off the clients of the eldest bodies. The refused alternative is to ask the
-// handler for a stored body: a stampede. Bodies in progress take at most half of the limit from
-// complete ones: otherwise their slow clients would break off all clients of the others.
+// send counts a complete body, which p sends, until end is called. Beyond the limit send breaks off the
+// clients of the eldest bodies: asking the handler for a stored body would be a stampede. Bodies in progress
+// take at most half of the limit, or their slow clients would break off all clients of complete ones.
 func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) {
 	if body.Len() <= smallBody {
 		return func() {}

@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file bounds the requests that bypass the cache because of their fields, which any client can
-// send. For a servable page only a few of them run at a time, and the others get the page.
+// This file bounds the bypasses that any client can ask for: only a few run at a time for a servable page.
 
 const (
 	// maxBypasses is the number of requests for a page that bypass the cache at a time.

@@ -88,8 +88,7 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 	return clock.See(Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}), nil
 }
 
-// Changes is the channel for the commits and invalidations of a prefix's keys. It is "", for no notices,
-// if maxNotice is negative.
+// Changes is the channel of a prefix's commits and invalidations, "" (no notices) for a negative maxNotice.
 func (s *Servers) Changes(prefix string, maxNotice int) string {
 	if maxNotice < 0 {
 		return ""

@@ -265,9 +265,8 @@ func Detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
 
-// holderScript is a GET at the master: a client that reads from replicas could see a lease there
-// that the master no longer has. (GETEX without an option goes to the master too, but Dragonfly
-// writes it to its journal as if it had an expiry in the past.)
+// holderScript is a GET at the master: a replica may have a lease that the master no longer has. GETEX goes
+// there too, but without an option Dragonfly writes it to its journal with an expiry in the past.
 var holderScript = redisscript.New(`return redis.call('GET', KEYS[1])`)
 
 var (
@@ -285,10 +284,9 @@ return 1`)
 	releaseScript = redisscript.New(ReleaseLua + `return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3])`)
 )
 
-// ReleaseLua has the function release, which deletes the key of a lease if holder has it, and
-// publishes name for the watchers, and returns 1 if the holder had the lease, else 0. A missing
-// lease, evicted or lost with Redis's data, is published too: its watchers wait for its end. A user
-// without permission to publish still releases: the key goes first, and the error is caught.
+// ReleaseLua has the function release: it deletes a lease's key if holder has it, publishes name, and returns
+// 1 if deleted, else 0. A missing lease (evicted, or lost with Redis's data) is published too: its watchers
+// wait. A user without permission to publish still releases: the key goes first, and the error is caught.
 const ReleaseLua = `
 local function release(key, holder, channel, name)
 	local now = redis.call('GET', key)

@@ -24,19 +24,17 @@ var (
 	ErrTooSlow = errors.New("bellwether: reader is too slow for the others")
 )
 
-// A reader loses its place in a body over the limit if other readers have waited for it for
-// patience within one stride. A stride in that time, 0.8 MB/s, keeps the place: otherwise one fast
-// reader could break off all others. And a stride is much longer than a chunk: otherwise a reader
-// with a chunk in that time could hold all others to its pace.
+// A reader loses its place if other readers wait for it for patience within one stride, see [Spool]. A stride
+// in that time (0.8 MB/s) keeps the place: otherwise one fast reader could break off all others. A stride is
+// much longer than a chunk: otherwise a chunk in that time could hold all others to its reader's pace.
 const (
 	// patience outlasts four lost packets in a row: TCP sends again after 0.2, 0.4, 0.8 and 1.6 s.
 	patience = 5 * time.Second
 	stride   = 4 << 20
 )
 
-// The smallest and the largest chunk. Each chunk is twice the one before: a small body costs one
-// small allocation, and a large body a few. The first chunk may be smaller: if a body comes in one
-// Write, or has announced its length, the chunk holds exactly the body, and Body need not copy it.
+// Each chunk is twice the one before: a small body costs one small allocation, a large body a few. A body
+// that comes in one Write, or has announced its length, is exactly the first chunk: Body need not copy it.
 const (
 	minChunk = 4 << 10
 	maxChunk = 256 << 10
@@ -58,8 +56,7 @@ const (
 //   - A reader loses its place if readers at the end of the body wait for it too long. If all
 //     readers are slow, none loses its place.
 //
-// Memory is one copy of the body for any number of readers: at most the limit, and after the
-// overflow at most the limit and one chunk (256 KiB or less).
+// Memory, for any number of readers: at most the limit, and after the overflow one chunk more.
 type Spool struct {
 	mu sync.Mutex // guards the fields below
 
@@ -208,8 +205,7 @@ func (s *Spool) drop() {
 	}
 }
 
-// awaitRoom waits until the writer may go on. A reader loses its place when others have waited for
-// it for patience. mu is held, and released during the wait.
+// awaitRoom waits for room, or until a slow reader loses its place. mu is held, and released during the wait.
 func (s *Spool) awaitRoom() {
 	var over <-chan time.Time // nil if no reader waits: all are on their way to the end
 	held := s.waiting > 0
@@ -239,9 +235,8 @@ func (s *Spool) awaitRoom() {
 	}
 }
 
-// slowest returns the readers that are more than half the limit behind. The writer waits for the
-// last of them, but the time of the others runs too: if it began only in turn, many readers
-// together could hold up the rest for many times patience. mu is held.
+// slowest returns the readers that are more than half the limit behind. The writer waits for the last, but
+// the time of all runs: in turn, they could hold up the rest for many times patience. mu is held.
 func (s *Spool) slowest() []*Reader {
 	var slow []*Reader
 	for _, r := range s.readers {
@@ -401,13 +396,10 @@ func (r *Reader) delayed(d time.Duration) {
 	}
 }
 
-// next returns the next piece of the body without a copy, and waits for it. The piece stays valid,
-// but counts as unread until the next call. The caller must not modify it.
-//
-// At the end it returns io.EOF if the body is complete, else the error that broke it off. If ctx
-// ends first, it returns ctx's cause, and the Reader loses no bytes.
-//
-// Before a wait it calls idle, and once in a Reader's life flush, if Flush was called. Both may be nil.
+// next returns the next piece of the body without a copy, and waits for it. The piece stays valid, must not
+// be modified, and counts as unread until the next call. The error is io.EOF at the end of a complete body,
+// else the reason of the break. If ctx ends first, it is ctx's cause, and the Reader loses no bytes. Before a
+// wait next calls idle, and once in a Reader's life flush, if Flush was called. Both may be nil.
 func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -480,11 +472,10 @@ func (r *Reader) pass() {
 	r.s.drop()
 }
 
-// CopyTo writes the rest of the body to w as it grows, and returns the number of bytes written. It
-// returns nil at the end of a complete body, else the error of the body, of w or of flush.
-//
-// flush, if not nil, runs before each wait that follows a write, so no byte sits in w's buffers,
-// and before the first wait if the spool's Flush was called.
+// CopyTo writes the rest of the body to w as it grows, and returns the number of bytes written. The error is
+// nil at the end of a complete body, else the error of the body, of w or of flush. flush may be nil. It runs
+// before each wait that follows a write, so no byte sits in w's buffers, and before the first wait if the
+// spool's Flush was called.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
 	var total int64
 	var idle func() error // flush, if a write has followed the last flush
