@@ -9,9 +9,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the values that a process keeps and finds without a flight: a variant, the response to
-// a request past the cache, an answer without a rebuild. An invalidation has no flight to end here,
-// so a witness shows whether one came before the value is kept.
+// This file keeps and finds values without a flight: a variant, a bypassing request's response, an answer
+// without a rebuild. A witness shows whether an invalidation, with no flight to end, came before.
 
 // apart returns a run without a flight, to read, write and decode entries.
 func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
@@ -91,9 +90,8 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	}
 }
 
-// putUnless keeps the value of a request that has invalidated the key itself. The cache has no store,
-// and times is the number of these invalidations. After more invalidations the value may be older
-// than another request's change.
+// putUnless keeps the value of a request that has itself invalidated the key, times times, in a cache without
+// a store. After more invalidations the value may be older than another request's change.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, TrustedUntil: e.trustedUntil(now)}

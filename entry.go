@@ -72,9 +72,8 @@ func failureText(err error) string {
 	return text
 }
 
-// decode returns the item of the store's entry, nil if the entry is empty. A known item of the near
-// tier from the same rebuild spares decoding the value. If known stands beside the entry, known is the
-// item.
+// decode returns the item of the store's entry, nil if the entry is empty. A known item of the same rebuild
+// spares decoding the value. If known stands beside the entry, known is the item.
 func (r *run[V]) decode(there storeReply, known *items.Item[V]) *items.Item[V] {
 	e := &there.entry
 	if !r.engine.knowsKind(e.Kind) {

@@ -22,8 +22,7 @@ import (
 
 type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 
-// An attempt is one load of a flight, with copies of the flight's data: the flight may give it up, and
-// change.
+// An attempt is one load of a flight, with copies of its data: the flight may give the load up, and change.
 type attempt[V any] struct {
 	*flight[V]
 	present   *items.Item[V] // flight.present
@@ -308,8 +307,7 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 }
 
 // settle puts the item into the near tier, and ends the flight with it for callers that began before
-// it.TrustedUntil. The result is false if the key was invalidated since the last look: the flight has to look
-// again.
+// it.TrustedUntil. False: the key was invalidated since the last look, and the flight looks again.
 func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.TrustedUntil) }
 
 // settleFor is settle for the callers that began before then.

@@ -71,9 +71,8 @@ func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
 	return ending(r.build(ctx, r.looking.unshared, nil, r.finish))
 }
 
-// claim takes an epoch and reads the key again, in one request. The last holder may have committed
-// and released just before this flight's election. The last holder's value then ends the flight here,
-// without a second load.
+// claim takes an epoch and reads the key again, in one request. A holder may have committed and released just
+// before this flight's election: its value then ends the flight, without a second load.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
 		r.standing.ballot = nil

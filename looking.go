@@ -30,10 +30,9 @@ type lookingState struct {
 func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
 		r.leading.fenced = false
-		// The cause that fenced the commit, or invalidated the key during the load, may go on.
-		// Callers gather during this pause, and the next load answers them. Without the pause a quick
-		// load that invalidates its own key would answer no caller: every caller would have come
-		// after the load began.
+		// The cause that voided the load may go on. Callers gather during this pause, and the next load
+		// answers them. Without it a quick load that invalidates its own key would answer no caller: each
+		// would have come after its begin.
 		select {
 		case <-time.After(minPoll << r.leading.refused):
 		case <-ctx.Done():
@@ -185,9 +184,8 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	is := judge(&it.Lifetime, now)
 	if is == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// Another process's load failed while this flight waited. The failure has no pause left, but
-		// answers the flights that waited. Otherwise these flights would fail one after another, each
-		// after its own load.
+		// Another process's load failed while this flight waited. Without a pause left, the failure still
+		// answers the flights that waited: otherwise they would load and fail one after another.
 		return fail
 	}
 	return is
@@ -276,11 +274,10 @@ func (r *run[V]) logAge() time.Duration {
 	return r.engine.NearTTL / 2
 }
 
-// readMany reads many keys in one request, which the gate judges as a request for key. readMany calls
-// named for their names in the store when the request's turn has come, and take for each answer as soon
-// as the answer comes, one call at a time. The result has the indexes of the keys with an answer, and the
-// error is the reason for the others. Each answer begins the time limit anew: a store that goes on
-// answering has all the time.
+// readMany reads many keys in one request, which the gate judges as a request for key. It calls named for
+// their names in the store when the request's turn has come, and take for each answer at once, one call at a
+// time. The result has the indexes of the answered keys, and the error is the reason for the others. Each
+// answer begins the time limit anew: a store that goes on answering has all the time.
 func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) (map[int]bool, error) {
 	var (
 		mu       sync.Mutex // guards the fields below, until over

@@ -180,9 +180,8 @@ func (l *lookout) takeQueued() []*plannedLook {
 	return taken
 }
 
-// lookForAll reads the store for all looks that take returns when the request's turn has come, and
-// sends each its reply. The gate judges the request as one for key. ctx's end does not count: the
-// other flights need their replies.
+// lookForAll reads the store, when its turn has come, for all looks that take returns, and replies to each.
+// The gate judges it as a request for key. ctx's end does not count: the other flights need their replies.
 func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*plannedLook) {
 	take = sync.OnceValue(take)
 	defer func() { // also after a panic or Goexit of the adapter, and without a turn

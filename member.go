@@ -101,14 +101,12 @@ func (m *member[V]) join(ctx context.Context, f *flight[V]) {
 	}
 }
 
-// first reports whether the new flight is the first of its batch, or alone. As with slots, a batch
-// counts once among the flights that wait for the store: a call for more keys than MaxQueued would
-// otherwise turn all other callers away.
+// first reports whether the new flight is alone or the first of its batch. A batch counts once among the
+// flights that wait for the store: more keys than MaxQueued would otherwise turn all other callers away.
 func (m *member[V]) first() bool { return m == nil || len(m.members) == 0 }
 
-// callersLeft says that the flight's callers have left before its election. The batch's read ends when
-// no unread member has callers: under overload such reads would be most of the store's work, and the
-// batches behind them would come too late.
+// callersLeft says that the flight's callers have left before its election. The batch's read ends when no
+// unread member has callers: under overload such reads would make the batches behind them too late.
 func (m *member[V]) callersLeft() {
 	if m == nil {
 		return

@@ -10,8 +10,7 @@ import (
 
 // This file puts items into the near tier, says how long they are trusted, and reads them for Peek.
 
-// weigh sets an item's weight once. It runs before the locks under which the near tier reads
-// weights, because Options.Size is user code.
+// weigh sets an item's weight once, before the near tier's locks: Options.Size is user code.
 func (e *engine[V]) weigh(key string, it *items.Item[V]) { it.Weigh(key, e.size) }
 
 func itemDueEarly[V any](it *items.Item[V], now instant, beta float64) bool {

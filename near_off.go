@@ -7,9 +7,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the near tier switched off: an item answers the calls that came before the store was
-// asked for it. For later calls the store is asked again, once for all that have come meanwhile, and
-// never without a call.
+// This file is the near tier switched off: an item answers the calls from before the store was asked for it.
+// The store is asked again for later calls, once for all that have come meanwhile, never without a call.
 
 // aloneTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an
 // outage would load its key again.

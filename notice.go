@@ -156,9 +156,8 @@ func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	return true
 }
 
-// lookBack is lookAgain as of made. It returns false if made is before the flight, or before the
-// key's last invalidation here. The invalidation may have overtaken the notice, and callers after it
-// must not get the notice's value.
+// lookBack is lookAgain as of made. It returns false if made is before the flight, or before the key's last
+// invalidation here, which may have overtaken the notice: callers after it must not get the value.
 func (f *flight[V]) lookBack(made instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()

@@ -38,9 +38,8 @@ func (f *flight[V]) confirm(ctx context.Context) {
 	}
 }
 
-// offer offers callers a stale item. It returns false, without an offer, if the key was invalidated
-// since the last look. An item from the store becomes the key's near item too. Otherwise, when the
-// store falls silent, an earlier near item would answer after the offer.
+// offer offers callers a stale item. False: the key was invalidated since the last look. An item from the
+// store becomes the near item too, or an earlier one would answer after it when the store falls silent.
 func (f *flight[V]) offer(it *items.Item[V], fromStore bool) bool {
 	e := f.engine
 	e.weigh(f.key, it) // before the lock: Options.Size is user code

@@ -8,10 +8,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// This file is the protocol: the states of a rebuild, and the table from a state and its outcome to
-// the next state. A flight looks into the store, queues for a slot of MaxRebuilds and stands for
-// election. The elected flight claims an epoch, loads, commits and releases. The other flights wait for
-// its value.
+// This file is the protocol: the states of a rebuild, and the transitions between them. A flight looks into
+// the store, queues for a slot of MaxRebuilds and stands for election. The elected flight claims an epoch,
+// loads, commits and releases. The other flights wait for its value.
 
 type rebuildState uint8
 
@@ -131,10 +130,9 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is the number of void loads with which a flight ends. Void is a load that was fenced at
-// the commit, or whose key was invalidated since the claim. The last load's value then answers only
-// callers that asked before this load. Otherwise a store that refuses every commit, or an invalidation
-// during each load, would leave all callers without an answer.
+// maxRefused is the number of void loads (fenced at the commit, or with an invalidation since the claim) with
+// which a flight ends. The last value then answers the callers that asked before its load: otherwise endless
+// refusals or invalidations would leave all callers without an answer.
 const maxRefused = 5
 
 // runToEnd runs the flight to its end, also after a panic or Goexit of an adapter.

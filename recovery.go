@@ -18,9 +18,8 @@ func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	return items.NoEarlyTry
 }
 
-// noteLoad records the end of a load. A recovered origin ends the pauses of the near tier's failures.
-// A process that finds a later failure in the store waits for that failure's pause, so the fleet
-// tries each key once.
+// noteLoad records the end of a load. A recovered origin ends the pauses of near failures. A process that
+// finds a later failure in the store waits for that pause, so the fleet tries each key once.
 func (e *engine[V]) noteLoad(succeeded bool) {
 	now := e.clock.Now()
 	if e.ErrorTTL <= 0 || !e.origin.Note(succeeded, now, e.ErrorTTL) {

@@ -5,11 +5,9 @@ import (
 	"sync"
 )
 
-// This file finds the flights of an engine by key. A shard's one lock guards each change of a
-// flight together with the map of flights and the key's item in the near tier. Nearly every change
-// would take both locks if a flight had its own.
+// This file finds flights by key. A shard's one lock guards the map of flights, each change of a flight and
+// the key's near item together: with a lock for each flight, nearly every change would take both.
 
-// More shards make it rarer that two keys share a lock.
 const shardCount = 64
 
 // A shard has the flights and the witnesses of a part of the keys.

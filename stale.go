@@ -113,9 +113,8 @@ func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
-// Polling slows with the time already waited: a value is seen at most 2 ms or a sixteenth of its build
-// time late. The reads of a wait grow with the logarithm of its length up to 4 s, and by four or five
-// per second beyond.
+// Polling slows with the wait: a value is seen at most 2 ms or a sixteenth of its build time late. The reads
+// grow with the logarithm of the wait up to 4 s, and by four or five per second beyond.
 const (
 	minPoll = 2 * time.Millisecond
 	maxPoll = 250 * time.Millisecond

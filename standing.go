@@ -59,10 +59,9 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	return outcomeElected
 }
 
-// elect stands for election. It returns the lease or the present holder, and neither without a locker.
-// Without an answer the holder is knownHolder's. overtaken is true if a notice came while the flight
-// waited for its turn at the locker. Where a thousand keys expire together, other processes rebuild
-// most of them before this turn, and leases for these keys would be useless.
+// elect stands for election. It returns the lease or the present holder, and neither without a locker or a
+// store that takes writes. Without an answer the holder is knownHolder's. overtaken: a notice came before the
+// flight's turn. Of a thousand keys that expire together, most are rebuilt elsewhere by then.
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {
@@ -105,9 +104,8 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	return nil, r.knownHolder(), false
 }
 
-// knownHolder is the holder for which the flight waits, after an election without an answer. A lost
-// answer says nothing about the holder, and without this rule each process of a polling fleet would
-// begin a load. knownHolder is nil once the lease has ended, or the locker counts as down.
+// knownHolder is the flight's holder after an election without an answer: otherwise each process of a polling
+// fleet would begin a load. It is nil once the lease has ended, or the locker counts as down.
 func (r *run[V]) knownHolder() *driver.HeldError {
 	e := r.engine
 	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
@@ -122,12 +120,10 @@ func (r *run[V]) electsAtOnce() bool {
 	return e.Engine != nil && !r.storeDown && e.writes.Sound(r.key)
 }
 
-// readAndStand is read for an Elector. The flight stands for election in the same request, unless the
-// entry is fresh and later than the entries that the flight has refused. The log has its own request:
-// a request for key and log together cannot hold an election.
-//
-// The election has half of the flight's budget. After silence a read has the rest: an engine that
-// takes no writes may still have a fresh entry.
+// readAndStand is read for an Elector. The flight stands in the same request, unless the entry is fresh and
+// later than the entries that it has refused. The log has its own request: a request for both cannot hold an
+// election. The election has half of the flight's budget, and after silence a read has the rest: an engine
+// that takes no writes may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())

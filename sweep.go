@@ -166,9 +166,8 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 	return fmt.Errorf("writing the log of invalidations: %w", err)
 }
 
-// sweepHere invalidates in this process only, if the store has not taken the sweeps. The log's
-// epochs are the store's, so these sweeps apply to all present items and are then forgotten. A load
-// whose tags are not known yet goes on.
+// sweepHere invalidates in this process alone, if the store has not taken the sweeps. Without the log's
+// epochs they apply to all present items, and are forgotten. A load with tags yet unknown goes on.
 func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	only := sweeplog.Only(sweeps, e.clock.Now())
 	// Under the locks: a new look must not find an item that is about to go.

@@ -48,9 +48,8 @@ const (
 	electPause = 500 * time.Millisecond
 	// lookPause is how often a flight looks although its locker pushes: a push may die with its engine.
 	lookPause = time.Second
-	// noticeLag is the wait for the store's notice after the lease is free. Notice and release come
-	// on two connections, and the release, sent later, may arrive first. A look for a value that is
-	// on its way would cost a command.
+	// noticeLag is the wait for the store's notice after the lease is free. The release, on another
+	// connection, may arrive first, and a look for a value on its way would cost a command.
 	noticeLag = 10 * time.Millisecond
 )
 

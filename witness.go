@@ -155,7 +155,6 @@ func (f *flight[V]) lookAgain() (outdated bool) {
 	return f.lookAgainLocked()
 }
 
-// lookAgainLocked is lookAgain for a caller that holds shard.mu.
 func (f *flight[V]) lookAgainLocked() (outdated bool) {
 	outdated = f.outdated()
 	f.looked, f.witness.epoch, f.witness.repeats, f.current = f.witness.generation, 0, false, nil

@@ -17,10 +17,9 @@ import (
 // maxName is the most bytes of a key as its own name. Memcached's limit is 250, with prefix and suffix.
 const maxName = 160
 
-// Name returns the name of key in an engine: key itself if every engine can carry it and a person
-// can type it, else its SHA-256. Different keys have different names: a key that begins like a hash
-// is hashed too. Braces are hashed because Redis Cluster reads a hash tag in them, the slash
-// because users of ZooKeeper and etcd read a path.
+// Name returns the name of key in an engine: key itself if every engine can carry it and a person can type
+// it, else its SHA-256. Different keys have different names: a key that begins like a hash is hashed too. So
+// are braces, a hash tag in Redis Cluster, and the slash, a path to users of ZooKeeper and etcd.
 func Name(key string) string {
 	if plain(key) {
 		return key

@@ -84,9 +84,8 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	for _, p := range f.proxies {
 		p.SetLatency(0)
 	}
-	// On a quiet machine the worst is the time-out and the build. A caller that waited for another
-	// process's value at the start has also waited for the end of its lease, and a busy machine
-	// adds to both. A caller that waits for an answer of the store takes longer than the limit.
+	// On a quiet machine the worst is the time-out and the build. A wait for another process's lease at the
+	// start, and a busy machine, add to both. A caller that waits for the store exceeds the limit.
 	worst := percentile(r.Took, 1)
 	if limit := answer - timeout; worst > limit {
 		t.Errorf("the slowest of %d callers took %v, want at most %v", len(r.Took), worst, limit)

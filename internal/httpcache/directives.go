@@ -181,7 +181,6 @@ func ParseRequest(h http.Header) RequestDirectives {
 	return d
 }
 
-// A directive is a name with its argument.
 type directive struct {
 	name   string // lower case
 	arg    string // without quotes

@@ -69,10 +69,9 @@ func (c Changed) Keys() []string {
 	return keys
 }
 
-// referenced returns the plain key of a reference in the answer to r. The result is false for
-// another host (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and
-// https of one host are one origin: a handler behind a proxy that ends TLS writes https in the
-// answers to plain requests.
+// referenced returns the plain key of a reference in the answer to r. The result is false for another host
+// (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and https of one host are one
+// origin: behind a proxy that ends TLS, a handler answers plain requests with https.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
 	hostport := hostOf(r)
 	host, ok := CanonicalHost(hostport)

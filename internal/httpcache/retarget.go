@@ -107,8 +107,7 @@ func aliased(name string) string {
 	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
 }
 
-// isAlias reports whether a field's name is an alias of a retargeting field, a method field, a condition
-// or a credential.
+// isAlias reports whether name is an alias of a field that this package looks up.
 func (opt *Options) isAlias(name string) bool {
 	name = aliased(name)
 	return name != "" && (opt.retargeting().names[name] || slices.Contains(methodFields, name) ||
@@ -167,10 +166,9 @@ func (t *Retargeting) values(req http.Header) []string {
 	return values
 }
 
-// forwardedTarget returns the parts of a Forwarded field (RFC 7239 section 4) that are about the
-// target. The other parts are about the client and the proxies. A part with a second "=", which no
-// node name has, counts: some readers look for "host=" anywhere. Quotes are ignored: at worst a
-// line with separators in quotes is another variant.
+// forwardedTarget returns the parts of a Forwarded field (RFC 7239 section 4) about the target, not about
+// client and proxies. A part with a second "=", which no node name has, counts: some readers look for "host="
+// anywhere. Quotes are ignored: at worst separators in quotes make another variant.
 func forwardedTarget(line string) string {
 	var parts []string
 	for part := range strings.FieldsFuncSeq(line, func(r rune) bool { return r == ',' || r == ';' }) {

@@ -39,10 +39,9 @@ func SetConditions(req, stored http.Header) bool {
 	return found
 }
 
-// Selects reports whether a 304 that answers SetConditions may update the stored response (RFC 9111
-// section 4.3.4). If not, the caller asks again without conditions. A 304 without a common validator
-// also selects: section 4.3.4 is about several stored responses, but SetConditions asked about one, and
-// many origins leave the ETag out of a 304.
+// Selects reports whether a 304 that answers SetConditions may update the stored response (RFC 9111 section
+// 4.3.4). If not, the caller asks again without conditions. A 304 without a common validator also selects:
+// SetConditions asked about one stored response, and many origins leave the ETag out of a 304.
 func Selects(stored, notModified http.Header) bool {
 	tag, own := notModified.Get("ETag"), stored.Get("ETag")
 	switch {

@@ -1,6 +1,5 @@
-// Package page is the HTTP face of a cache: it answers requests with the responses of the handlers
-// that it wraps, as a shared cache by RFC 9111. The tiers, the flights and the log of invalidations
-// below are a [Cache] to it.
+// Package page is the HTTP face of a cache by RFC 9111: it answers requests with the responses of the
+// handlers that it wraps. The tiers, flights and invalidations below are a [Cache] to it.
 //
 // A request: serve.go routes it, request.go reads it, hot.go or serve.go finds its item, and reply.go or
 // live.go writes the reply. exchange.go runs the handler for a key: load.go prepares the run, writer.go

@@ -17,7 +17,6 @@ import (
 
 // This file turns the handler's header, and then the complete response, into the result of a load.
 
-// An answer is a heading with the judgement of the rules.
 type answer struct {
 	heading
 	trailers  []string // names of the trailer fields
@@ -236,9 +235,8 @@ func (l *load) pointTo(post *variance) *Response {
 	now := cache.Now()
 	switch old := l.owner.signpost; {
 	case old != nil:
-		// The new signpost replaces the old signpost only if the old one is still there: after an
-		// invalidation it would lead to older responses. The old variant's key gets the new
-		// signpost too, for processes with the old one in their near tier for NearTTL.
+		// The new signpost only replaces the old: after an invalidation it would lead to older responses. The
+		// old variant's key gets it too, for near tiers with the old signpost.
 		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):

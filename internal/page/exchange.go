@@ -97,9 +97,8 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 
 // link gives the handler a context, which ends with the load unless the response is one client's.
 func (x *exchange) link(r *http.Request) {
-	// The parent is the request's own context, not the rebuild's: the rebuild's context still has
-	// the values that detach has replaced. Within adds the load to it: a handler that calls the
-	// same cache lends its slot, and learns if it asks for the response that it makes.
+	// The parent is the request's context: the rebuild's still has the values that detach has replaced.
+	// Within adds the load: a call of the same cache lends the slot, and learns if it asks for this response.
 	x.running, x.cancel = context.WithCancelCause(x.m.cache.Within(r.Context(), x.ctx, chi.RouteCtxKey))
 	x.run = x.owner.begin()
 	// The load's end ends the body, even if the handler ignores its context. The body ends first, and

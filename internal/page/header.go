@@ -68,8 +68,7 @@ func trailerNames(h http.Header) []string {
 	return names
 }
 
-// trailerOf returns the trailer in the header of a returned handler: the announced fields, and the
-// prefixed fields with their prefix.
+// trailerOf returns the trailer after the handler: announced fields, and prefixed fields with their prefix.
 func trailerOf(h http.Header, announced []string) http.Header {
 	var t http.Header
 	for name, values := range h {
@@ -143,9 +142,8 @@ func untyped(h http.Header) bool {
 	return !named
 }
 
-// unsigned reports whether a body that begins with first and more is too short for its type. Templates
-// begin with an empty line, and some write "<!" and "DOCTYPE" separately. Other bodies do not wait, as
-// they would for net/http's buffer: clients read the start while the handler makes the rest.
+// unsigned reports whether a body of first and more is too short for its type: a template's empty first line,
+// or "<!" before "DOCTYPE". Other bodies do not wait: clients read them while the handler goes on.
 func unsigned(first, more []byte) bool {
 	b := more
 	if len(first) > 0 {

@@ -98,8 +98,7 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-// notInvalidated has the cache repeat a failed invalidation: the client of an unsafe request has its
-// response, and does not repeat the request.
+// notInvalidated has the cache repeat a failed invalidation: no client of an unsafe request repeats it.
 func (m *Middleware) notInvalidated(err error, keys ...string) {
 	for _, key := range keys {
 		m.cache.InvalidateLater(key)
@@ -111,9 +110,8 @@ func (m *Middleware) notInvalidated(err error, keys ...string) {
 // its sweeps. Any client can send them, and must not make the log forget, which invalidates everything.
 const maxSoftUnsafe = sweeplog.MaxSweeps / 10
 
-// softly takes a place for an unsafe request's invalidation in the log. The result is false if the
-// log has no room, or if a line may be lost: without a Locker that answers, two processes may write
-// at the same moment, and one overwrites the other's line.
+// softly takes a place for an unsafe request's invalidation in the log. The result is false if the log has no
+// room or may lose the line: without a Locker's answer, two processes may overwrite each other's.
 func (m *Middleware) softly() bool {
 	if !m.cache.LogKeepsLines() || !m.soft.TryAcquire(1) {
 		return false

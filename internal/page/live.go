@@ -23,7 +23,6 @@ import (
 
 // This file answers a request that waits: with a response in progress, or with an error.
 
-// A liveOutcome is the outcome of a reply with a response in progress.
 type liveOutcome uint8
 
 const (
@@ -366,9 +365,9 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	replyFailure(w, status, code)
 }
 
-// tooSlow records that a key's rebuild took longer than RebuildTimeout, if the key never had a
-// response for everyone: its handler may answer a client that waits longer. These requests count
-// against PassThrough, because a slow origin must not get them all.
+// tooSlow records a rebuild beyond RebuildTimeout of a key that never had a response for everyone: its
+// handler may answer a client that waits longer. These requests count against PassThrough, to spare the
+// origin.
 func (m *Middleware) tooSlow(key string, failed *Item, err error) {
 	if m.options.PassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
 		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))

@@ -93,9 +93,8 @@ func withRoute(ctx context.Context, rc *chi.Context) context.Context {
 	return ctx
 }
 
-// detach returns a copy of a client's request that outlives the request: its context keeps the
-// values and loses the end, and it has no body. route is the context's routing context. detach does
-// not read it from the context: Value may be user code, and the caller holds a lock.
+// detach returns a copy of a client's request that outlives it: without a body, and with an endless context.
+// route, its routing context, is an argument: Value may be user code, and the caller holds a lock.
 func detach(r *http.Request, route *chi.Context) *http.Request {
 	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
 	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
@@ -117,9 +116,8 @@ func withServer(ctx context.Context) context.Context {
 // contentFields describe a request's content. The handler's request has no content.
 var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"}
 
-// forEverybody returns the client's request as a request for the key's representation, without the
-// parts that would make the answer one client's. Each run of the handler has its own request:
-// routers and middlewares of an earlier run have changed path, header and route.
+// forEverybody returns the client's request without the parts that would make the answer one client's. Each
+// run has its own: the routers and middlewares of an earlier run have changed path, header and route.
 func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
 	ctx = withServer(ownRoute(ctx))
 	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {

@@ -8,9 +8,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file bounds the patience with clients. A client that reads nothing would hold a shared
-// body's memory as long as it likes: net/http has no such bound without a WriteTimeout. Over
-// MaxBody, where other clients wait, the spool's patience is shorter.
+// This file gives up clients that read nothing: net/http, without a WriteTimeout, lets them hold a shared
+// body's memory for ever. Over MaxBody, where other clients wait, the spool's patience is shorter.
 
 const (
 	// writePart is the size of a write that a client must take within writePatience: about 1 KB/s,

@@ -148,11 +148,9 @@ func (q *query) passChecked(key string, it *Item) {
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
 }
 
-// passUnsafe hands an unsafe request to the handler. It invalidates the outdated responses (RFC 9111
-// section 4.4) before the client can see the success: the client's next request sees the change.
-//
-// A transaction around the handler may commit only when the handler has returned. So the invalidation
-// runs again at the end, even after an early one: other clients may have read old data in between.
+// passUnsafe hands an unsafe request to the handler, and invalidates the outdated responses (RFC 9111 section
+// 4.4) before the client can see the success. It always invalidates at the end too: a transaction around the
+// handler may commit only then, and other clients may have read old data in between.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect {
 		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
@@ -213,13 +211,11 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	}
 }
 
-// passCredentials hands a request with credentials to the handler, unless the key's responses are
-// known to be for everyone. It reports whether it has. Until then such requests neither wait for
-// others nor make others wait: one user's answer may be slow, and for that user alone.
-//
-// The first response for everyone is kept on its way under three conditions: a request without
-// credentials would have got the same response, the response displaces nothing, and it is small,
-// because it stays in memory as long as its client reads.
+// passCredentials hands a request with credentials to the handler, unless the key's responses are known to be
+// for everyone, and reports whether it has. Until then such requests neither wait for others nor make others
+// wait: one user's answer may be slow, and for that user alone. The first response for everyone is kept if a
+// request without credentials would have got the same, if it displaces nothing, and if it is small: it stays
+// in memory as long as its client reads.
 func (q *query) passCredentials(key string) bool {
 	m := q.m
 	switch m.learntAuthorized(key) {
@@ -296,11 +292,9 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.header) == len(r.Header)
 }
 
-// bypass hands a request to the handler that must not be answered from the cache, because of
-// reason. The result is false if the request gets the cached response all the same.
-//
-// For a servable page, only a few such requests run at a time. The other requests get the page. A
-// request with a body gets a 503, because the page may not be its answer.
+// bypass hands a request to the handler that must not be answered from the cache, because of reason. For a
+// servable page only a few run at a time. The others get the page (the result is false), or with a body a
+// 503: the page may not be their answer.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	endless := reason == reasonUpgrade || reason == reasonEventStream

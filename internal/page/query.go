@@ -23,7 +23,6 @@ type query struct {
 	began      instant
 	directives httpcache.RequestDirectives
 	request    httpcache.Request
-	// needsVariant is Middleware.needsVariant of the request.
 	needsVariant bool
 	asked        *refresh       // the refresh that the request belongs to, nil for a client's request
 	told         *observe.Serve // the report to observers, nil without observers
@@ -151,8 +150,7 @@ func (m *Middleware) fallback(key string, it *Item) *Item {
 	return m.cache.AfterSweeps(key, it.Value.instead)
 }
 
-// add adds one call to the request's report. A request may take several calls: for the signpost,
-// and for the variant. Its way is the most expensive way of a call.
+// add adds a call (for a signpost, a variant) to the request's report. The most expensive way counts.
 func (q *query) add(s observe.Serve) {
 	if q.told != nil {
 		q.told.Way, q.told.Err = max(q.told.Way, s.Way), s.Err

@@ -154,8 +154,7 @@ const maxHops = 4
 // reasonAuthorization is the detail of a bypass because of the request's Authorization.
 const reasonAuthorization = "authorization"
 
-// pseudonyms are on each signpost, for parts of a request outside URL keys and Vary. No field has
-// such a name.
+// pseudonyms, on each signpost, are for request parts outside URL keys and Vary. No field has such a name.
 var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 
 // needsVariant reports a Key.Variant or a retargeting field: the URL's own response is not for req.

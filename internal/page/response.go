@@ -31,8 +31,7 @@ type responseKind uint8
 const (
 	// plain is a response for every client that asks for the key.
 	plain responseKind = iota
-	// varying is a signpost under the URL's key: the responses to this URL differ by request fields. The
-	// key of a variant consists of the URL's key and of the request's fields with the signpost's names.
+	// varying is a signpost under the URL's key, see variance.
 	varying
 	// uncacheable records an unshareable response: the next herd does not queue (hit-for-miss).
 	uncacheable

@@ -13,7 +13,6 @@ import (
 
 // This file routes a request: past the cache, or through the cache to an item.
 
-// serve answers from the cache, and runs the handler if necessary.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives, asked *refresh) {
 	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), asked: asked, began: m.cache.Now()}
 	if m.cache.Watched() {
@@ -64,7 +63,6 @@ type hop struct {
 	broken   bool  // a response has broken off before the client had any of it
 }
 
-// An arrival is the outcome of a hop.
 type arrival uint8
 
 const (

@@ -8,9 +8,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// This file bounds the variants of a key. A client that can fill a field of Vary, such as
-// User-Agent, can ask for a new variant with each request. One key must not take the whole near
-// tier, nor fill the store with variants that are never asked for again.
+// This file bounds the variants of a key. A client can ask for a new variant of a field such as User-Agent
+// with each request, and must not fill the near tier and the store with variants for no further request.
 
 const (
 	// maxVariants is the number of variants of a key that this process builds for the cache within

@@ -10,7 +10,6 @@ import (
 
 // This file decides the audience of a response before any client gets a byte of it.
 
-// A verdict is the decision about the audience and the freshness of a response.
 type verdict struct {
 	audience  audience.Audience // the cache keeps a response for Everyone
 	checked   bool              // the cache keeps the response for validation: the handler must confirm it for each request
@@ -37,11 +36,10 @@ func (f facts) verdict() verdict {
 		v.audience = audience.Everyone
 	}
 	if f.unplannedError() {
-		// A broken origin must not get a request from each client of a herd. If the key's responses
-		// are for everyone, the error answers all requests until ErrorTTL. Otherwise the error may
-		// be about its client, and answers only that client's waiting requests. It has no stale
-		// windows, because no response falls back on an error. ErrorTTL counts from now, not by
-		// Age. The directive public shares it, and sets no lifetime.
+		// A broken origin must not get a request from each client of a herd. If the key's responses are for
+		// everyone, or by public, the error answers all requests until ErrorTTL, which counts from now, not
+		// by Age. Otherwise it may be about its client, and answers only that client's waiting requests. It
+		// has no stale windows, because no response falls back on an error.
 		v.audience, v.freshness = audience.Alike, httpcache.Freshness{}
 		if f.judged.Directives.Public || f.ttl > 0 || f.had {
 			v.audience, v.freshness.Lifetime = audience.Everyone, f.judged.Age+max(0, f.errorTTL)

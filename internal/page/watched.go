@@ -46,7 +46,6 @@ func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// belongsTo reports whether the request bypasses m's cache.
 func (u *watchedWriter) belongsTo(m *Middleware) bool { return u.m == m }
 
 // Unwrap lets http.ResponseController through to the real writer.
@@ -150,9 +149,8 @@ func (u *watchedWriter) FlushError() error {
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
-// maxUnsent is how much of a body a handler may write for a client of the header alone. A single
-// client's handler ends when its client leaves, not because the client gets no body, but must not
-// make a gigabyte for no reader.
+// maxUnsent is how much of a body a handler may write for a client of the header alone: a gigabyte for no
+// reader is too much. Otherwise a single client's handler ends only when its client leaves.
 const maxUnsent = 64 << 10
 
 // maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeld.

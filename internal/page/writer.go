@@ -29,7 +29,6 @@ type heading struct {
 	announced int64 // Content-Length, -1 if there is none
 }
 
-// A writerPhase is a step of a handler's response.
 type writerPhase uint8
 
 const (

@@ -14,10 +14,9 @@ type Client interface {
 	ReloadState(ctx context.Context)
 }
 
-// Doubt has a cluster's client reload the list of nodes if err means that a node did not answer. By
-// itself the client reloads when a node redirects it, as a dead node never does, and else every ten
-// seconds. Until then it would go on asking a master whose replica has taken over. The client
-// reloads in the background, at most every 200 ms.
+// Doubt has a cluster's client reload the list of nodes if err means that a node did not answer. By itself it
+// reloads at a redirection, as a dead node sends none, and every ten seconds: meanwhile it would ask a master
+// whose replica has taken over. It reloads in the background, at most every 200 ms.
 func Doubt(rdb redis.UniversalClient, err error) {
 	cluster, ok := rdb.(Client)
 	if !ok || err == nil {

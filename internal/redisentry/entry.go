@@ -136,9 +136,8 @@ end
 `
 
 // Present returns the entry in a value read by a script. A value of length [redispipe.Large] is only a
-// beginning, and a second request reads the whole, by a script too: a client that reads from replicas
-// could find an entry from before the first script. Invalid bytes and entries past their life give the
-// zero Entry.
+// beginning: a second script reads the whole, because a GET could reach a replica with the entry from before
+// the first. Invalid bytes and entries past their life give the zero Entry.
 func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting) (driver.Entry, error) {
 	text, ok := read.(string)
 	if !ok {

@@ -1,12 +1,9 @@
 // Package redispipe sends the commands of many callers to Redis as one pipeline.
 //
-// A round trip with a hundred commands costs client, server and kernel little more than a round
-// trip with one. A thousand keys that expire together make a thousand calls at a time. Calls that
-// arrive during a pipeline wait for it and go together in the next one, as transactions share a
-// disk write in a group commit. A call that arrives alone is sent at once.
-//
-// go-redis has an experimental queue of this kind (AutoPipeline). It is much larger, for its order
-// and its options; calls here have no order.
+// A round trip with a hundred commands costs little more than a round trip with one, and a thousand keys that
+// expire together make a thousand calls. Calls that arrive during a pipeline go together in the next one, as
+// in a group commit. A call that arrives alone is sent at once. go-redis has an experimental queue of this
+// kind (AutoPipeline), much larger for its order and its options; calls here have no order.
 package redispipe
 
 import (

@@ -85,10 +85,9 @@ func call(f func()) {
 	}
 }
 
-// subscribe begins to subscribe to the channels. All nodes of a cluster carry each message. The
-// client by itself would go to the master of the channel's slot, like all processes of the fleet: a
-// single node would serve them all, and after its death no process would hear even of the other
-// nodes' keys until a replica is elected. So each attempt goes to the master of a random slot.
+// subscribe begins to subscribe to the channels. In a cluster, where all nodes carry each message, it goes to
+// the master of a random slot: by itself the client of each process would go to the channel's master, and
+// after its death would hear not even of the other nodes' keys until a replica is elected.
 func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
 	if cluster, ok := rdb.(rediscluster.Client); ok {
 		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))

@@ -225,11 +225,9 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	r.adopt(l.and(epoch(), sweeps))
 }
 
-// begin writes a log if there is none. With a log before the first load, the first sweep separates
-// the loads before it from the loads before a log was lost.
-//
-// The lease selects a writer among the processes that find no log, and is not worth a long wait: a log
-// without sweeps counts all earlier values as swept, so writing over another such log is harmless.
+// begin writes a log if there is none: with a log before the first load, the first sweep separates the loads
+// before it from the loads before a log was lost. The lease selects a writer, and is not worth a long wait: a
+// log without sweeps counts all earlier values as swept, so writing over another such log is harmless.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2))
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
@@ -245,11 +243,9 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 	return err
 }
 
-// Write adds sweeps to the log in the store, and then to the replica.
-//
-// A store has no compare-and-swap, so the log is written under its lease. The commit counts only if
-// the lease has held until after it: a process that has read the log before the commit might write over
-// it afterwards. Without a Locker that answers, two processes that sweep at the same moment may do so.
+// Write adds sweeps to the log in the store, and then to the replica. A store has no compare-and-swap, so the
+// log is written under its lease, which has to hold until after the commit: a process that has read the log
+// before might write over it. Without a Locker's answer, two processes that sweep at one moment may do so.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	for try := 1; ; try++ {

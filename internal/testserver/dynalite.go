@@ -14,8 +14,7 @@ const dynaliteVersion = "4.0.0"
 // outlive is a module for node: without it, dynalite ends when a client breaks off a request.
 const outlive = `data:text/javascript,process.on("uncaughtException",e=>{if(e.code!=="ECONNRESET")throw(e)})`
 
-// DynamoDB returns a dynalite with its tables in memory, which ends with the test, or the endpoint at
-// host:port in the environment variable BELLWETHER_DYNAMODB.
+// DynamoDB returns a dynalite in memory, which ends with the test, or the host:port in BELLWETHER_DYNAMODB.
 func DynamoDB(tb testing.TB) *Server {
 	tb.Helper()
 	return startWhen(answersHTTP, dynamoHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {

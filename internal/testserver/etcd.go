@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// Etcd returns an etcd of one member, which ends with the test, or the server in the environment
-// variable BELLWETHER_ETCD. Its data outlives Kill and Start. It elects itself sooner than by etcd's
-// defaults, for a quick start. Its shortest lease is then 1 s, and 2 s by the defaults.
+// Etcd returns an etcd of one member, which ends with the test, or the server in BELLWETHER_ETCD. Its data
+// outlives Kill and Start. It elects itself sooner than by default: its shortest lease is 1 s, not 2 s.
 func Etcd(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return startWhen(healthy, etcdHTTP2, tb, "BELLWETHER_ETCD", "etcd", "etcd-server", func(port string) []string {

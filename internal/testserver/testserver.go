@@ -88,9 +88,8 @@ func FreeAddr(tb testing.TB) string {
 	var err error
 	for range 1000 {
 		port := strconv.FormatInt(lowest+ports.Add(1)%(highest-lowest), 10)
-		// A server may take a second until it listens. Meanwhile, and while it is down, this name
-		// shows tests in other processes that the port is taken: it is in no file system, and goes
-		// with the process.
+		// Until the server listens, and while it is down, this name shows other processes that the port is
+		// taken: it is in no file system, and goes with the process.
 		var taken, l net.Listener
 		if taken, err = net.Listen("unix", "@bellwether-test-port-"+port); err != nil {
 			continue
