@@ -69,8 +69,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) 
 			r.keepBeside(it)
 		}
 	case e.Store != nil:
-		// The value is past its windows, and only ends the present entry. No process waits for it, so
-		// no KindUnshared entry is needed.
+		// Past its windows the value only ends the present entry: no process waits for a KindUnshared entry.
 		if errors.Is(r.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}), driver.ErrFenced) {
 			return
 		}

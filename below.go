@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file adapts the engine to page.Cache, and the engine's parts to interfaces of internal/page,
-// such as page.Draft. Only pageBinder goes the other way.
+// This file adapts the engine and its parts to internal/page's interfaces. pageBinder goes the other way.
 
 type below struct{ engine *engine[*page.Response] }
 

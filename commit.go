@@ -82,10 +82,9 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 	return commitFenced
 }
 
-// keepBeside lets the item stand beside the entry from the beginning of its load. A later commit or
-// an invalidation takes the entry away, and the item too. A value is trusted from the beginning of
-// its load, for NearTTL, or aloneTTL with the near tier off: the store has confirmed nothing since. A
-// failure without a value is trusted from now.
+// keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an
+// invalidation takes both away. A value is trusted from then, for NearTTL, or aloneTTL with the near tier
+// off: the store has confirmed nothing since. A failure without a value is trusted from now.
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
@@ -173,8 +172,7 @@ const (
 	displaced                 // the value's entry may no longer be in the store
 )
 
-// touch sends the entry of an item without its value to a Toucher that has the value. The outcome of
-// the commit counts only with touched.
+// touch sends an item's entry to a Toucher that has the value. The outcome counts only with touched.
 func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOutcome, touching) {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)

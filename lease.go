@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
-// This file is the length of a lease, its renewal and its release. A lease lasts for about one
-// rebuild, so a dead holder costs its key about one rebuild.
+// This file is the length of a lease (see internal/leases), its renewal and its release.
 
 // leaseLength is the length of the lease that the flight asks for. While a stale item can be served
 // for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.

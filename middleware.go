@@ -14,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the HTTP face for its users: the options, the middleware and its end. internal/page
-// answers requests, and below.go connects internal/page to the engine.
+// This file is the HTTP face for its users. internal/page answers requests, on the engine through below.go.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this process, each response that
 // says that it may be cached. A negative value is refused unless its field's comment mentions it.

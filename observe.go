@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file calls the observers, in the words of package observe, outside all locks. A hit without
-// observers costs one comparison.
+// This file calls the observers outside all locks. A hit without observers costs one comparison.
 
 // observers are the cache's observers, sorted by the functions that they have.
 type observers struct {

@@ -11,14 +11,12 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file repeats the failed invalidations of unsafe requests, in rounds. Such a request has its
-// response: no client repeats it.
+// This file repeats, in rounds, the failed invalidations of unsafe requests, which no client repeats.
 
 const (
 	// maxPending is the most keys whose invalidation waits. Any client can send unsafe requests.
 	maxPending = 4096
-	// maxSilent is the number of calls without an answer that ends a round: a dead server's keys must
-	// not cost a call each.
+	// maxSilent calls without an answer end a round: a dead server's keys must not cost a call each.
 	maxSilent = 16
 	// longestRound is the longest pause before a round. A store that drops the key, and answers too
 	// late, loses the key's responses once more in each round.

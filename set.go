@@ -64,10 +64,9 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	return epoch, err
 }
 
-// replace puts a set item in place of the key's item in this process, unless the present item has a
-// later epoch. The callers of an earlier flight get the item at once: the flight may wait for a load
-// that ignores its context. A later flight may have claimed its epoch between the claim and the commit
-// of the Set. Its offer is then the value from before.
+// replace puts a set item in place of the key's item here, unless the present item has a later epoch. An
+// earlier flight's callers get it at once: the flight may wait for a load that ignores its context. A later
+// flight may have claimed between the Set's claim and commit: its offer is then the value from before.
 func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()

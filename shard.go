@@ -41,8 +41,7 @@ func (s *shard[V]) ended() bool {
 	return s.closed
 }
 
-// whole locks all shards and calls first, then each for every shard: for a change of all keys. No
-// other call holds two of the locks.
+// whole locks all shards, and calls first, then each for every shard. No other call holds two of the locks.
 func (s *shards[V]) whole(first func(), each func(*shard[V])) {
 	for i := range s.all {
 		s.all[i].mu.Lock()

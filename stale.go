@@ -73,8 +73,7 @@ func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) item
 	return l
 }
 
-// failedUntil is failed for a failure with a pause of its own. Up to a tenth is added at random, to
-// keep the next tries of several keys apart.
+// failedUntil is failed with the failure's own pause, plus up to a tenth at random to keep keys apart.
 func failedUntil(l items.Lifetime, now instant, pause time.Duration) items.Lifetime {
 	l.CountFailure()
 	l.RetryAt = durations.Add(now, durations.Add(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
@@ -120,8 +119,7 @@ const (
 	maxPoll = 250 * time.Millisecond
 )
 
-// pollInterval returns the pause before the next look. Up to a quarter is subtracted at random, to
-// separate processes that began together.
+// pollInterval returns the pause before the next look, less up to a quarter to separate processes.
 func pollInterval(waited time.Duration) time.Duration { return pollPause(waited / 16) }
 
 // looksAhead is the number of looks before the usual end of a build. An early end, or the end of a

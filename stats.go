@@ -16,8 +16,7 @@ type counters struct {
 	flights                                    atomic.Int64 // not ended yet
 }
 
-// A hitCounter counts events on all cores at once. A shared word, or one chosen at random, would
-// cost more than the hit.
+// A hitCounter counts on all cores at once: a shared word, or a random one, would cost more than the hit.
 type hitCounter struct {
 	stripes [64]struct {
 		// Two cache lines each, because processors fetch them in pairs.

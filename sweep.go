@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file applies sweeps: to the flights under way, and to items of earlier loads whenever an
-// item is read. internal/sweeplog keeps the log.
+// This file applies internal/sweeplog's sweeps to the flights under way, and to items when they are read.
 
 // keepLog gives the engine a log of sweeps, before the engine's first use. traits returns the tags
 // of an item with a value, and whether the value is only a signpost to other values.

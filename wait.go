@@ -377,8 +377,7 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 		c.answer = served[V]{item: c.stale}
 		return leftFlight, nil
 	}
-	// The flight's alarm wakes callers whose end is at due or later. Timers for all callers would be
-	// half of the herd's cost.
+	// The alarm wakes callers with an end from due on: timers for all would be half of the herd's cost.
 	if end < f.due || state.overdue {
 		expiry = time.After(end - now)
 	}
@@ -392,8 +391,7 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 		it = state.offered
 	}
 	if it != nil && (state.invalidated || !c.trusts(it, now) || !it.Stale(now)) {
-		// The item is invalidated here, perhaps elsewhere, or past its window. The offer may have
-		// been confirmed since.
+		// It is invalidated, perhaps elsewhere, or past its window. The offer may have been confirmed since.
 		it = state.offered
 		if it != nil && it.Stale(now) && !c.trusts(it, now) {
 			c.flight.doubt()
@@ -493,8 +491,7 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 	return err
 }
 
-// queuedLooks times MaxQueued flights may wait for their first look. Looks are short beside rebuilds:
-// the store answers thousands of keys in an unnoticeable time.
+// queuedLooks times MaxQueued flights may wait for their first look, which is short beside a rebuild.
 const queuedLooks = 16
 
 // hits answers the call with a near item, if the item needs no flight.

@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// This file is the batch window: the flights that calls of Get and GetMany begin in this process
-// within Options.BatchWindow load in one batch.
+// This file is the batch window: flights that begin in this process within BatchWindow load in one batch.
 
 type window[V any] struct {
 	engine *engine[V]

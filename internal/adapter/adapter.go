@@ -81,9 +81,8 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 			if p := recover(); p != nil {
 				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack())
 			}
-			// Unbuffered, so exactly one side owns the result: the caller receives it, or ctx has
-			// ended and late gets it. With a buffer, a caller that leaves between the send and its
-			// own receive would leave an acquired lease behind in the channel.
+			// Unbuffered, so one side owns the result: the caller, or late after ctx's end. In a buffer, a
+			// caller that leaves between send and receive would leave an acquired lease behind.
 			select {
 			case done <- r:
 			case <-ctx.Done():

@@ -96,8 +96,7 @@ func killHolder(t *testing.T, f *fleet) time.Duration {
 func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 20 * time.Second})
 	f.origin.delay.Store(int64(300 * time.Millisecond))
-	// EngineTimeout is as short as the shortest lease, and a first call dials: a late process loads
-	// by itself.
+	// EngineTimeout is as short as the shortest lease, and a first call dials: a late process loads alone.
 	f.all(order{Do: "get", Key: "warm-up"})
 	var build time.Duration // including the requests to the engines, as in the lease's length
 	for n := range 3 {
@@ -162,8 +161,7 @@ func HolderPausedPastItsLease(t *testing.T, kind Kind) {
 	t.Logf("fenced %d, leases lost %d", r.Stats.Fenced, r.Stats.LeasesLost)
 }
 
-// InvalidateDuringRebuild invalidates a key during its rebuild, in the same process and in another:
-// no caller gets an older load.
+// InvalidateDuringRebuild invalidates a key during its rebuild, in any process: no older load is served.
 func InvalidateDuringRebuild(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 3, fleetOptions{NearTTL: 50 * time.Millisecond, EngineTimeout: patient})
 	f.origin.delay.Store(int64(500 * time.Millisecond))

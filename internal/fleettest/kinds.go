@@ -67,8 +67,7 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
-	// RedisSentinel is a master and a replica behind sentinels, for the user of RedisDatabase. Its
-	// addresses are the sentinels'.
+	// RedisSentinel is master and replica behind sentinels, with their addresses, for RedisDatabase's user.
 	RedisSentinel = Kind{
 		Name:  "redis-sentinel",
 		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisSentinel(tb).Servers() },
@@ -79,8 +78,7 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
-	// RedisCluster is three masters with a replica each, for a user with only the permissions in
-	// docs/engines.md for a cluster.
+	// RedisCluster is three masters with a replica each, for a user with docs/engines.md's permissions.
 	RedisCluster = Kind{
 		Name: "redis-cluster",
 		Start: func(tb testing.TB) []*testserver.Server {

@@ -103,8 +103,7 @@ func (f *fleet) asked(t *testing.T, kind Kind) testserver.Counts {
 	return all
 }
 
-// quiet waits until the processes send no more requests, since leases are released after the
-// callers' answers, and returns the counts.
+// quiet waits for the releases after the callers' answers, until no request comes, and returns the counts.
 func (f *fleet) quiet(t *testing.T, kind Kind) (asked testserver.Counts) {
 	t.Helper()
 	if !waitFor(5*time.Second, func() bool {

@@ -114,7 +114,6 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	t.Logf("%d calls, half of them quicker than %v, 9 in 10 than %v, slowest %v; one load in the fleet in round %d", len(r.Took), percentile(r.Took, .5), percentile(r.Took, .9), worst, round)
 }
 
-// storeBreaker is the observed changes of a process's store breaker.
 func storeBreaker(w *worker) []string {
 	return slices.DeleteFunc(w.do(order{Do: "told"}).Told.Breakers, func(c string) bool { return !strings.HasPrefix(c, "store ") })
 }

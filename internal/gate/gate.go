@@ -32,8 +32,7 @@ const (
 	maxTroubled = 4096
 	// Pause is the time from the last failure to the next probe.
 	Pause = time.Second
-	// memory is the time after which a failure without a later call no longer counts as an outage
-	// for [Gate.Answers]: a cache without calls knows nothing of its engine.
+	// memory is how long a failure without a later call counts for [Gate.Answers]: then nothing is known.
 	memory = 30 * time.Second
 )
 

@@ -54,7 +54,6 @@ func (p *patience) end(err error) {
 	close(p.done)
 }
 
-// Deadline implements [context.Context]. The deadline moves with each piece.
 func (p *patience) Deadline() (time.Time, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,10 +63,8 @@ func (p *patience) Deadline() (time.Time, bool) {
 	return p.due, true
 }
 
-// Done implements [context.Context].
 func (p *patience) Done() <-chan struct{} { return p.done }
 
-// Err implements [context.Context].
 func (p *patience) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

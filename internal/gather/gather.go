@@ -122,10 +122,8 @@ type request[K, R any] struct {
 	end    func() *slots.Hand
 }
 
-// Taken implements [slots.Request].
 func (r *request[K, R]) Taken() <-chan struct{} { return r.taken }
 
-// End implements [slots.Request].
 func (r *request[K, R]) End() (free func()) { return r.member.take(r.end()) }
 
 // shares reports whether the member's next slot is the first load's.
@@ -145,8 +143,7 @@ func (m *Member[K, R]) take(h *slots.Hand) (free func()) {
 	return m.free
 }
 
-// Queue implements [slots.Source]. The members count once in MaxQueued: many keys must not refuse
-// themselves.
+// Queue implements [slots.Source]. Members count once in MaxQueued: many keys must not refuse themselves.
 func (m *Member[K, R]) Queue() bool {
 	g := m.group
 	g.mu.Lock()
@@ -220,9 +217,8 @@ func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	}
 }
 
-// arrive takes a seat in the open round, or opens a round, with the seat's slot or else the
-// member's. It returns nil if a load has already taken that slot, or if the member's rebuild has
-// given this load up: by now that rebuild may have another load.
+// arrive takes a seat in the open round, or opens a round, with the seat's slot or else the member's. Nil: a
+// load has taken that slot, or the member's rebuild has given this load up, and may have another.
 func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 	g := m.group
 	g.mu.Lock()

@@ -174,10 +174,9 @@ func FormatAge(age time.Duration) string {
 	return strconv.FormatInt(int64(min(max(0, age), maxDelta)/time.Second), 10)
 }
 
-// shareable reports whether a storable response of this age on arrival may answer the requests that
-// waited before it was asked for. RFC 9111 section 4 lets a response satisfy several requests if each
-// may reuse it. A response that arrives stale was still made after they asked. It is not shareable if it
-// demands a validation for every request: by no-cache, or because it is stale and forbids stale answers.
+// shareable reports whether a storable response of this age on arrival may answer the requests that waited
+// before it was asked for (RFC 9111 section 4): a stale arrival was still made after they asked. It may not
+// if it demands validation for every request: by no-cache, or because it is stale and forbids stale answers.
 func (f Freshness) shareable(age time.Duration) bool {
 	return age < f.Lifetime || !f.NoStale
 }

@@ -19,8 +19,7 @@ func Safe(method string) bool {
 	return false
 }
 
-// KeysOf returns both keys of the URL of r, plain and over TLS. A change concerns both: the
-// listener knows which of the two a request has used, and behind a proxy no component knows.
+// KeysOf returns both keys of r's URL, plain and over TLS. A change concerns both: a proxy hides the scheme.
 func KeysOf(r *http.Request) (keys [2]string, ok bool) {
 	key, ok := keyBehind("", r)
 	return [2]string{key, Secure + key}, ok

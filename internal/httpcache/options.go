@@ -33,8 +33,7 @@ type Options struct {
 	// Credentials are the names, in canonical form, of the request fields that identify a client.
 	Credentials []string
 
-	// Freshness returns another freshness for a shareable response of that age and with the
-	// freshness f. Only the three durations count. Nil: f.
+	// Freshness replaces the three durations of f, a shareable response's freshness at that age. Nil: f.
 	Freshness func(r *http.Request, status int, resp http.Header, age time.Duration, f Freshness) Freshness
 
 	// StaleWhileRevalidate and StaleIfError are the windows (RFC 5861) of responses that neither

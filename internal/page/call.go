@@ -22,8 +22,7 @@ type call struct {
 	place    // the client's place in the body
 }
 
-// maxHints is the largest number of interim responses that wait for the first client. Further
-// interim responses are dropped, as RFC 9110 section 15.2 allows an intermediary.
+// maxHints interim responses wait for the first client. Others are dropped (RFC 9110 section 15.2).
 const maxHints = 8
 
 // personal reports whether a failure of the call's load may be about its request. Other requests

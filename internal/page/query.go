@@ -15,14 +15,14 @@ import (
 // This file is a request on the way through the cache, with the conditions on the answer.
 
 type query struct {
-	m          *Middleware
-	w          http.ResponseWriter
-	r          *http.Request
-	next       http.Handler
-	target     target
-	began      instant
-	directives httpcache.RequestDirectives
-	request    httpcache.Request
+	m            *Middleware
+	w            http.ResponseWriter
+	r            *http.Request
+	next         http.Handler
+	target       target
+	began        instant
+	directives   httpcache.RequestDirectives
+	request      httpcache.Request
 	needsVariant bool
 	asked        *refresh       // the refresh that the request belongs to, nil for a client's request
 	told         *observe.Serve // the report to observers, nil without observers

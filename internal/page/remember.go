@@ -16,9 +16,8 @@ import (
 // varyingTTL is the life of a signpost. An outdated one is harmless: the next variant brings new names.
 const varyingTTL = 24 * time.Hour
 
-// keepFor is how long a response with a validator is kept for validation by the next rebuild.
-// Without a store, a response without a validator is kept as long for requests with max-stale, unless
-// it is a server error or forbids stale answers, or the near tier needs the room.
+// keepFor is how long a response with a validator is kept for validation by the next rebuild. Without a
+// store, other responses that may be stale, except server errors, are kept as long for max-stale.
 const keepFor = time.Hour
 
 func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {

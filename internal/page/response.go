@@ -62,9 +62,8 @@ type Response struct {
 	live      *stream           // the response while it is written
 }
 
-// A variance is a signpost: the names of the request fields by which a URL's responses vary. The names
-// and a request lead to the key of a variant. A response with more names replaces the signpost by one
-// with all names. So each variant is one step away, even if a handler names its fields one by one.
+// A variance is a signpost: the request fields by which a URL's responses vary, which with a request lead to
+// a variant's key. A response with more names brings a signpost with all: each variant is one step away.
 type variance struct {
 	names   []string  // request field names in lower case, and the pseudonyms
 	mark    string    // gives the variants new keys after an invalidation

@@ -83,9 +83,8 @@ func (w *writer) close(status int, h http.Header) {
 	}
 }
 
-// release ends the wait for more of the body; more is the last part. An undecided type is guessed
-// here, so readers of the growing body and of the whole body get the same type. The held bytes go
-// on in one piece, because net/http guesses from one piece.
+// release ends the wait for more of the body; more is the last part. It guesses an undecided type, the same
+// for readers of the growing and the whole body, and passes on one piece: net/http guesses from one piece.
 func (w *writer) release(more []byte) (err error) {
 	start := more
 	if len(w.first) > 0 {

@@ -15,9 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Retention is how long a key's counter and floor are kept after a claim or an invalidation. It
-// need only outlast any rebuild: without them a commit is refused, and a later claim sets the floor
-// above every earlier epoch, so no late commit of a forgotten claim passes.
+// Retention is how long a key's counter and floor are kept after a claim or an invalidation: longer than any
+// rebuild. Without them a commit is refused, and a later claim sets the floor above every earlier epoch.
 const Retention = time.Hour
 
 // Lingering is how long counter and floor outlive an entry without a later claim. It leaves time to

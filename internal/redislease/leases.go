@@ -418,8 +418,7 @@ func (l *Lease) run(ctx context.Context, script *redisscript.Script, args ...any
 	return err
 }
 
-// Wrap adds the operation and the reason for a missing connection to an engine's error. Errors of
-// the contract and a cancelled context pass unchanged.
+// Wrap adds the operation and a missing connection's reason to an error, except ErrLeaseLost and Canceled.
 func (l *Lease) Wrap(doing string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled):

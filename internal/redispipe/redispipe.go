@@ -25,9 +25,8 @@ const (
 	most = 64
 )
 
-// Large is the size in bytes from which a call goes alone, so no short reply waits for its sending. For
-// a possibly long reply, a caller asks for a part here and for the whole without the queue: the replies
-// of a pipeline come one after another.
+// Large is the size in bytes from which a call goes alone, so no short reply waits for its sending. A caller
+// asks for a part of a possibly long reply here, and for the whole without the queue.
 const Large = 64 << 10
 
 // A Queue joins the calls to one server. It is safe for concurrent use.

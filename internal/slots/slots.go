@@ -122,10 +122,8 @@ func (s *Slots) Request(d *Demand) Request {
 	return r
 }
 
-// Taken implements [Request].
 func (r *request) Taken() <-chan struct{} { return r.taken }
 
-// End implements [Request].
 func (r *request) End() (free func()) {
 	r.slots.mu.Lock()
 	defer r.slots.mu.Unlock()

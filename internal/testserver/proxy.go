@@ -134,8 +134,7 @@ func (p *Proxy) cross(n int) {
 	time.Sleep(time.Until(over)) // it is a line, which tests use in real time
 }
 
-// SwallowReplyTo makes the proxy pass on the next request that contains the bytes, and close its
-// connection instead of the reply.
+// SwallowReplyTo makes the next request with these bytes pass, and its connection close without the reply.
 func (p *Proxy) SwallowReplyTo(request string) {
 	b := []byte(request)
 	p.swallow.Store(&b)

@@ -71,7 +71,6 @@ func redisNode(tb testing.TB) *Server {
 	})
 }
 
-// busPort is the port of a node on the cluster's bus.
 func (s *Server) busPort() string {
 	for i, arg := range s.args {
 		if arg == "--cluster-port" {

@@ -49,7 +49,6 @@ func Memcached(tb testing.TB, args ...string) *Server {
 	})
 }
 
-// startWhen starts an engine and waits until ready returns nil.
 func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, protocol: protocol, ready: ready}
@@ -79,9 +78,8 @@ var ports atomic.Int64
 
 func init() { ports.Store(int64(os.Getpid()) * 251) }
 
-// FreeAddr returns an address of 127.0.0.1 without a listener, reserved until the end of the test.
-// Its port is below Linux's range for automatic ports: else a client of another test could get it
-// before the server has started, or while it is down.
+// FreeAddr returns an address of 127.0.0.1 without a listener, reserved until the test's end. Its port is
+// below Linux's automatic ports: else another test's client could get it while the server is not up.
 func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const lowest, highest = 12_000, 32_000

@@ -171,7 +171,6 @@ func probed(ctx context.Context, tree, dir string) (map[string]string, error) {
 	return at, nil
 }
 
-// startRedis returns the address of an empty redis-server, and the function for the end.
 func startRedis(ctx context.Context) (addr string, end func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -256,7 +255,6 @@ func listing(c column) string {
 	return b.String()
 }
 
-// numbers are the counts of a walk.
 var numbers = [...]string{"functions", "files", "returns", "entries"}
 
 func count(entries []probe.Entry) (n [len(numbers)]int) {
