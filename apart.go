@@ -89,8 +89,8 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	}
 }
 
-// putUnless keeps the value of a request that has itself invalidated the key, times times, in a cache without
-// a store. After more invalidations the value may be older than another request's change.
+// putUnless keeps the value of a request that has invalidated the key itself, in a cache without a store.
+// After more than times invalidations the value may be older than another request's change.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, TrustedUntil: e.trustedUntil(now)}

@@ -151,10 +151,9 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				return false
 			}
 		case <-lost:
-			// Another process has the lease now. The flight waits for the other process's value,
-			// whether or not our load heeds its context. A response that clients are reading goes on
-			// to its commit, which may be fenced. After a second loss every load goes on: a locker
-			// that loses all leases must not stop all loads.
+			// Another process has the lease now. The flight waits for its value, whether or not our load
+			// heeds its context. A response with readers goes on to its commit, which may be fenced. After a
+			// second loss every load goes on: a locker that loses all leases must not stop all loads.
 			lost = nil
 			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
 				return false
@@ -332,9 +331,9 @@ func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembe
 	return !r.leading.fenced && r.settle(it)
 }
 
-// commitFailure commits the failure beside the item that the store has now: a Set that claimed before
-// this flight, or a holder that lost its lease, may have committed during the load. The item is nil if
-// their value has ended the flight.
+// commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
+// or a holder without its lease, may have committed meanwhile. The item is nil if their value has ended the
+// flight.
 func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
 	for again := false; ; again = true {
 		r.repeat()
@@ -372,8 +371,7 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 // finishUntold is finishFailed for a failure told to no other process. It returns false for a void load.
 func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch uint64) bool {
 	l := r.current // before lookAnew, which sets current to nil
-	// The stale item that answers instead of the failure may have been invalidated during the load,
-	// and no commit checks that.
+	// The answering stale item may have been invalidated during the load, and no commit checks that.
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}

@@ -28,8 +28,7 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// usual is the expected time of the key's rebuild: as its last rebuild took, or else the median of
-// this process. 0 is unknown.
+// usual is the expected time of the key's rebuild: as its last took, else the process's median. 0: unknown.
 func (r *run[V]) usual() time.Duration {
 	if last := r.lastBuild(); last > 0 {
 		return last

@@ -61,8 +61,7 @@ func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	return l.result
 }
 
-// tell ends the load with a result before the load returns. The load goes on for its own client,
-// and its return value has no effect.
+// tell ends the load with a result. The load goes on for its own client, and its return value is ignored.
 func (a attempt[V]) tell(p product[V], err error) { a.running.end(p, err) }
 
 func (l *loadRun[V]) end(p product[V], err error) {

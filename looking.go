@@ -30,9 +30,8 @@ type lookingState struct {
 func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
 		r.leading.fenced = false
-		// The cause that voided the load may go on. Callers gather during this pause, and the next load
-		// answers them. Without it a quick load that invalidates its own key would answer no caller: each
-		// would have come after its begin.
+		// The cause that voided the load may go on. Callers gather in this pause for the next load. Without
+		// it a quick load that voids its own key would answer no caller: each would come after its begin.
 		select {
 		case <-time.After(minPoll << r.leading.refused):
 		case <-ctx.Done():
@@ -88,8 +87,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	}
 	var held *items.Item[V]
 	if known != nil && judge(&known.Lifetime, now) != rebuild {
-		// A silent store cannot say that the item is void. The item answers as if the store had
-		// confirmed the item now.
+		// A silent store cannot void the item, which answers as if the store had confirmed it now.
 		held = known.Found(durations.Add(now, e.NearTTL))
 		// During an outage no caller waits for the flight that probes the store. After two seconds
 		// without a failure the store is asked first: another process may have invalidated the key.
@@ -163,8 +161,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	}
 	switch is := r.verdictOn(it, r.engine.clock.Now()); {
 	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
-		// The call that began this flight refuses the item, or has the item replaced. Other callers
-		// may take the item meanwhile.
+		// The call that began this flight refuses the item or has it replaced. Other callers may take it.
 		if !r.offer(it, fromStore) {
 			r.present = nil // invalidated since the read
 		}
@@ -234,8 +231,7 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	return true
 }
 
-// A storeReply is the store's answer for a key. Its entry may wait for the flight, so only came tells
-// when the entry had its Age.
+// A storeReply is the store's answer for a key. Its entry may wait: only came tells when it had its Age.
 type storeReply struct {
 	entry driver.Entry
 	asked instant // before the store read the entry; for a notice, before the entry's commit

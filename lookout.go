@@ -180,7 +180,7 @@ func (l *lookout) takeQueued() []*plannedLook {
 	return taken
 }
 
-// lookForAll reads the store, when its turn has come, for all looks that take returns, and replies to each.
+// lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each.
 // The gate judges it as a request for key. ctx's end does not count: the other flights need their replies.
 func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*plannedLook) {
 	take = sync.OnceValue(take)

@@ -139,8 +139,7 @@ func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[
 	return known, w
 }
 
-// answerByNotice ends a waiting flight with the notice's entry, or else looks. It reports whether the
-// flight has ended.
+// answerByNotice ends a waiting flight by the notice's entry, or looks. It reports whether the flight ended.
 func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	known, now := r.engine.near.Get(r.key)
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {

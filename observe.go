@@ -199,8 +199,7 @@ func (c *waiter[V]) countAnswer() {
 	}
 }
 
-// gone takes a caller or the flight off the count. Callers join only while the flight is counted,
-// so the count falls to 0 once.
+// gone takes a caller or the flight off the count. Callers join only a counted flight, so it reaches 0 once.
 //
 //go:noinline
 func (f *flight[V]) gone() {

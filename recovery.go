@@ -6,8 +6,7 @@ import (
 
 // This file is the recovery of an origin. The pauses of its failed keys, which grew in the outage, end.
 
-// earlyTryAfter returns the EarlyTry of a failure of a key with the item known. pauses is true if the
-// pause is ours to choose.
+// earlyTryAfter is the EarlyTry of a failure beside the item known. pauses: the pause is ours to choose.
 func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	switch {
 	case known != nil && known.Failures > 0 && known.Early == items.EarlyTryHad:

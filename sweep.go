@@ -92,8 +92,7 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 	if known != nil && next.Since <= known.Position() && len(next.Sweeps) == 0 {
 		return
 	}
-	// The near tier comes last. An item put after publish has met the new log under the lock; items
-	// from before meet it here.
+	// The near tier comes last: an item put after publish has met the new log; earlier items meet it here.
 	e.near.Revise(e.afterSweeps)
 }
 

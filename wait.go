@@ -245,7 +245,7 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// dueEarly decides by chance about an early rebuild after the store's answer: in a large fleet each process
+// dueEarly decides by chance about an early rebuild after the store's answer. In a large fleet each process
 // may read a popular key less than once per NearTTL, and so never as a near hit. A value that this process
 // has just loaded is excluded: the herd that waited for it would load the key again.
 func (c *waiter[V]) dueEarly() bool {
@@ -416,8 +416,7 @@ func (c *waiter[V]) takes(it *items.Item[V]) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
 
-// conclude gives the call the flight's result. A new value answers however short its TTL. A failure
-// answers unless a stale item may.
+// conclude answers with the flight's result: a new value with any TTL, a failure if no stale item may.
 func (c *waiter[V]) conclude(it *items.Item[V]) {
 	if it.Failures > 0 {
 		switch now := c.engine.clock.Now(); {

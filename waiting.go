@@ -43,8 +43,7 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 }
 
 const (
-	// electPause is how often a flight stands for election if its locker cannot push: the holder may
-	// have given up without a word.
+	// electPause is the pause between elections without a push: the holder may have given up silently.
 	electPause = 500 * time.Millisecond
 	// lookPause is how often a flight looks although its locker pushes: a push may die with its engine.
 	lookPause = time.Second
@@ -178,8 +177,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *dri
 		return nil
 	}
 	wake, err := gate.AskInTurn(ctx, e.push, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
-		// The watch outlives this call, so the watch gets the longer context. A hanging call ends
-		// with the shorter context.
+		// The watch outlives this call, and so gets the longer context. A hanging call ends with the shorter.
 		defer context.AfterFunc(ctx, endWatch)()
 		return w.Watch(watching, held)
 	})

@@ -172,8 +172,7 @@ func (f *flight[V]) repeat() (void bool) {
 	return f.outdated()
 }
 
-// withdraw takes an offered item of the epoch or an earlier one back, and voids the callers' own stale
-// items. shard.mu is held.
+// withdraw takes back an offer up to the epoch, and voids the callers' own stale items. shard.mu is held.
 func (f *flight[V]) withdraw(epoch uint64) {
 	f.change(func(s *flightState[V]) {
 		if s.invalidated = true; s.offered != nil && s.offered.Epoch <= epoch {

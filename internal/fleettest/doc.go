@@ -1,5 +1,4 @@
-// Package fleettest has the tests of whole fleets: real processes and engines, some of them killed,
-// paused or cut off.
+// Package fleettest tests whole fleets: real processes and engines, some of them killed, paused or cut off.
 //
 // Its cases work for any pair of a store and a locker. The tests of this package run them for Redis
 // and memcached. A locker with its own module runs them in its own tests:

@@ -60,8 +60,7 @@ type fleetOptions struct {
 	// Observed gives each worker an observer, for the order "told".
 	Observed bool
 
-	// metered puts meters between each worker and its servers, proxied a proxy between all workers
-	// and each server.
+	// metered gives each worker's servers meters, proxied each server one proxy for all workers.
 	metered, proxied bool
 }
 
@@ -328,8 +327,7 @@ func obey(cache *bellwether.Cache[string], do order) report {
 			s.Reads++
 		}
 	case "fanout":
-		// The same herd in memory alone: the first caller begins a load of do.For, and a channel
-		// hands its one value to all.
+		// The same herd in memory alone: the first caller begins a load of do.For, whose channel answers all.
 		took := make([]time.Duration, do.Callers)
 		gate, done := make(chan struct{}), make(chan struct{})
 		load := sync.OnceFunc(func() { time.AfterFunc(do.For, func() { close(done) }) })

@@ -147,8 +147,7 @@ func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
 	if limit := shortest + build + 3*time.Second; took > limit {
 		t.Errorf("takeover took %v, want at most %v", took, limit)
 	}
-	// A polling locker may look just before the lease's end, and find it over just after: the same
-	// as after a release.
+	// A polling locker may find the lease over just after its end, as after a release.
 	least := 0
 	if kind.Name == Redis.Name {
 		least = 1

@@ -175,7 +175,7 @@ func FormatAge(age time.Duration) string {
 }
 
 // shareable reports whether a storable response of this age on arrival may answer the requests that waited
-// before it was asked for (RFC 9111 section 4): a stale arrival was still made after they asked. It may not
+// before it was asked for (RFC 9111 section 4). A stale arrival was still made after they asked. It may not
 // if it demands validation for every request: by no-cache, or because it is stale and forbids stale answers.
 func (f Freshness) shareable(age time.Duration) bool {
 	return age < f.Lifetime || !f.NoStale

@@ -4,8 +4,7 @@ import "github.com/bellwether-go/bellwether/internal/durations"
 
 // A Want is a call's conditions on its answer. The zero Want accepts any item.
 type Want[V any] struct {
-	// Accept reports whether an item from before the call may answer. Nil: any may. It is quick: it
-	// runs under locks.
+	// Accept, quick and under locks, reports whether an item from before the call may answer. Nil: any may.
 	Accept func(it *Item[V], now durations.Instant) bool
 	// Aside is work for the call's own goroutine while it waits. Nil: none.
 	Aside <-chan func()

@@ -101,8 +101,7 @@ func Token(tb testing.TB, lease driver.Lease) uint64 {
 	return tokener.Token()
 }
 
-// MustBeNoAnswer fails if err, the result of the call named what, says something about the lease, or
-// looks like the end of a context.
+// MustBeNoAnswer fails if err, of the call named what, is about the lease or looks like a context's end.
 func MustBeNoAnswer(tb testing.TB, what string, err error) {
 	tb.Helper()
 	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||

@@ -7,8 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// LostReplies tests a Locker while replies of its engine are lost: it finds what a lost call did, and
-// leaves no lease behind.
+// LostReplies tests a Locker that loses replies: it finds a lost call's effect, and leaves no lease behind.
 type LostReplies struct {
 	// A loses replies. B is another process's Locker, and loses none.
 	A, B driver.Locker

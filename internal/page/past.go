@@ -214,7 +214,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 // passCredentials hands a request with credentials to the handler, unless the key's responses are known to be
 // for everyone, and reports whether it has. Until then such requests neither wait for others nor make others
 // wait: one user's answer may be slow, and for that user alone. The first response for everyone is kept if a
-// request without credentials would have got the same, if it displaces nothing, and if it is small: it stays
+// request without credentials would have got the same, if it displaces nothing, and if it is small. It stays
 // in memory as long as its client reads.
 func (q *query) passCredentials(key string) bool {
 	m := q.m

@@ -71,14 +71,13 @@ func (m *Middleware) learntAuthorized(key string) responseKind {
 
 var clients = maphash.MakeSeed()
 
-// pauseKey is the near tier's key for pauseRefresh. Observers of evictions see the key, and must not see
-// the client's cookies in it.
+// pauseKey is pauseRefresh's near key, without the client's cookies: observers of evictions see the key.
 func pauseKey(key, client string) string {
 	return key + "\x00\x00pause\x00" + strconv.FormatUint(maphash.String(clients, client), 36)
 }
 
 // pauseRefresh begins the client's pause after a response that has replaced no stale page, such as a 404
-// without a lifetime: otherwise each request would run the handler while the page may be served. Other
+// without a lifetime. Otherwise each request would run the handler while the page may be served. Other
 // clients may get a response for everyone. With Patience there is no pause: requests wait for such responses.
 func (m *Middleware) pauseRefresh(key, client string) {
 	if m.options.ErrorTTL > 0 && !m.options.Patience {

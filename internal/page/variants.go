@@ -9,7 +9,7 @@ import (
 )
 
 // This file bounds the variants of a key. A client can ask for a new variant of a field such as User-Agent
-// with each request, and must not fill the near tier and the store with variants for no further request.
+// with each request. Such variants must not fill the near tier and the store.
 
 const (
 	// maxVariants is the number of variants of a key that this process builds for the cache within

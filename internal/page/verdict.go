@@ -37,9 +37,9 @@ func (f facts) verdict() verdict {
 	}
 	if f.unplannedError() {
 		// A broken origin must not get a request from each client of a herd. If the key's responses are for
-		// everyone, or by public, the error answers all requests until ErrorTTL, which counts from now, not
-		// by Age. Otherwise it may be about its client, and answers only that client's waiting requests. It
-		// has no stale windows, because no response falls back on an error.
+		// everyone, or the error is public, it answers all requests until ErrorTTL, which counts from now,
+		// not by Age. Otherwise it may be about its client, and answers only that client's waiting requests.
+		// It has no stale windows, because no response falls back on an error.
 		v.audience, v.freshness = audience.Alike, httpcache.Freshness{}
 		if f.judged.Directives.Public || f.ttl > 0 || f.had {
 			v.audience, v.freshness.Lifetime = audience.Everyone, f.judged.Age+max(0, f.errorTTL)

@@ -15,8 +15,8 @@ type Client interface {
 }
 
 // Doubt has a cluster's client reload the list of nodes if err means that a node did not answer. By itself it
-// reloads at a redirection, as a dead node sends none, and every ten seconds: meanwhile it would ask a master
-// whose replica has taken over. It reloads in the background, at most every 200 ms.
+// reloads at a redirection, which a dead node never sends, and every ten seconds: meanwhile it would ask a
+// master whose replica has taken over. It reloads in the background, at most every 200 ms.
 func Doubt(rdb redis.UniversalClient, err error) {
 	cluster, ok := rdb.(Client)
 	if !ok || err == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Retention is how long a key's counter and floor are kept after a claim or an invalidation: longer than any
+// Retention is how long a key's counter and floor are kept after a claim or an invalidation, to outlast any
 // rebuild. Without them a commit is refused, and a later claim sets the floor above every earlier epoch.
 const Retention = time.Hour
 

@@ -25,8 +25,7 @@ import (
 // detachedTimeout bounds a request that goes on after its caller has left.
 const detachedTimeout = 10 * time.Second
 
-// Leases are elections, leases and watches on Redis. They are safe for concurrent use. Create them with
-// [New], and close them.
+// Leases are elections, leases and watches on Redis, for concurrent use. Make them by [New], and close them.
 type Leases struct {
 	adapter string // prefix of errors
 	rdb     redis.UniversalClient

@@ -86,8 +86,8 @@ func call(f func()) {
 }
 
 // subscribe begins to subscribe to the channels. In a cluster, where all nodes carry each message, it goes to
-// the master of a random slot: by itself the client of each process would go to the channel's master, and
-// after its death would hear not even of the other nodes' keys until a replica is elected.
+// the master of a random slot. By itself the client of each process would go to the channel's master, and
+// after its death hear not even of the other nodes' keys until a replica is elected.
 func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
 	if cluster, ok := rdb.(rediscluster.Client); ok {
 		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))

@@ -1,5 +1,4 @@
-// Release gives all modules of this repository one version, checks the repository, and
-// tags the modules. RELEASING.md has the steps.
+// Release gives the repository's modules one version, checks it, and tags them. RELEASING.md has the steps.
 //
 //	release version v0.1.0    write the version into the requirements between the modules
 //	release tag v0.1.0        check, tag each module, and print the command that pushes the tags

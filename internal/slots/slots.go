@@ -154,7 +154,7 @@ func (s *Slots) dispatch() {
 }
 
 // next returns the request that gets a slot now, or nil. Of the requests for which loads wait, the newest is
-// first: a tree of loads is built depth first, with at most size loads half done a level. s.mu is held.
+// first: a tree of loads is built depth first, with at most size loads half done per level. s.mu is held.
 func (s *Slots) next() *request {
 	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size {
 		return newest.Value.(*request)

@@ -56,7 +56,7 @@ const (
 //   - A reader loses its place if readers at the end of the body wait for it too long. If all
 //     readers are slow, none loses its place.
 //
-// Memory, for any number of readers: at most the limit, and after the overflow one chunk more.
+// Memory, for any number of readers: at most the limit, after the overflow one chunk (256 KiB or less) more.
 type Spool struct {
 	mu sync.Mutex // guards the fields below
 
@@ -472,10 +472,9 @@ func (r *Reader) pass() {
 	r.s.drop()
 }
 
-// CopyTo writes the rest of the body to w as it grows, and returns the number of bytes written. The error is
-// nil at the end of a complete body, else the error of the body, of w or of flush. flush may be nil. It runs
-// before each wait that follows a write, so no byte sits in w's buffers, and before the first wait if the
-// spool's Flush was called.
+// CopyTo writes the rest of the body to w as it grows, and returns the number of bytes. The error is nil for
+// a complete body, else the error of the body, of w or of flush. flush may be nil. It runs before each wait
+// that follows a write, so no byte sits in w's buffers, and, after the spool's Flush, before the first wait.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
 	var total int64
 	var idle func() error // flush, if a write has followed the last flush

@@ -225,7 +225,7 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	r.adopt(l.and(epoch(), sweeps))
 }
 
-// begin writes a log if there is none: with a log before the first load, the first sweep separates the loads
+// begin writes a log if there is none. With a log before the first load, the first sweep separates the loads
 // before it from the loads before a log was lost. The lease selects a writer, and is not worth a long wait: a
 // log without sweeps counts all earlier values as swept, so writing over another such log is harmless.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
@@ -244,7 +244,7 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 }
 
 // Write adds sweeps to the log in the store, and then to the replica. A store has no compare-and-swap, so the
-// log is written under its lease, which has to hold until after the commit: a process that has read the log
+// log is written under its lease, which has to hold until after the commit. A process that has read the log
 // before might write over it. Without a Locker's answer, two processes that sweep at one moment may do so.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)

@@ -214,8 +214,7 @@ func (l *link) reset() {
 
 // carryRequests ends when the client has closed and the server has all its data, or the server is gone.
 func (p *Proxy) carryRequests(l *link) {
-	// The server's side is closed in both directions: a server that goes on sending to a lost
-	// client would keep the link for ever.
+	// The server's side closes both ways: else a server that sends to a lost client would keep the link.
 	defer l.server.Close()
 	var tail []byte // of earlier data, in which a counted marker may begin
 	buf := make([]byte, 64<<10)
