@@ -332,8 +332,7 @@ func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembe
 }
 
 // commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
-// or a holder without its lease, may have committed meanwhile. The item is nil if their value has ended the
-// flight.
+// or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
 func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
 	for again := false; ; again = true {
 		r.repeat()

@@ -199,7 +199,7 @@ func (c *waiter[V]) countAnswer() {
 	}
 }
 
-// gone takes a caller or the flight off the count. Callers join only a counted flight, so it reaches 0 once.
+// gone takes a caller or the flight off the count, which reaches 0 once: callers join only a counted flight.
 //
 //go:noinline
 func (f *flight[V]) gone() {
