@@ -5,8 +5,6 @@ import (
 	"time"
 )
 
-// This file is the contract of an engine in both roles: store and locker in a single request.
-
 // An Elector is a [Store] and a [Locker] over one engine, joined in a single request.
 //
 // A cache calls Elect and CommitAndRelease if the Elector is its Fleet.Engine. The methods of Store
@@ -21,10 +19,9 @@ type Elector interface {
 	// Otherwise Elect takes the lease on key for ttl as TryAcquire does, and claims an epoch as
 	// Claim does. If another holder has the lease, Election.Held is set and the error is nil.
 	//
-	// past is the latest epoch the caller has seen and does not accept as an answer, or 0. A ttl of
-	// 0 or less is an error. Corrupt bytes count as no entry. The lease ends by itself when ttl has
-	// passed since Elect was called. If ctx ends before the reply, Elect returns the error of ctx,
-	// and a lease granted by the engine ends soon.
+	// past is the latest epoch the caller has seen and does not accept as an answer, or 0. A ttl of 0 or less
+	// is an error. Corrupt bytes count as no entry. If ctx ends before the reply, Elect returns the error of
+	// ctx, and a lease granted by the engine ends soon.
 	Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (Election, error)
 
 	// CommitAndRelease commits e and, if the commit succeeds, releases lease, in a single step.
@@ -45,7 +42,6 @@ type Election struct {
 	Lease Lease
 	// Epoch is the epoch claimed for the caller. It is set if Lease is not nil.
 	Epoch uint64
-	// Held describes the lease of another holder, as from TryAcquire, or is nil. Its Until is zero,
-	// or no earlier than the end known to the holder.
+	// Held describes the lease of another holder, as from TryAcquire, or is nil.
 	Held *HeldError
 }

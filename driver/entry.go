@@ -36,19 +36,15 @@ type Entry struct {
 	// Epoch is the epoch of the entry's commit.
 	Epoch uint64
 
-	// Age is the age of the value. Commit takes it from the rebuild. Get and Claim add the time in
-	// the store.
+	// Age is the age of the value, as given to Commit. Get and Claim add the time in the store.
 	Age time.Duration
 	// TTL is the age at which the value stops being fresh.
 	TTL time.Duration
-	// StaleWhileRevalidate is the time after TTL in which the value may be served while a rebuild
-	// runs behind it (RFC 5861 section 3).
+	// StaleWhileRevalidate is how long after TTL the value is served during a rebuild (RFC 5861 section 3).
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the time after TTL in which the value may be served because rebuilds fail
-	// (RFC 5861 section 4).
+	// StaleIfError is how long after TTL the value is served while rebuilds fail (RFC 5861 section 4).
 	StaleIfError time.Duration
-	// Keep is the least time after TTL for which the value is kept as the start of a rebuild. A
-	// value past its windows is not served.
+	// Keep is the least time after TTL to keep the value, past its windows only as the start of a rebuild.
 	Keep time.Duration
 	// BuildTime is the duration of the load.
 	BuildTime time.Duration
@@ -79,8 +75,7 @@ func (e Entry) Fresh() bool {
 	return e.Kind != KindNone && e.Age < e.TTL
 }
 
-// FailureMemory is the time for which Failures is kept after the next try is due. Pauses between
-// tries grow by this memory.
+// FailureMemory is how long Failures is kept after the next try is due. Pauses between tries grow by it.
 const FailureMemory = time.Minute
 
 // Life returns the remaining time for which a store has to keep the entry. A life ends when the
@@ -109,8 +104,8 @@ func (e Entry) Life() time.Duration {
 // where a text is its length, as a uvarint, and its bytes. Later versions add fields at the end of
 // the header: a decoder skips unknown fields and reads missing fields as zero.
 //
-// The checksum detects foreign bytes, damaged bytes, and the entry of another key from a proxy with
-// mixed-up replies. It does not protect against an attacker with write access to the store.
+// The checksum detects foreign and damaged bytes, and another key's entry from a proxy with mixed-up replies.
+// It does not protect against an attacker with write access to the store.
 const (
 	entryMagic  = "BW\x03"
 	entryPrefix = len(entryMagic) + 4 + 1 + 8 + 4

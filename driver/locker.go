@@ -25,12 +25,10 @@ var (
 // Every error except [ErrHeld] and [ErrLeaseLost] means that the engine did not answer and the
 // holder is unknown.
 type Locker interface {
-	// TryAcquire takes the lease on key for ttl without waiting.
-	//
-	// The lease ends by itself when ttl has passed since the call. The holder counts from before
-	// the request, so it never believes in a lease longer than another process does. If another
-	// holder has the lease, the error is a *HeldError. A ttl of 0 or less is an error. TryAcquire
-	// is not reentrant: the holder's own second call for the key gets ErrHeld too.
+	// TryAcquire takes the lease on key for ttl without waiting. The lease ends by itself when ttl has passed
+	// since the call. The holder counts from before the request, so it never believes in a lease longer than
+	// another process does. If another holder has the lease, the error is a *HeldError, also for the holder's
+	// own second call for the key. A ttl of 0 or less is an error.
 	TryAcquire(ctx context.Context, key string, ttl time.Duration) (Lease, error)
 }
 
@@ -53,9 +51,8 @@ type Lease interface {
 
 // A Tokener is a [Lease] with a fencing token for resources outside the [Store].
 //
-// A resource compares tokens, so a holder with a lost lease cannot write after its successor.
-// docs/engines.md lists the promises of each engine's tokens: their order, and the losses they
-// survive. Bellwether itself does not need tokens: its resource is the Store, with epochs.
+// A resource compares tokens, so a former holder cannot write after its successor. docs/engines.md lists the
+// losses that each engine's tokens survive. Bellwether needs no tokens: its Store has epochs.
 type Tokener interface {
 	// Token returns the fencing token of the lease. A later lease on the same key has a greater token.
 	Token() uint64
@@ -74,10 +71,9 @@ type HeldError struct {
 	// Key is the argument of TryAcquire.
 	Key string
 
-	// Until is the announced end of the lease, unless renewed, on the monotonic clock of this process.
-	//
-	// Until counts from after the engine's reply, so it is never earlier than the end known to the
-	// holder. It is zero if the engine does not tell.
+	// Until is the announced end of the lease, unless renewed, on the monotonic clock of this process. It
+	// counts from after the engine's reply, so it is never earlier than the end known to the holder. It is
+	// zero if the engine does not tell.
 	Until time.Time
 
 	// Seen is the Locker's mark of the lease, for Watch: a revision, a version, a channel.

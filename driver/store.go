@@ -35,20 +35,18 @@ type Store interface {
 	// entry, and wraps ErrCorrupt if the bytes are not an entry. The caller does not modify Value.
 	Get(ctx context.Context, key string) (Entry, error)
 
-	// Claim opens a rebuild: it returns the present entry and a new epoch. The entry is the zero
-	// Entry if the key has none or the bytes are corrupt. The epoch is greater than every earlier
-	// epoch of the key, even across an eviction, an expiry or a restart of the engine.
+	// Claim opens a rebuild: it returns the present entry and a new epoch. The entry is the zero Entry if the
+	// key has none or the bytes are corrupt. The epoch is above all earlier epochs of the key, even across an
+	// eviction, an expiry or a restart of the engine.
 	Claim(ctx context.Context, key string) (Entry, uint64, error)
 
-	// Commit stores e under e.Epoch, an epoch from Claim, and raises the floor to e.Epoch.
+	// Commit stores e under e.Epoch, an epoch from Claim, and raises the floor to e.Epoch. The age of e goes
+	// on from the call, however late the engine carries it out. An e without a Life leaves only the floor. A
+	// negative Age counts as 0.
 	//
-	// The age of e goes on from the call, however late the engine carries it out. An e without a
-	// Life leaves only the floor. A negative Age counts as 0.
-	//
-	// Commit returns ErrFenced and writes nothing if the epoch is not above the floor or the engine
-	// has forgotten the claim. Commit returns ErrTooLarge if the engine refuses the size of the
-	// value; every Store takes a million bytes. Repeating a commit with the same Entry after a lost
-	// reply is safe and succeeds.
+	// Commit returns ErrFenced and writes nothing if the epoch is not above the floor, was never issued, or
+	// has a forgotten claim. It returns ErrTooLarge for a Value beyond the engine's limit; every Store takes
+	// a million bytes. Repeating a commit with the same Entry after a lost reply is safe and succeeds.
 	Commit(ctx context.Context, key string, e Entry) error
 
 	// Invalidate drops the entry and raises the floor to a new epoch. Commit then refuses every
@@ -81,13 +79,11 @@ type Notifier interface {
 	Notify(ctx context.Context, f func(Notice))
 }
 
-// A Fencer is a [Store] that can check the epoch of a rebuild under way. With a Fencer, callers may
-// join a streaming response at any time. With another Store, callers wait for the commit once the
-// response has streamed for longer than NearTTL.
+// A Fencer is a [Store] that can check the epoch of a rebuild under way. Without a Fencer, callers cannot
+// join a response that has streamed for longer than NearTTL, and wait for its commit.
 type Fencer interface {
-	// Fenced reports whether Commit would refuse an epoch from Claim: a later epoch was committed,
-	// the key was invalidated, or the claim is forgotten. Fenced writes nothing, and returns false
-	// for the epoch of the last commit.
+	// Fenced reports whether Commit would refuse an epoch from Claim with ErrFenced. It writes nothing, and
+	// returns false for the epoch of the last commit.
 	Fenced(ctx context.Context, key string, epoch uint64) (bool, error)
 }
 
@@ -98,11 +94,9 @@ type Toucher interface {
 	// e.Value is not used, and e.Kind is KindValue. As with Commit, Touch raises the floor to e.Epoch,
 	// the age and the life of the entry start again from e, and a Notifier reports the change.
 	//
-	// Touch returns ErrFenced where Commit does: for an epoch below the floor, an epoch never
-	// issued, and a forgotten claim. Touch returns ErrNotFound and writes nothing if the present
-	// entry has another epoch, has a Kind other than KindValue, or is missing. The caller then
-	// commits the whole entry under the same epoch. Repeating a Touch with the same arguments after
-	// a lost reply is safe and succeeds.
+	// Touch returns ErrFenced where Commit does. It returns ErrNotFound and writes nothing if the present
+	// entry has another epoch, has a Kind other than KindValue, or is missing. The caller then commits the
+	// whole entry under the same epoch. Repeating a Touch after a lost reply is safe and succeeds.
 	Touch(ctx context.Context, key string, of uint64, e Entry) error
 }
 
@@ -139,11 +133,9 @@ type Notice struct {
 	Epoch uint64
 	// Invalidated is true for an invalidation and false for a commit.
 	Invalidated bool
-	// Entry is the committed entry with its Age as of now and the epoch of the notice. It is the
-	// zero Entry after an invalidation, and if the entry was not sent along: it is too large, or
-	// its age is unknown.
+	// Entry is the committed entry with its Age as of now. It is the zero Entry after an invalidation, and if
+	// the entry is too large to be sent along or its age is unknown.
 	Entry Entry
-	// Made is a moment before the change was completed, on the clock of this process, the later the
-	// better. Made is zero if no such moment is known.
+	// Made is a moment before the change was done, by this process's clock, the later the better, or zero.
 	Made time.Time
 }

@@ -15,19 +15,16 @@ import (
 // quick and safe for concurrent use. Calls of Breaker and Evict do not overlap: they run on one
 // goroutine of the cache, and Close waits for it.
 //
-// The functions may call the cache, with two exceptions that would wait for themselves: Close, and Get
-// for a key whose rebuild waits for the function. A panic ends only the function's own call, and
-// Options.OnError gets the panic, except a panic of Error. A runtime.Goexit, as of a test's FailNow,
-// ends the goroutine of the call: a caller's own, or a flight, whose callers get ErrGoexit.
-//
-// Durations are by this process's monotonic clock.
+// The functions may call the cache, with two exceptions that would wait for themselves: Close, and Get for a
+// key whose rebuild waits for the function. A panic ends only the function's call, and Options.OnError gets
+// it, except a panic of Error. A runtime.Goexit, as of a test's FailNow, ends the goroutine of the call: a
+// caller's own, or a flight, whose callers get ErrGoexit. Durations are by this process's monotonic clock.
 type Observer struct {
-	// Attach is called once, when the cache is made, before all other functions of the Observer.
-	//
-	// stats returns the cache's Stats; it may be called at any time, also after Close. Close calls
-	// detach after the last event; detach may be nil. Several caches may call Attach of the same
-	// Observer at the same time. An error, a panic or a Goexit of Attach prevents the cache: earlier
-	// Observers are detached, and New or NewMiddleware panics with an error that wraps Attach's.
+	// Attach is called once, when the cache is made, before all other functions of the Observer. stats
+	// returns the cache's Stats, also after Close. Close calls detach, if not nil, after the last event.
+	// Several caches may call Attach of the same Observer at the same time. An error, a panic or a Goexit of
+	// Attach prevents the cache: earlier Observers are detached, and New or NewMiddleware panics with an
+	// error that wraps Attach's.
 	Attach func(stats func() Stats) (detach func(), err error)
 
 	// Hit is called for each call answered at once by a fresh value of the near tier. It runs in
@@ -139,14 +136,11 @@ type Herd struct {
 	Callers int
 	// Waited is the sum of the calls' waiting times.
 	Waited time.Duration
-	// WakeLag is the time from the commit to the last caller's answer. It is 0 if there was no
-	// commit while callers waited.
-	//
-	// After this process's own commit, WakeLag counts from the reply of the store. After the commit
-	// of another process, it counts from the moment in the store's notice (Notice.Made), or, if the
-	// value was found by a look, from the end of the load, by the value's age in the store. Both
-	// moments are before the commit, so WakeLag is too long rather than too short, and as exact as
-	// the adapter's knowledge of its engine's clock. WakeLag never begins before the flight's wait.
+	// WakeLag is the time from the commit to the last caller's answer. It is 0 if there was no commit while
+	// callers waited. After this process's own commit it counts from the store's reply. After another's
+	// commit it counts from Made of the store's notice, or, if a look found the value, from the end of the
+	// load, by the value's age. Both moments are before the commit and as exact as the adapter knows its
+	// engine's clock, so WakeLag is too long rather than too short. It never begins before the flight's wait.
 	WakeLag time.Duration
 	// Loaded reports that the answer came from the flight's own load, and not from the store.
 	Loaded bool

@@ -2,15 +2,13 @@ package observe
 
 // Stats are counts since the cache was made, and the present state of the cache.
 //
-// Each call counts in one of Hits, Misses and Collapsed, except a call without a flight and without
-// a fresh value. If such a call gets a stale value (during a failure's pause, or because the
-// request accepts it), it counts in Stale alone. If it gets a failure, an only-if-cached answer or
-// a bypass to the handler, it counts nowhere.
+// Each call counts in one of Hits, Misses and Collapsed, except a call without a flight and without a fresh
+// value. Such a call counts in Stale alone if it gets a stale value, during a failure's pause or because the
+// request accepts it. With a failure, an only-if-cached answer or a bypass to the handler it counts nowhere.
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`
-	// Stale are calls answered by a stale value. Most of these calls also begin or join a flight
-	// and count in Misses or Collapsed too.
+	// Stale are calls answered by a stale value. Most also count in Misses or Collapsed, by their flight.
 	Stale uint64 `json:"stale"`
 	// Misses are calls that began a flight.
 	Misses uint64 `json:"misses"`
