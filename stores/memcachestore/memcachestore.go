@@ -1,10 +1,8 @@
 // Package memcachestore keeps entries in memcached.
 //
-// Memcached has compare-and-swap for one item, no scripts, and no clock that clients can read. So a
-// commit takes several steps, made safe by their order, and an entry's age depends on wall clocks.
-//
-// A memcached started with -C has no compare-and-swap: every claim, commit and invalidation of an
-// existing key is then an error.
+// Memcached has compare-and-swap for one item, no scripts, and no clock that clients can read. So a commit
+// takes several steps, made safe by their order, and an entry's age depends on wall clocks. With the option
+// -C there is no compare-and-swap: every claim, commit and invalidation of an existing key is then an error.
 package memcachestore
 
 import (
@@ -25,37 +23,33 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is a [driver.Store] in memcached. Create it with [New]. It is safe for concurrent use.
+// A Store is a [driver.Store] in memcached. Create it with [New]. Set its fields before first use. It is safe
+// for concurrent use.
 //
 // A Get costs 1 round trip, a GetMany 1 per piece of its keys, a Claim 2. A Commit costs 4, or up to 5
 // for an entry without a life, an Invalidate 3 or 4. Concurrent writes of a key cost more.
 //
-// Two promises are only as good as the clients' wall clocks agree. An entry's age is the time from
-// the writer's clock at the commit to the reader's clock, and never below the committed age. A lost
-// counter (evicted, or lost with its server) begins again at the wall clock of the next claimer.
-// Epochs then fall if the claimer's clock is behind the clock that began the lost counter by more
-// than the counter's lifetime. While the counter is kept, no clock is read.
+// Two promises are only as good as the clients' wall clocks agree. An entry's age is the time from the
+// writer's clock at the commit to the reader's clock, and never below the committed age. A lost counter
+// begins again at the wall clock of the next claimer. Epochs then fall if this clock is behind the clock that
+// began the lost counter by more than the counter's lifetime.
 //
-// A restarted memcached numbers its items' versions from the beginning: a swap of a version read
-// before the restart may replace a newer item, and epochs may fall.
+// A restarted memcached numbers its items' versions from the beginning: a swap of a version read before the
+// restart may replace a newer item, and epochs may fall. The floor of an entry is in an item of its own,
+// perhaps on another server. Without the floor the entry counts as lost, since it may have been invalidated.
+// All processes need the same list of servers in the same order, and a removed server may return only empty;
+// docs/engines.md describes the alternative.
 //
-// The floor of an entry is in an item of its own. Without the floor the entry counts as lost, since
-// it may have been invalidated. With several servers the two items may be on different servers, and
-// either may be lost. All processes need the same list of servers in the same order, and a server
-// removed from the list may return only empty; docs/engines.md describes the alternative.
-//
-// Each piece of a GetMany waits for all servers, or for the client's Timeout. After the first time-out,
-// up to 4 pieces are under way at a time. Set Timeout to less than half of Fleet.EngineTimeout of
-// [bellwether.Options], or a single hanging server fails the batches of all.
+// Each piece of a GetMany waits for all servers, or for the client's Timeout. Set Timeout to less than half
+// of Fleet.EngineTimeout of [bellwether.Options], or a single hanging server fails the batches of all.
 type Store struct {
-	// Prefix begins the names of all items, and keeps programs on one server apart. It has at most 80
-	// bytes, without spaces and control bytes. Default: "bellwether:". Set Prefix before first use.
+	// Prefix begins the names of all items, and keeps programs on one server apart. It has at most 80 bytes,
+	// without spaces and control bytes. Default: "bellwether:".
 	Prefix string
 
-	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a failure,
-	// the validator, the tags with a few bytes each, and less than 160 bytes more. The default is 1 MiB
-	// less 1 KiB, within memcached's default of -I with the key and the server's header. Set MaxValue
-	// before first use.
+	// MaxValue is the largest item, in bytes, that the store sends: the value, the text of a failure, the
+	// validator, the tags with a few bytes each, and less than 160 bytes more. The default is 1 MiB less 1
+	// KiB, within memcached's default of -I with the key and the server's header.
 	MaxValue int
 
 	mc     *memcache.Client
@@ -82,13 +76,12 @@ func New(mc *memcache.Client) *Store {
 //     read. If it is lost, the next floor is above every issued epoch and above the epoch of the
 //     entry.
 //   - The epoch of the entry only rises, for the same reason, while the entry exists.
-//   - ":m" outlives every ":v" that may be served: it is written for as long as the entry read with
-//     it or committed, and for an hour at least. It need not outlive others: without it, a claim is
-//     unknown and an entry is not served.
+//   - ":m" outlives every ":v" that may be served: it is written for as long as the entry read with it or
+//     committed, and for an hour at least.
 //   - Only the claimer of epoch e writes an entry of epoch e, or the floor e by a commit. The floor
 //     of an invalidation is an epoch without a claim.
 //
-// The two items may be on different servers: nothing here needs them to be read at one instant.
+// Nothing here needs the two items to be read at one instant.
 type items struct {
 	v, m *memcache.Item // nil if missing
 
@@ -144,7 +137,6 @@ func (it *items) present() (driver.Entry, bool) {
 	return e, true
 }
 
-// retention is how many seconds m is kept: as long as the entry, an hour at least.
 func (it *items) retention() int32 {
 	if it.v == nil || it.corrupt != nil {
 		return retention
@@ -157,11 +149,10 @@ func (it *items) next() (epoch, floor uint64) {
 	if it.known {
 		return max(it.counter, it.entry.Epoch) + 1, it.floor
 	}
-	// The counter is lost: the clock stands in for it. (While the counter is known, the clock is
-	// not read: a client with a clock ahead would pull the counter along, and after a loss of the
-	// counter all other clocks would be behind it.) The floor takes a number for itself. It is
-	// above the entry, which may have been invalidated, and belongs to no claim: the commit of a
-	// forgotten claim at the floor would look repeated.
+	// The counter is lost: the clock stands in for it. (A known counter does not follow the clock: a client
+	// with a clock ahead would pull it along, and after its loss all other clocks would be behind it.) The
+	// floor takes a number for itself. It is above the entry, which may have been invalidated, and belongs to
+	// no claim: the commit of a forgotten claim at the floor would look repeated.
 	floor = max(uint64(time.Now().UnixMicro()), it.entry.Epoch+1)
 	return floor + 1, floor
 }
@@ -370,21 +361,19 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 
 // commit replaces an older entry with data, an entry of epoch, and then raises the floor.
 //
-// The entry is written first: in the other order there would be nothing to serve between the two
-// steps, and after a crash between them. So an entry is visible before its commit is complete. It
-// is then
+// The entry is written first: in the other order there would be nothing to serve between the two steps, or
+// after a crash there. So an entry is visible before its commit is complete. It is then
 //
 //   - overtaken by the commit of a later epoch, which replaces it. This commit finds the floor
 //     raised and is refused, as if it had come later;
 //   - invalidated between the two steps by a raised floor, and no longer served. The last of the
 //     two removes it: the invalidation if it looks for an entry after this write, else this commit
 //     when it finds the floor raised;
-//   - left behind by a crash, as good as committed. The next commit replaces it, or the next
-//     invalidation works as above. If ":m" is lost, the entry is not served, and the next floor is
-//     above it.
+//   - left behind by a crash, as good as committed. The next commit replaces it, or the next invalidation
+//     works as above.
 //
-// Two attempts at one commit may run at a time, because the first goes on when its caller's context
-// has ended. Each continues from the other's work.
+// Two attempts at one commit may run at a time: the first goes on when its caller's context has ended. Each
+// continues from the other's work.
 func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, seconds int32) error {
 	done := false // completely, by an earlier attempt
 	err := retry(ctx, func() (bool, error) {
@@ -398,8 +387,7 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 		if it.holds(epoch) && !bytes.Equal(it.v.Value[stampLen:], data[stampLen:]) {
 			return false, driver.ErrFenced
 		}
-		// An epoch at the floor was committed before; a missing entry has gone since. With an epoch
-		// above the floor, an attempt may have come half the way.
+		// An epoch at the floor was committed before. Above the floor, an attempt may have come half the way.
 		if done = epoch == it.floor; done || it.holds(epoch) {
 			return true, nil
 		}
@@ -410,8 +398,7 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 	}
 	err = s.raise(ctx, n, epoch, seconds)
 	if errors.Is(err, driver.ErrFenced) {
-		// It is no longer served, but takes up room, and a reader that read the floor before the
-		// raise may still return it.
+		// A reader that read the floor before the raise may still return the entry, which also takes up room.
 		s.remove(n, epoch)
 	}
 	return err
@@ -497,9 +484,8 @@ func (s *Store) invalidate(ctx context.Context, n names) error {
 	return s.remove(n, epoch)
 }
 
-// evict removes both items of a key if there is no room for a new floor: a memcached that evicts
-// nothing (-M) still deletes. The floor goes first: without it the entry is not served, and commits
-// of earlier claims are refused.
+// evict removes both items of a key if there is no room for a new floor: a full memcached without evictions
+// still deletes. The floor goes first: without it the entry is not served, and earlier claims are refused.
 func (s *Store) evict(n names) error {
 	for _, name := range []string{n.m, n.v} {
 		if err := s.mc.Delete(name); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
@@ -509,10 +495,9 @@ func (s *Store) evict(n names) error {
 	return nil
 }
 
-// remove removes an entry with an epoch up to epoch, and bytes that are no entry. A plain delete
-// might hit a newer entry written after the look. A swap with an expiration in the past removes
-// only the entry that was read. If that entry was replaced, the new entry is newer or belongs to a
-// commit about to be refused.
+// remove removes an entry with an epoch up to epoch, and bytes that are no entry. A plain delete might hit a
+// newer entry. A swap with an expiration in the past removes only the entry that was read. An entry in its
+// place is newer, or of a commit about to be refused.
 func (s *Store) remove(n names, epoch uint64) error {
 	v, err := s.mc.Get(n.v)
 	if errors.Is(err, memcache.ErrCacheMiss) {
@@ -556,7 +541,7 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	return false, err
 }
 
-// errFull is the answer of a full memcached that evicts nothing.
+// errFull is the answer of a full memcached that evicts nothing (-M).
 var errFull = errors.New("the server is full")
 
 // retry calls f until it is done, fails or ctx ends. f is not done if another writer came in between.
@@ -574,7 +559,6 @@ func retry(ctx context.Context, f func() (done bool, err error)) error {
 	}
 }
 
-// names are a key and the names of its items in memcached.
 type names struct{ key, v, m string }
 
 func (s *Store) names(key string) names {
