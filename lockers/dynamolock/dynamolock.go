@@ -5,18 +5,15 @@
 // a number that rises with every change; its length in milliseconds; and whether it is held.
 // [CreateTable] creates the table. The protocol:
 //
-//  1. Acquire is one UpdateItem on the condition that there is no item, or that it is not held. If
-//     the condition fails, the refusal has the item, with its owner and announced length. (For an
-//     emulator without the item in its refusals, a consistent read follows.) A Locker that has seen
-//     the lease lately reads before it tries: a GetItem is a read, a refusal is a write, and the
-//     holder needs the item's writes.
-//  2. Renew is an UpdateItem to the new length and the next version, on the condition of the owner
-//     and of the lease's version.
+//  1. Acquire is one UpdateItem on the condition that there is no item, or that it is not held. A refusal has
+//     the item, with its owner and announced length. (For an emulator without the item in its refusals, a
+//     consistent read follows.) A Locker that has seen the lease lately reads before it tries: a refusal
+//     costs a write, and the holder needs the item's writes.
+//  2. Renew is an UpdateItem to the new length and the next version, on the condition of owner and version.
 //  3. Release is an UpdateItem that makes the item free, on the condition of the owner. The item
 //     stays, so its version goes on rising.
-//  4. A Locker takes over a dead holder's lease, on the condition of its owner and version, after
-//     it has seen both unchanged for the lease's whole announced length. Of several Lockers,
-//     DynamoDB lets one win.
+//  4. A Locker takes over a dead holder's lease, on the condition of owner and version, after it has seen
+//     both unchanged for the whole announced length. Of several Lockers, DynamoDB lets one win.
 //
 // The observer counts from after it has read the item, on its own monotonic clock, so it ends later
 // than the holder, which counts from before its request. Clocks of two machines are never compared:
@@ -45,51 +42,43 @@
 //
 // # What stays in the table
 //
-// A released item stays for at least a day. Each item has the attribute "expires", a date one day
-// after its lease's end, for the table's time to live. DynamoDB deletes the item some time later,
-// usually within a few days, at no cost. So the table has one item of about 200 bytes for every
-// different key leased in the last days, not one for each lease. Only this clean-up reads the date.
+// Each item has the attribute "expires", a date one day after its lease's end. Only the table's time to live
+// reads it: DynamoDB deletes the item later, usually within a few days, at no cost. So the table has one item
+// of about 200 bytes for every key leased in the last days, not one for each lease.
 //
 // # Tokens
 //
-// The Token of [driver.Tokener] is the version at the start of the lease. It rises with every lease
-// while the item exists, across takeovers and without any clock; gaps have no meaning. After the
-// item is gone, by time to live or a deletion of the item or the table, the next version starts
-// from the date of the client that makes it, in microseconds. That is greater than all earlier
-// versions unless the client's clock is behind the clock that made the former item by more than the
-// time in between: at least a day after the clean-up. After a deletion by hand there is no such
-// day, and the clocks have to be right. A table restored from a backup brings old versions back,
-// and issues old tokens again.
+// The Token of [driver.Tokener] is the version at the start of the lease. It rises with every lease while the
+// item exists, across takeovers and without any clock; gaps have no meaning. After the item is gone, the next
+// version starts from the client's date, in microseconds. The date is greater than all earlier versions
+// unless the client's clock is behind the clock that made the former item by more than the time in between.
+// This time is at least a day after the clean-up, but may be short after a deletion by hand. A table restored
+// from a backup issues old tokens again.
 //
 // # Limits
 //
-// A client whose clock is behind by more than a day writes past dates, and DynamoDB may clear a held
-// lease. Then there are two holders until the first renews, and the store's epochs let only one write.
+// A client whose clock is behind by more than a day writes past dates, and DynamoDB may clear a held lease.
+// Then there are two holders until the first renews, and the store's epochs let only one write. A lease is at
+// most a year long.
 //
-// The table has to be in one region. In a usual global table (multi-region eventual consistency)
-// each region checks conditions against its own copy and the last writer wins, so each region
-// elects its own holder, and versions run backwards. Let all processes use one region's endpoint. A
-// global table with multi-region strong consistency checks conditions correctly (an update in
-// conflict with another region's is sent again), but has no time to live: its items stay for good.
-// All reads here are consistent. A cache or a read replica that answers them otherwise breaks the
-// observation of a holder's end.
+// All processes have to use one region's endpoint. In a usual global table (multi-region eventual
+// consistency) the last writer wins, so each region elects its own holder, and versions run backwards. A
+// global table with multi-region strong consistency checks conditions correctly (an update in conflict with
+// another region's is sent again), but has no time to live: its items stay for good. All reads here are
+// consistent. A cache that answers them otherwise breaks the observation of a holder's end.
 //
-// A request under way when its caller's context ends goes on to its reply, for ten seconds at most,
-// and an acquire that then succeeds is undone. A failed release is repeated in the background, with
-// pauses from 250 ms to 16 s: seven times, in 32 s to 100 s. If an attempt to acquire had no reply,
-// the Locker frees the item in the same way, after the acquire has failed or found another holder,
-// or after the release. It stops when DynamoDB has freed the item or found another owner. If
-// DynamoDB gives no such answer for so long, or carries the attempt out after it, the item has no
+// An acquire or a release under way when its caller's context ends goes on to its reply, for ten seconds at
+// most, and an acquire that then succeeds is undone. A failed release is repeated in the background, with
+// pauses from 250 ms to 16 s: seven times, in 32 s to 100 s. If an attempt to acquire had no reply, the
+// Locker frees the item in the same way, after the acquire has failed or found another holder, or after the
+// release. If DynamoDB gives no answer for so long, or carries the attempt out after it, the item has no
 // holder and is free after its length has been observed.
 //
-// A lease is at most a year long.
-//
-// The SDK retries throttled and failed requests, three times in all by default, with pauses of up
-// to 20 s. Bellwether has its own breaker: set RetryMaxAttempts to 2; the second attempt finds a
-// lost reply. It begins when the first has ended, and on a silent connection only the HTTP client
-// ends the first: give its Transport a ResponseHeaderTimeout of a second or two. The SDK's standard
-// retryer also stops repeating after some hundred failures; with ratelimit.None as its RateLimiter
-// it goes on.
+// The SDK tries throttled and failed requests three times by default, with pauses of up to 20 s. Bellwether
+// has its own breaker: set RetryMaxAttempts to 2; the second attempt finds a lost reply. On a silent
+// connection only the HTTP client ends the first attempt: give its Transport a ResponseHeaderTimeout of a
+// second or two. The SDK's standard retryer also stops repeating after some hundred failures; with
+// ratelimit.None as its RateLimiter it goes on.
 package dynamolock
 
 import (
@@ -149,9 +138,9 @@ func New(client Client, table string) *Locker {
 	return &Locker{Prefix: "bellwether:", client: client, table: table}
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 request, or 2 for a takeover or a lease that was
-// held until lately. A ttl of 0 or less is an error. A HeldError's Until counts from this Locker's
-// first sight of the unchanged lease, so a long-dead holder costs at most its announced length.
+// TryAcquire implements [driver.Locker]. It costs 1 request, or 2 for a takeover or a lease that was held
+// until lately. A HeldError's Until counts from this Locker's first sight of the unchanged lease, so a
+// long-dead holder costs at most its announced length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("dynamolock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -211,16 +200,14 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			mine.began(instead.version)
 			return nil
 		case !instead.held:
-			// Released between our look and our takeover, or with an emulator, between the refusal
-			// and its look.
+			// Released before our takeover, or with an emulator, between the refusal and its look.
 			change = take(mine.owner, ttl)
 			continue
 		}
 		if held := l.observe(key, mine.item, *instead); held != nil {
 			return held
 		}
-		// If another caller is quicker, the refusal has its lease. A new lease has its end ahead,
-		// so the loop ends.
+		// A quicker caller's lease has its end ahead, so the loop ends.
 		change = takeOver(*instead, mine.owner, ttl)
 	}
 }
@@ -234,9 +221,8 @@ func (l *Locker) observe(key, item string, now record) error {
 	return nil
 }
 
-// detached returns a context with the values of ctx that does not end with ctx. A request under way
-// goes on to its reply: given up halfway, it may have taken a lease, and an undo on another
-// connection might be carried out first.
+// detached returns a context with the values of ctx that does not end with ctx. A request given up halfway
+// may have taken a lease, and an undo on another connection might be carried out first.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 }
@@ -267,8 +253,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	ttl = min(ttl, maxTTL)
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// The item may exist, and an observer may be about to take it over: after its end, no
-		// process has to respect it. So the lease is given up, not prolonged.
+		// An observer may be about to take the lease over: after its end, no process has to respect it.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error {
@@ -280,10 +265,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.wrap(ctx, "renew", err)
 }
 
-// renew prolongs the item if this lease has it, else returns ErrLeaseLost. The condition has the
-// version because a request can be late. Without it: a renewal to 5 s hangs in the network until
-// its caller gives up; the next one, to 60 s, succeeds; now the first arrives, and observers count
-// 5 s while the holder believes in 60 s.
+// renew prolongs the item if this lease has it, else returns ErrLeaseLost. Without the version in the
+// condition: a renewal to 5 s hangs in the network until its caller gives up. The next one, to 60 s,
+// succeeds. Now the first arrives, and observers count 5 s while the holder believes in 60 s.
 func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) error {
 	l.mu.Lock()
 	version := l.version
@@ -305,8 +289,8 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 		case ctx.Err() != nil:
 			return ctx.Err() // only a waiting caller may try a later version
 		}
-		// A concurrent renewal was quicker, or an abandoned one has been carried out, or this one
-		// has and its reply was lost. Each round is such a renewal's success, so the loop ends.
+		// Another renewal was carried out, or this one was and its reply was lost. Each round is such a
+		// success, so the loop ends.
 		version = instead.version
 	}
 }
@@ -343,10 +327,9 @@ const (
 	lastPause  = 16 * time.Second
 )
 
-// freeLater frees the item after a pause, and after failures again with doubled pauses, seven times in
-// all. The pauses add up to half a minute, and each request lasts up to callTimeout. DynamoDB ends no
-// lease: a process that finds the item at the key's next expiry, perhaps hours later, would wait for its
-// announced length.
+// freeLater frees the item after a pause, and after failures again with doubled pauses, seven times in all.
+// DynamoDB ends no lease: a process that finds the item at the key's next expiry, perhaps hours later, would
+// wait for its announced length.
 func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 	if pause > lastPause {
 		return
@@ -376,9 +359,9 @@ func (l *lease) over() bool {
 	return !time.Now().Before(l.end)
 }
 
-// free makes the item free if this lease has it, else returns ErrLeaseLost. The condition needs no
-// version: the owner's token belongs to this lease alone, and even a late request ends only this lease.
-// The item gets a token of this call, to tell a repeated attempt of one call from a second call.
+// free makes the item free if this lease has it, else returns ErrLeaseLost. The condition needs no version:
+// even a late request ends only this lease. The item gets a token of this call, to tell a repeated attempt of
+// one call from a second call.
 func (l *lease) free(ctx context.Context) error {
 	return adapter.Do(ctx, func() error {
 		ctx, cancel := detached(ctx)

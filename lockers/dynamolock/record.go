@@ -26,12 +26,11 @@ const (
 	expiresName = "expires" // number: seconds since 1970, for the table's time to live
 )
 
-// keep is the least time for which an item stays after its lease's end. It is also the tolerance
-// for a wrong client clock: DynamoDB compares the client's date with its own.
+// keep is the least time for which an item stays after its lease, and the tolerance for a slow client clock.
 const keep = 24 * time.Hour
 
-// A record is the content of an item. Two records are equal only if the item has not changed in
-// between, because each change raises the version. The zero record is a missing item.
+// A record is the content of an item, the zero record a missing item. Equal records mean an unchanged item,
+// because each change raises the version.
 type record struct {
 	owner   string
 	version uint64
@@ -39,8 +38,7 @@ type record struct {
 	held    bool
 }
 
-// conflictPause is about the first wait of an update in conflict with another region's,
-// maxConflictPause the last.
+// About the first and the last wait of an update in conflict with another region's.
 const (
 	conflictPause    = 20 * time.Millisecond
 	maxConflictPause = 4 * conflictPause
@@ -162,10 +160,9 @@ func (l *Locker) update(ctx context.Context, item string, c change, options ...f
 	return version, nil, nil
 }
 
-// send sends an update. It repeats the update a few times while another region writes the same item
-// of a global table: DynamoDB refuses it then, and the SDK does not repeat it. Without the
-// repetition, the loser of an election between two regions would take the engine for down, and load
-// too.
+// send sends an update, a few times while another region writes the same item of a global table: DynamoDB
+// then refuses it, and the SDK does not repeat it. Otherwise the loser of an election between two regions
+// would take the engine for down, and load too.
 func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput, options ...func(*dynamodb.Options)) (*dynamodb.UpdateItemOutput, error) {
 	for pause := conflictPause; ; pause *= 2 {
 		out, err := l.client.UpdateItem(ctx, update, options...)
@@ -180,8 +177,8 @@ func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput, opt
 	}
 }
 
-// instead returns the present item after a refused change, from the refusal. A refusal has no item
-// if the item is missing, and from emulators without this part of the protocol: then it is read.
+// instead returns the present item after a refused change. A refusal without the item means a missing item or
+// an emulator, so the item is read.
 func (l *Locker) instead(ctx context.Context, item string, sent attributes) (*record, error) {
 	if len(sent) == 0 {
 		now, err := l.look(ctx, item)

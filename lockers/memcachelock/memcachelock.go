@@ -1,43 +1,35 @@
 // Package memcachelock is a [driver.Locker] on memcached, over the client
 // github.com/bradfitz/gomemcache.
 //
-// A lease is an item. Its value has the holder's random token, the length of the lease in
-// milliseconds, and the number of renewals. The protocol:
+// A lease is an item with the holder's random token, the length of the lease in milliseconds, and the number
+// of renewals. The protocol:
 //
-//  1. Acquire is an add: it succeeds only without an item. After a refused add, a gets reads the
-//     holder and the announced length.
-//  2. Renew is a gets, a comparison of the token, and a compare-and-swap to the new length and the
-//     next count.
-//  3. Release is a gets, a comparison, and a compare-and-swap with a negative expiry, which drops
-//     the item on the spot. A plain delete would free whatever lease is there by then.
-//  4. A Locker takes over a dead holder's lease by compare-and-swap, after it has seen the same
-//     value for the whole announced length. Of several Lockers, memcached lets one win.
+//  1. Acquire is an add. After a refused add, a gets reads the holder and the announced length.
+//  2. Renew is a gets, a comparison of the token, and a compare-and-swap to the new length and count.
+//  3. Release is a gets, a comparison, and a compare-and-swap with a negative expiry, which drops the item. A
+//     plain delete might free another holder's lease.
+//  4. A Locker takes over a dead holder's lease by compare-and-swap, after it has seen the same value for the
+//     whole announced length. Of several Lockers, memcached lets one win.
 //
-// Step 4 exists because memcached's clock is a number of whole seconds, set once a second by its
-// main thread. An item with an expiry of T lives between T-1 and T. If a tick just misses the end
-// of a second, the clock leaps by two; after a pause of the process it leaps by the length of the
-// pause. Items stored before the leap end that much early. So that no lease ends before its holder
-// believes so, the expiry of the item is the length rounded up plus five seconds; by memcached's
-// clock alone, a lease of 50 ms would block its key for up to six seconds. The observer counts from
-// after the reply, on its own monotonic clock, so it ends later than the holder, which counts from
-// before its request. Clocks of two machines are never compared.
+// Step 4 exists because memcached counts whole seconds, by a clock that may leap. So that no lease ends
+// before its holder believes so, the expiry of the item is the length rounded up plus five seconds. By the
+// expiry alone, a lease of 50 ms would block its key for up to six seconds. The observer counts from after
+// the reply, on its own monotonic clock, so it ends later than the holder, which counts from before its
+// request. Clocks of two machines are never compared.
 //
 // Memcached has no push: a Locker is not a [driver.Watcher], and waiters poll.
 //
 // # Limits
 //
-// Memcached promises no durability. A lease is lost with its item: by an eviction, a restart, or the
-// loss of a server from the client's list. Then there are two holders until the first one renews, and
-// the store's epochs let only one of them write. Leases are small and their items young, so eviction is
-// rare. A lease may also end early if the server took it just after a pause of more than three seconds.
+// A lease is lost with its item: by a restart, the loss of a server from the client's list, or an eviction,
+// which is rare since leases are young. Then there are two holders until the first one renews, and the
+// store's epochs let only one of them write. A lease may also end early if the server took it just after a
+// pause of more than three seconds. With the option -C memcached has no compare-and-swap: refused acquires,
+// renewals and releases fail. A lease is at most 30 days less 5 seconds long.
 //
-// A memcached started with -C has no compare-and-swap: refused acquires, renewals and releases fail.
-//
-// A lease is at most 30 days less 5 seconds long. Memcached would take a longer expiry for a date.
-//
-// By default a memcache.Client keeps two idle connections for each server and dials for every
-// request beyond: set MaxIdleConns to the expected number of concurrent rebuilds. Its Timeout, 500
-// ms by default, bounds each request. A call left behind by its caller makes a few requests.
+// A memcache.Client dials for requests beyond its idle connections, 2 per server by default: set MaxIdleConns
+// to the expected number of concurrent rebuilds. Its Timeout, 500 ms by default, bounds each request. A call
+// left behind by its caller makes a few requests.
 //
 // An acquire goes on after its context has ended, and is then undone. If a request to acquire had no
 // answer, the Locker frees the item in the background: after the acquire has failed or found another
@@ -47,15 +39,11 @@
 //
 // # Tokens
 //
-// With [Locker.Tokens] a lease has a fencing token ([driver.Tokener]): the next number of a counter
-// in an item beside the lease. Tokens are best effort. While the counter exists, they rise without
-// any clock. The counter is lost after a day, and if memcached evicts it or restarts; the next
-// holder begins it with its own date in microseconds. That number is greater than all before,
-// unless the holder's clock is behind the clock that began the former counter by more than the time
-// since.
-//
-// A token costs 1 command more, or 2 if the counter has to be begun: memcached's answer to an add
-// or a compare-and-swap has no number. Refused callers send no additional command.
+// With [Locker.Tokens] a lease has a fencing token ([driver.Tokener]): the next number of a counter in an
+// item beside the lease. Tokens are best effort. While the counter exists, they rise without any clock. The
+// counter is lost after a day, and if memcached evicts it or restarts; the next holder begins it with its own
+// date in microseconds. The date is greater than all tokens before, unless the holder's clock is behind the
+// clock that began the former counter by more than the time since. Refused callers send nothing more.
 package memcachelock
 
 import (
@@ -73,9 +61,10 @@ import (
 )
 
 const (
-	// slack is the additional expiry of an item beyond its lease, in seconds: one for the whole seconds
-	// of memcached's clock, one for a tick that just misses a second's end, three for a pause of the
-	// server before it took the lease. They cost nothing: takeover goes by the announced length.
+	// slack is the additional expiry of an item beyond its lease, in seconds. One: an item with an expiry of
+	// T lives between T-1 and T. One: if a tick just misses a second's end, memcached's clock leaps by two.
+	// Three: after a pause of the server the clock leaps by its length, and items stored before the leap end
+	// early. They cost nothing: takeover goes by the announced length.
 	slack = 5
 
 	// maxTTL is the longest lease whose expiry, with the slack, memcached does not take for a date.
@@ -86,15 +75,14 @@ const (
 	undoPause   = 100 * time.Millisecond
 )
 
-// A Locker is a [driver.Locker] on memcached. Create it with [New]. It is safe for concurrent use.
+// A Locker is a [driver.Locker] on memcached, safe for concurrent use. Create it with [New].
 type Locker struct {
-	// Prefix begins the name of every item. Prefix has at most 80 bytes, without spaces and control
-	// characters. The default is "bellwether:". Set Prefix before first use.
+	// Prefix begins the name of every item. It has at most 80 bytes, without spaces and control characters.
+	// The default is "bellwether:". Set Prefix before first use.
 	Prefix string
 
-	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. A successful acquire then
-	// costs 1 command more, or 2 for the key's first in a day. The default is false. Set Tokens
-	// before first use.
+	// Tokens gives the leases fencing tokens: they are [driver.Tokener]s. A successful acquire then costs 1
+	// command more, or 2 for the key's first in a day. The default is false. Set Tokens before first use.
 	Tokens bool
 
 	mc   *memcache.Client
@@ -111,9 +99,9 @@ func New(mc *memcache.Client) *Locker {
 	return &Locker{Prefix: "bellwether:", mc: mc}
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3 for
-// a takeover, and more with Tokens. A ttl of 0 or less is an error. A HeldError's Until counts from
-// this Locker's first sight of the unchanged lease, so a long-dead holder costs at most its length.
+// TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3 for a
+// takeover, and more with Tokens. A HeldError's Until counts from this Locker's first sight of the unchanged
+// lease, so a long-dead holder costs at most its length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("memcachelock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -168,9 +156,8 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			// Another holder had it when the add was refused, and has released it.
 			return &driver.HeldError{Key: key, Until: time.Now()}
 		case errors.Is(err, memcache.ErrCacheMiss) && again:
-			// The request met a connection that ended with the server, and the server is back: it
-			// has answered the look. If the request is only late, the next look finds its token, or
-			// the late request finds the new add's item.
+			// The request met a connection that ended with the server, and the server is back. If the request
+			// is only late, the next look finds its token, or the late request finds the new add's item.
 			again = false
 			if add() {
 				return nil
@@ -192,8 +179,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			l.seen.Forget(mine.item)
 			return nil
 		case changed(err):
-			// Another caller was quicker, and the next look reads its lease. A new lease has its
-			// end ahead, so the loop ends.
+			// The next look reads the quicker caller's lease. It has its end ahead, so the loop ends.
 		case unanswered != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
 		default:
@@ -251,8 +237,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	ttl = min(ttl, maxTTL)
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// The item may live on for seconds, and an observer may be about to take it over: after its
-		// end, no process has to respect it. So the lease is given up, not prolonged.
+		// An observer may be about to take the lease over: after its end, no process has to respect it.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error { return l.renew(ctx, ttl, end) })
@@ -304,10 +289,9 @@ func (l *lease) free() error {
 	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
-// undo drops the item as soon as memcached answers, within undoTimeout. After a request without an
-// answer, the item may come yet, also after the lease's end: after a pause a server carries out the
-// requests of several connections in any order. So undo then looks a second time. A dead server has
-// taken the item with it.
+// undo drops the item as soon as memcached answers, within undoTimeout. After a request without an answer it
+// looks a second time, since the item may come yet: a paused server then carries out several connections'
+// requests in any order. A dead server has taken the item with it.
 func (l *lease) undo() {
 	deadline := time.Now().Add(undoTimeout)
 	for last := !l.unaccounted; ; {
@@ -324,14 +308,13 @@ func (l *lease) undo() {
 
 // swap changes the item if this lease has it, else returns ErrLeaseLost.
 //
-// A conflict alone does not mean a lost lease: another call for the same lease may have renewed it
-// between the look and the swap. So the loop looks again. It ends, because each conflict is such a
-// call's success.
+// A conflict alone does not mean a lost lease: another call for it may have succeeded between the look and
+// the swap. So the loop looks again. It ends, because each conflict is such a success.
 //
-// Nothing is changed once ctx has ended, checked after the version is known. Without the check: a
-// renewal to 5 s hangs in its look until its caller gives up; the next one, to 60 s, succeeds; now
-// the first swaps the second's version, and observers count 5 s while the holder believes in 60 s.
-// A renewal made after the check changes the version.
+// Nothing is changed once ctx has ended, checked after the version is known. Without the check: a renewal to
+// 5 s hangs in its look until its caller gives up. The next one, to 60 s, succeeds. Now the first swaps the
+// second's version, and observers count 5 s while the holder believes in 60 s. A renewal after the check
+// changes the version.
 func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.Announcement)) error {
 	for {
 		item, held, err := l.locker.look(l.item)

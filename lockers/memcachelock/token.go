@@ -33,8 +33,7 @@ func (l *tokenLease) Token() uint64 { return l.fence }
 func (l *lease) withToken() (driver.Lease, error) {
 	fence, err := l.locker.draw(l.counter)
 	if err == nil && l.over() {
-		// Only a token drawn during the lease is certainly less than the next holder's: this one
-		// may have been drawn later.
+		// Only a token drawn during the lease is certainly less than the next holder's.
 		err = errTokenLate
 	}
 	if err != nil {
@@ -46,9 +45,9 @@ func (l *lease) withToken() (driver.Lease, error) {
 	return &tokenLease{l, fence}, nil
 }
 
-// draw returns the next number of a counter. It begins a missing counter with the client's date in
-// microseconds. The date is greater than all numbers counted up from an earlier one, at less than a
-// million draws a second.
+// draw returns the next number of a counter: memcached's answer to an add or a swap has no number. A missing
+// counter begins with the date in microseconds, above all numbers of an earlier one at less than a million
+// draws a second.
 func (l *Locker) draw(counter string) (uint64, error) {
 	for range 3 {
 		n, err := l.mc.Increment(counter, 1)
