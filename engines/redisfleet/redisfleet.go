@@ -1,6 +1,6 @@
 // Package redisfleet is a store and a locker on Redis 7.0 or newer in one engine.
 //
-// It looks, elects and claims in a single request, and commits, releases and notifies in another.
+// It looks, elects and claims in one request, and commits, releases and notifies in another.
 //
 //	eng := redisfleet.New(rdb)
 //	defer eng.Close()
@@ -14,10 +14,8 @@
 //
 // # Mixed fleets
 //
-// Entries, epochs, floors, leases, notices and releases have the format and the names of redisstore
-// and redislock. Processes with an [Engine] and processes with redisstore and redislock form one
-// fleet if all have the same Prefix: they elect one holder per key, share one sequence of epochs,
-// and receive each other's releases and changes.
+// Processes with an [Engine] and processes with redisstore and redislock are one fleet if all have the same
+// Prefix: entries, leases, notices and releases have the same format and names.
 //
 // The engine notes its leases beside the entry. Other engines find the note with the entry, so a
 // waiting process costs two commands, including the script's. redislock reads the lease alone. If
@@ -27,19 +25,13 @@
 //
 // # One slot
 //
-// The entry and the lease of a key are two keys in Redis, Prefix{name}:entry and
-// Prefix{name}:lease. The name in the braces decides the slot of both. For a cache key with braces,
-// or longer than 160 bytes, the name is a hash. A Prefix has no braces.
+// The entry and the lease of a key are two keys in Redis, Prefix{name}:entry and Prefix{name}:lease, in the
+// slot of the name. For a cache key with braces, or longer than 160 bytes, the name is a hash. A Prefix has
+// no braces. While a cluster moves a slot, it refuses a request about two keys if only one has moved or
+// exists (TRYAGAIN). The engine then uses several requests, and for a second after that with all keys.
 //
-// While a cluster moves a slot, it refuses a request about two keys if only one has moved or exists
-// (TRYAGAIN). The engine then uses several requests, as redisstore and redislock do, and for a
-// second after that with all keys.
-//
-// # Further documentation
-//
-// The documentation of redisstore describes epochs, the age of entries, and notices in a cluster and a
-// ring. The documentation of redislock describes wakes and the durability of leases. A user of Redis's
-// access control lists needs the permissions of both (docs/engines.md has the list).
+// redisstore describes epochs, the age of entries, and notices in a cluster and a ring, redislock wakes and
+// the durability of leases. docs/engines.md has the permissions for Redis's access control lists.
 package redisfleet
 
 import (
@@ -88,9 +80,8 @@ func New(rdb redis.UniversalClient) *Engine {
 	}
 }
 
-// Close ends the subscription to releases and all watches. An attempt to connect goes on behind it, for
-// the client's time-outs at most. Afterwards Watch returns an error; other methods still work. The error
-// is always nil. A second Close does nothing.
+// Close ends the subscription to releases and all watches, and an attempt to connect within the client's
+// time-outs. Afterwards only Watch returns an error. Close always returns nil, and may be called again.
 func (e *Engine) Close() error {
 	e.leases.Close()
 	return nil
@@ -106,8 +97,8 @@ func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return e.leases.Watch(ctx, held)
 }
 
-// longestNoted bounds the length of a noted lease, so foreign bytes in its place block a key no
-// longer. For a longer lease the script reads the lease itself.
+// longestNoted bounds the length of a noted lease, so foreign bytes in its place block a key no longer.
+// Beyond it the script reads the lease itself.
 const longestNoted = 10 * time.Minute
 
 // Answers of the elect script. The server's time follows if the script read it.
@@ -133,23 +124,20 @@ end
 // its message. The value is nil without an entry. A value longer than the largest reply is cut to that
 // length.
 //
-// The script goes by the end of the entry's freshness. It cannot tell an entry from other bytes behind
-// such a time: Lua has no checksum that would be fast enough. void is the part of the value behind the
-// counter that the caller has found invalid. The script does not answer with it again.
+// The script goes by the end of the entry's freshness, and cannot tell an entry from other bytes behind such
+// a time: Lua has no checksum fast enough. It does not answer again with void, the part of the value behind
+// the counter that the caller has found invalid.
 //
-// In a herd, all callers except the leader find the note of the leader's lease, at a cost of two
-// commands: the script and GETRANGE. So a caller passes its estimate of the server's time as about,
-// and the script reads the time only before it reads the lease. The estimate is never behind the
-// server's time when it is sent, so an ended lease is never taken for held. For a lease that ends
-// while the request is on its way, the caller gets an end in the past. Without a valid note the
-// lease itself decides. The estimate may be ahead by the duration of a reply, so the script judges
-// an entry by the server's time before it replaces it.
+// In a herd, all callers except the leader find the note of the leader's lease, with two commands: the script
+// and GETRANGE. So a caller passes its estimate of the server's time as about, and the script reads the time
+// only before it reads the lease. The estimate is never behind the server's time when sent, so an ended lease
+// is never taken for held. If the lease ends on the way, the caller gets an end in the past. The estimate may
+// be ahead by the duration of a reply, so the script judges an entry by the server's time before it replaces
+// it.
 //
-// After a lost reply the request is repeated. If the first request took the lease and an entry has
-// come since, the caller gets only the entry, so the script ends the lease.
-//
-// The lease is the first write. Redis refuses the first write of a script if it has no memory or is
-// a replica, and then no lease is left behind.
+// After a lost reply the request is repeated. If the first request took the lease and an entry has come
+// since, the caller gets only the entry, so the script ends the lease. The lease is the first write: Redis
+// refuses a script's first write if it has no memory or is a replica, and then no lease is left.
 var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + redislease.ReleaseLua + forgetLua + `
 local about, asked = tonumber(ARGV[7]), false
 if not about then
@@ -188,9 +176,9 @@ local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(math.min(now + AR
 return {1, entry, epoch, digits(now)}
 `)
 
-// commitAndRelease: the names of the entry and the lease; CommitLua's arguments with the token as the
-// last, the channel of releases and its message. The commit counts even if a foreign type in the
-// lease's place fails the release. A repeated commit writes nothing, so the script removes the note.
+// commitAndRelease: the names of the entry and the lease; CommitLua's arguments with the token as the last,
+// the channel of releases and its message. The commit counts even if a foreign type in the lease's place
+// fails the release. A repeated commit writes nothing, so the script removes the note.
 var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + forgetLua + `
 local committed, now = commit(KEYS[1], ARGV)
 if committed == 1 then

@@ -10,11 +10,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is for a cluster that moves slots: requests about one Redis key each, sent to the key's
-// present server, instead of one request about two keys.
+// This file is for a cluster that moves slots: an election by requests about one Redis key each.
 
-// pause is how long the engine avoids requests about two keys after a slot was seen moving. The
-// client repeats a refused request for some tens of milliseconds, in every call.
+// pause is how long the engine avoids requests about two keys after a slot was seen moving: the client
+// repeats a refused request for some tens of milliseconds, in every call.
 const pause = time.Second
 
 func (e *Engine) settled() bool {
@@ -32,7 +31,6 @@ func (e *Engine) moves(err error) bool {
 	return true
 }
 
-// electByParts looks, stands for election and claims, one after another.
 func (e *Engine) electByParts(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
 	won.Entry, err = e.Get(ctx, key)
 	if err != nil && !errors.Is(err, driver.ErrNotFound) && !errors.Is(err, driver.ErrCorrupt) || answers(won.Entry, past) {

@@ -3,30 +3,25 @@
 //
 // A lease is a string key with a random token. The protocol:
 //
-//  1. Acquire is one pipeline of two commands, SET key token NX GET PX length and PTTL key. It
-//     takes the lease, or returns the holder and the remaining time. It uses no script.
-//  2. Renew is a script. It compares the token and sets a new expiry if the new one is later: a
-//     renewal never shortens a lease. (Renewals have no order: one that was given up may be carried
-//     out seconds after the next.)
-//  3. Release is a script. It compares the token, deletes the key, and publishes its name on one
-//     channel, Prefix + "released:" and the number of the database in the client's options.
-//  4. A Locker subscribes to the channel on a connection of its own, opened in the background by
-//     the first TryAcquire. All watches of all keys share the connection; a watch costs no command,
-//     except one look at a lease that was seen before the subscription was confirmed.
+//  1. Acquire is one pipeline of SET key token NX GET PX length and PTTL key. It takes the lease, or returns
+//     the holder and the remaining time.
+//  2. Renew is a script that compares the token and sets a later expiry. It never shortens a lease: an
+//     abandoned renewal may be carried out seconds after the next.
+//  3. Release is a script that compares the token, deletes the key, and publishes its name on one channel,
+//     Prefix + "released:" and the number of the database in the client's options.
+//  4. A Locker subscribes to the channel on a connection of its own, opened in the background by the first
+//     TryAcquire. All watches of all keys share the connection.
 //
-// All tokens have one length and are compared as a whole, so no token is another token's beginning.
+// Tokens have one length and are compared as a whole, so no token is another token's beginning.
 //
 // # No wake is missed
 //
-// The Locker counts the releases it receives. TryAcquire reads the count before it sends its SET,
-// and Watch compares: a subscription older than the SET receives every release after the SET, so
-// the release either has raised the count by then, or finds the watch registered. When the
-// connection is lost, all its watches wake, because messages in between are lost for good. Until
-// the subscription is confirmed again, Watch returns an error and its caller polls. The Locker
-// detects a dead connection within three seconds.
-//
-// An expiry publishes nothing, since Redis may notice it arbitrarily late. Watchers keep a timer
-// for HeldError.Until.
+// The Locker counts the releases it receives. TryAcquire reads the count before its SET, and Watch compares.
+// A subscription older than the SET receives every later release, which has raised the count by then or finds
+// the watch registered. When the connection is lost, all its watches wake, because messages in between are
+// lost. Until the subscription is confirmed again, Watch returns an error and its caller polls. The Locker
+// detects a dead connection within three seconds. An expiry publishes nothing, since Redis may notice it
+// late.
 //
 // # One pipeline for many
 //
@@ -35,18 +30,17 @@
 //
 // # Limits
 //
-// A lease is as durable as its key. A failover to a replica without the key, or a restart without
-// persistence, lets a second holder in. The store's epochs then let only one of them write.
+// A failover to a replica without the key, or a restart without persistence, lets a second holder in. The
+// store's epochs then let only one of them write.
 //
 // With a cluster, keys spread over the slots, and the cluster's bus carries the one channel; each
 // Locker listens at a random node. The shards of a Ring do not share channels: Watch always returns
 // an error, and the leases of a removed shard can be taken again at another shard.
 //
-// The client repeats a command after a lost reply. A repeated acquire finds its own token and succeeds.
-// A repeated release finds nothing, and reports ErrLeaseLost for a lease freed by the first.
-//
-// A caller leaves a hanging socket when its context ends, but the client keeps the socket for its
-// ReadTimeout, 5 s by default. A request left behind ends after 10 s, so it is sent at most twice.
+// The client repeats a command after a lost reply. A repeated acquire finds its own token and succeeds. A
+// repeated release finds nothing, and reports ErrLeaseLost for a lease freed by the first. A caller leaves a
+// hanging socket when its context ends, but the client keeps the socket for its ReadTimeout, 5 s by default.
+// A request left behind ends after 10 s, so it is sent at most twice.
 //
 // An acquire whose context ends is undone. An acquire that fails before, with the client's time-outs,
 // is not: if Redis still carries it out, the lease has no holder and blocks its key until expiry. So does
@@ -54,20 +48,16 @@
 //
 // # Access
 //
-// A user of Redis's access control lists needs permission for the keys, the channel and some
-// commands; docs/engines.md has the smallest list. Since Redis 7.0 a new user has no channels.
-// Without the channel, releases succeed and waiting processes poll.
+// docs/engines.md has the permissions for Redis's access control lists. Since Redis 7.0 a new user has no
+// channels. Without the channel, releases succeed and waiting processes poll.
 //
 // # Tokens
 //
-// With [Locker.Tokens] a lease has a fencing token ([driver.Tokener]): the server's clock, in
-// microseconds, when the lease was taken. Tokens rise while one server lives, and across its
-// restarts, unless its clock is set back. After a failover they rise unless the new server's clock
-// is behind by more than the time since the last lease. A counter would do no better: it is lost
-// with the server too, and has to begin again from a clock.
-//
-// A token costs 1 command more: SET returns no number, and the PTTL for refused callers tells the
-// winner nothing. So with Tokens, acquire is a script of SET and TIME, or SET and PTTL.
+// With [Locker.Tokens] a lease has a fencing token ([driver.Tokener]): the server's clock, in microseconds,
+// when the lease was taken. Tokens rise while one server lives, and across its restarts, unless its clock is
+// set back. After a failover they rise unless the new server's clock is behind by more than the time since
+// the last lease. A counter is lost with the server too, and has to begin again from a clock. SET returns no
+// number, so with Tokens acquire is a script of SET and TIME, or SET and PTTL.
 package redislock
 
 import (
@@ -112,19 +102,17 @@ func New(rdb redis.UniversalClient) *Locker {
 	return &Locker{Prefix: "bellwether:", leases: redislease.New("redislock", rdb, redispipe.New(rdb), redisdial.Of(rdb))}
 }
 
-// Close ends the subscription and all watches. An attempt to connect goes on behind it, for the client's
-// time-outs at most. Afterwards Watch returns an error; other methods still work. The error is always
-// nil. A second Close does nothing.
+// Close ends the subscription and all watches, and an attempt to connect within the client's time-outs.
+// Afterwards only Watch returns an error. Close always returns nil, and may be called again.
 func (l *Locker) Close() error {
 	l.leases.Close()
 	return nil
 }
 
-// TryAcquire implements [driver.Locker]. It costs two commands, or three with Tokens. A ttl of 0 or
-// less is an error, and so is a key with a type other than string. A key without an expiry is
-// foreign and would block for ever: it gets an expiry of ttl. A renewal costs three commands and a
-// release four, including commands of scripts. A renewal keeps a later end. Release of a lease that
-// has expired for its holder clears the key and returns ErrLeaseLost.
+// TryAcquire implements [driver.Locker]. It costs two commands, or three with Tokens. A key with a type other
+// than string is an error. A key without an expiry is foreign and would block for ever: it gets an expiry of
+// ttl. A renewal costs three commands and a release four, including commands of scripts. Release of a lease
+// that has expired for its holder clears the key and returns ErrLeaseLost.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	return l.leases.TryAcquire(ctx, l.Prefix, key, ttl, l.Tokens)
 }
