@@ -80,7 +80,7 @@ func New(rdb redis.UniversalClient) *Engine {
 	}
 }
 
-// Close ends the subscription to releases and all watches, and an attempt to connect within the client's
+// Close ends the subscription to releases and all watches; an attempt to connect ends within the client's
 // time-outs. Afterwards only Watch returns an error. Close always returns nil, and may be called again.
 func (e *Engine) Close() error {
 	e.leases.Close()
@@ -132,8 +132,7 @@ end
 // and GETRANGE. So a caller passes its estimate of the server's time as about, and the script reads the time
 // only before it reads the lease. The estimate is never behind the server's time when sent, so an ended lease
 // is never taken for held. If the lease ends on the way, the caller gets an end in the past. The estimate may
-// be ahead by the duration of a reply, so the script judges an entry by the server's time before it replaces
-// it.
+// be ahead by the duration of a reply, so the script judges an entry again by the server's time.
 //
 // After a lost reply the request is repeated. If the first request took the lease and an entry has come
 // since, the caller gets only the entry, so the script ends the lease. The lease is the first write: Redis

@@ -25,9 +25,9 @@ const (
 	// maxTTL is the longest lease, well below etcd's limit.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
-	// detachedTimeout bounds a request after its caller has left. It is longer than the time-out of a
-	// running etcd, 5 s and two election time-outs, 7 s by default. A paused etcd, a slow network and
-	// longer election time-outs make the answer later, and the request may still be carried out.
+	// detachedTimeout bounds a request after its caller has left. It is longer than the time-out of a running
+	// etcd, 5 s and two election time-outs, 7 s by default. After a longer pause the request may still be
+	// carried out.
 	detachedTimeout = 10 * time.Second
 
 	// maxUndos is the number of attempts to undo an acquire whose caller has left.
@@ -78,18 +78,17 @@ func New(client *clientv3.Client) *Locker {
 	return l
 }
 
-// Close ends every watch, and revokes the Locker's etcd leases without keys. The others end by
-// themselves. Close returns within half a second, whatever the state of etcd. Afterwards Watch returns
-// an error; other methods still work. The error is always nil. A second Close does nothing.
+// Close ends every watch and revokes the Locker's etcd leases without keys, within half a second; others end
+// by themselves. Afterwards only Watch returns an error. Close always returns nil, and may be called again.
 func (l *Locker) Close() error {
 	l.watches.close()
 	l.sweepers.close()
 	return nil
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 round trip, 2 for a takeover, and 1 more about
-// every ten seconds for an etcd lease. A ttl of 0 or less is an error. A HeldError's Until counts from
-// this Locker's first sight of the unchanged lease, so a long-dead holder costs at most its length.
+// TryAcquire implements [driver.Locker]. It costs 1 round trip, 2 for a takeover, and 1 more about every ten
+// seconds for an etcd lease. A HeldError's Until counts from this Locker's first sight of the unchanged
+// lease, so a long-dead holder costs at most its length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("etcdlock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -116,8 +115,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		if !mine.asked || errors.Is(err, driver.ErrHeld) {
 			return
 		}
-		// An etcd that is paused or cut off may take the lease later. So an undo without an answer is
-		// repeated.
+		// A paused etcd may take the lease later, so an undo without an answer is repeated.
 		for range maxUndos {
 			ctx, cancel := l.detached(ctx)
 			err := mine.free(ctx)
@@ -183,8 +181,8 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	}
 }
 
-// reconnect hastens the client's next attempt to connect. After a long outage the client waits up
-// to two minutes between two attempts by default, and every call waits with it.
+// reconnect hastens the client's next attempt to connect: after a long outage the client, and each call with
+// it, waits up to two minutes between two attempts by default.
 func (l *Locker) reconnect() {
 	conn := l.client.ActiveConnection()
 	if conn == nil || conn.GetState() != connectivity.TransientFailure {
@@ -196,8 +194,8 @@ func (l *Locker) reconnect() {
 	}
 }
 
-// detached returns a context with the values of ctx that does not end with ctx. It ends with the
-// client, whose calls would go on for seconds after the client's end.
+// detached returns a context with the values of ctx that does not end with ctx. It ends with the client: the
+// client's calls would go on for seconds.
 func (l *Locker) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), detachedTimeout, errNoAnswer)
 	ctx, fail := context.WithCancelCause(ctx)
@@ -235,8 +233,7 @@ func (l *lease) taken(revision int64, s *sweeper) {
 	l.born, l.revision, l.sweeper = revision, revision, s
 }
 
-// Token implements [driver.Tokener], with the revision of the transaction that took the lease. Renewals
-// keep it.
+// Token implements [driver.Tokener], with the revision of the transaction that took the lease.
 func (l *lease) Token() uint64 { return uint64(l.born) }
 
 // Renew implements [driver.Lease], with 1 round trip.
@@ -247,8 +244,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	ttl = min(ttl, maxTTL)
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// The key lives on, and an observer may be about to take it over: after its end, no process
-		// has to respect it. So the lease is given up, not prolonged.
+		// An observer may be about to take the lease over: after its end, no process has to respect it.
 		return l.Release(ctx)
 	}
 	return adapter.Do(ctx, func() error {
@@ -263,9 +259,8 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 // answer moves the lease's end.
 func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.Time) error {
 	l.mu.Lock()
-	// No two renewals have the same announcement: to an observer, an equal announcement is an
-	// unchanged lease. The attempts of one renewal share theirs, and their end counts from before the
-	// first attempt.
+	// No two renewals have the same announcement: to an observer, an equal announcement is an unchanged
+	// lease. The attempts of one renewal share theirs.
 	l.renewals++
 	announced := adapter.Announcement{Token: l.token, Length: ttl, Renewals: l.renewals}
 	l.mu.Unlock()
@@ -339,15 +334,13 @@ func (l *lease) free(ctx context.Context) error {
 // change carries op out if this lease has the key, and returns the revision of op. Otherwise the
 // error is ErrLeaseLost.
 //
-// An unexpected revision alone does not mean a lost lease: another call for the same lease may have
-// renewed it, or an earlier call whose reply was lost. So the loop tries again. It ends, because
-// each round is such a call's success.
+// An unexpected revision alone does not mean a lost lease: another call may have renewed it, or an earlier
+// one whose reply was lost. So the loop tries again. It ends, because each round is such a success.
 //
-// Nothing is sent once the caller's context has ended, checked after the revision is known. Without
-// the check: a renewal to 5 s waits for a new leader, or for its sweeper, until its caller gives
-// up; the next one, to 60 s, succeeds; now the first uses the second's revision, observers count 5
-// s, and the holder finds its lease at a past end. A renewal made after the check changes the
-// revision.
+// Nothing is sent once the caller's context has ended, checked after the revision is known. Without the
+// check: a renewal to 5 s waits for a new leader, or for its sweeper, until its caller gives up. The next
+// one, to 60 s, succeeds. Now the first uses the second's revision, observers count 5 s, and the holder finds
+// its lease at a past end. A renewal after the check changes the revision.
 func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, error) {
 	l.mu.Lock()
 	revision := l.revision
@@ -389,12 +382,10 @@ type look struct {
 	revision int64            // of etcd as a whole, then
 }
 
-// commit carries op out if the comparisons hold and returns the revision; else it returns 0 and the
-// present key. Either way it is one transaction. A request without an answer may have been carried
-// out, so etcd's client does not repeat it. commit repeats it, once, after a lost connection or
-// leader: the second attempt finds the first one's key under this lease's token, or does the work.
-// It is not repeated for a caller that has left: it could announce, seconds late, an end that has
-// passed.
+// commit carries op out if the comparisons hold and returns the revision; else it returns 0 and the present
+// key. Etcd's client does not repeat a request that may have been carried out. commit repeats it, once, after
+// a lost connection or leader: the second attempt finds the first one's key under this lease's token, or does
+// the work. It is not repeated for a caller that has left: it could announce an end that has passed.
 func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
 	for attempt := 0; ; attempt++ {
 		resp, err := l.locker.client.Txn(ctx).If(cmps...).Then(op).Else(clientv3.OpGet(l.name)).Commit()

@@ -10,22 +10,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// This file is the etcd leases of a Locker's keys. They only remove the keys of a dead process; the end
-// of a lease is announced in its key. So one etcd lease serves many keys, and none is kept alive.
+// This file is the etcd leases of a Locker's keys, which sweep up after a dead process.
 
 const (
-	// sweepAfter is how much longer than its longest lease a sweeper lives. It takes new keys for
-	// nearly that long. The key of a dead process without waiters stays for at most sweepAfter and
-	// twice the lease.
+	// sweepAfter is how much longer than its longest lease a sweeper lives, and nearly how long it takes new
+	// keys. A dead process's key without waiters stays for at most sweepAfter and twice the lease.
 	sweepAfter = 10 * time.Second
 
 	// margin is how much longer than its keys a sweeper has to live: etcd's clock is not ours.
 	margin = time.Second
 
-	// grantPatience is how long other calls wait for one call's request. Etcd answers in
-	// milliseconds, or after about 7 s if the request was lost with its leader. The next leader is
-	// there after at most two election time-outs, 2 s by default. A sooner request would be lost
-	// again. During an outage, a herd sends requests no more often than this.
+	// grantPatience is how long other calls wait for one call's request. Etcd answers in milliseconds, or
+	// after about 7 s if the request was lost with its leader. The next leader is there after at most two
+	// election time-outs, 2 s by default. During an outage, a herd sends requests no more often than this.
 	grantPatience = 2 * time.Second
 
 	closeTimeout = 500 * time.Millisecond
@@ -79,9 +76,8 @@ func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (
 			return latest, nil
 		}
 		s.mu.Unlock()
-		// Another call has requested it, and this one shares its result, including a failure: a
-		// herd must not make an outage worse. If that takes too long, one of the waiting calls
-		// sends a new request.
+		// Another call has requested it, and this one shares its result, even a failure: a herd must not make
+		// an outage worse. After grantPatience one of the waiting calls sends a new request.
 		select {
 		case <-latest.granted:
 			if latest.err != nil {

@@ -24,10 +24,9 @@ type seen struct {
 	revision int64
 }
 
-// Watch implements [driver.Watcher]. It costs no round trip: it requests all events of the key since
-// held was made, and does not wait for the answer. All watches end at Close. A watch survives a lost
-// connection and a lost member: etcd's client resumes it at its last revision. If it cannot resume,
-// because the revision is compacted or the member has lost its cluster, the channel closes early.
+// Watch implements [driver.Watcher]. It costs no round trip: it requests all events of the key since held was
+// made, and does not wait for the answer. All watches end at Close. A watch survives a lost connection and a
+// lost member. If the revision is compacted or the member has lost its cluster, the channel closes early.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -48,8 +47,8 @@ type watches struct {
 	client *clientv3.Client
 	seen   *adapter.Observations[adapter.Announcement]
 
-	// base is the context of all streams; it ends at close. It has no caller's values: etcd's
-	// client opens a stream on the connection for each different set of metadata in a context.
+	// base is the context of all streams, without a caller's values: etcd's client opens a stream on the
+	// connection for each different set of metadata in a context.
 	base context.Context
 	end  context.CancelFunc
 	wg   sync.WaitGroup // the streams' goroutines
@@ -79,8 +78,7 @@ type waiter struct {
 func (w *watches) init(client *clientv3.Client, seen *adapter.Observations[adapter.Announcement]) {
 	w.client, w.seen = client, seen
 	w.streams = make(map[string]*stream)
-	// A member cut off from its cluster would keep a watch for ever without events. With this
-	// option it ends its watches.
+	// Without this option a member cut off from its cluster would keep its watches for ever, without events.
 	w.base, w.end = context.WithCancel(clientv3.WithRequireLeader(context.Background()))
 }
 
@@ -103,13 +101,12 @@ func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, er
 	me := &waiter{freed: make(chan struct{}), from: from}
 	s := w.streams[name]
 	if s == nil || s.state.revision > from.revision && s.state.token != from.token {
-		// The present stream may have begun after from. Or etcd has lost its data, and the present
-		// stream awaits a revision far ahead. Its waiters stay with it in both cases.
+		// The present stream may have begun after from. Or etcd has lost its data, and the present stream
+		// awaits a revision far ahead. Its waiters stay with it.
 		s = w.open(name, from)
 	}
-	// Otherwise the stream began no later than from, or it has seen the same lease later (a token is
-	// used once). Either way it delivers the event that ends the lease: events are handled under the
-	// mutex of this registration.
+	// Otherwise the stream began no later than from, or has seen the same lease later (a token is used once).
+	// It delivers the event that ends the lease: events are handled under this mutex.
 	s.waiters[me] = struct{}{}
 	me.stop = context.AfterFunc(ctx, func() { w.leave(s, me) })
 	return me, nil
@@ -122,7 +119,7 @@ func (w *watches) open(name string, from seen) *stream {
 	w.streams[name] = s
 	w.wg.Go(func() {
 		defer end()
-		// The call returns after etcd has confirmed the watch, so it is made here.
+		// The call waits for etcd to confirm the watch, so it is made here.
 		for resp := range w.client.Watch(ctx, name, clientv3.WithRev(from.revision+1)) {
 			for _, event := range resp.Events {
 				w.take(s, event)
@@ -139,8 +136,7 @@ func (w *watches) take(s *stream, event *clientv3.Event) {
 	if event.Type == mvccpb.Event_PUT {
 		var ok bool
 		if holder, ok = adapter.DecodeAnnouncement(event.Kv.Value); ok {
-			// A renewal is observed when it happens, not at the next look after the old end. If the
-			// holder dies after it, the takeover comes no later than one length.
+			// Observed now, not at the next look: if the holder dies, its lease is taken one length later.
 			w.seen.Until(s.name, holder, holder.Length)
 		}
 	}

@@ -19,9 +19,8 @@
 // The Locker counts the releases it receives. TryAcquire reads the count before its SET, and Watch compares.
 // A subscription older than the SET receives every later release, which has raised the count by then or finds
 // the watch registered. When the connection is lost, all its watches wake, because messages in between are
-// lost. Until the subscription is confirmed again, Watch returns an error and its caller polls. The Locker
-// detects a dead connection within three seconds. An expiry publishes nothing, since Redis may notice it
-// late.
+// lost. Until the subscription is confirmed again, Watch returns an error and its caller polls. A dead
+// connection is detected within three seconds. An expiry publishes nothing, since Redis may notice it late.
 //
 // # One pipeline for many
 //
@@ -102,7 +101,7 @@ func New(rdb redis.UniversalClient) *Locker {
 	return &Locker{Prefix: "bellwether:", leases: redislease.New("redislock", rdb, redispipe.New(rdb), redisdial.Of(rdb))}
 }
 
-// Close ends the subscription and all watches, and an attempt to connect within the client's time-outs.
+// Close ends the subscription and all watches; an attempt to connect ends within the client's time-outs.
 // Afterwards only Watch returns an error. Close always returns nil, and may be called again.
 func (l *Locker) Close() error {
 	l.leases.Close()
