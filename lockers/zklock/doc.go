@@ -7,32 +7,28 @@
 //	/bellwether/KEY:lease     "TOKEN 5000": the holder and the length in ms
 //	/bellwether/TOKEN:holder  its identity, under a name used only once
 //
-// The first node excludes other holders. The second tells the lease from all other leases of the
-// key: the version of a node begins again with each new node, so two leases of a key may have the
-// same version, and a delete by version alone could delete another holder's lease. The protocol:
+// The first node excludes other holders. The second tells the lease from all other leases of the key:
+// versions begin again with each node, so a delete by version alone could hit another's lease. The protocol:
 //
-//  1. Acquire is one transaction that creates the pair. (Its last operation writes the data again,
-//     because only a write returns the node's czxid.) After a refusal, a read returns the holder
-//     and the announced length.
+//  1. Acquire is one transaction that creates the pair. After a refusal, a read returns the holder and the
+//     announced length.
 //  2. Renew is one transaction: check that the holder's node exists, write the new length.
 //  3. Release is one transaction that deletes the pair.
 //  4. A Locker takes over the lease of a silent holder with a living session after it has seen the
 //     same mzxid for the whole announced length, by its own monotonic clock. One transaction
 //     deletes the holder's node and the lease's node in the version seen, and creates the new pair.
 //     Of several Lockers, ZooKeeper lets one win. Clocks of two machines are never compared.
-//  5. The pair goes with its session. The Locker learns of the session's end from a server, and
-//     closes the leases' Lost channels at that moment ([driver.LossNotifier]).
+//  5. The pair goes with its session. When the Locker learns of the session's end from a server, it closes
+//     the leases' Lost channels ([driver.LossNotifier]).
 //  6. The holder's Locker removes a lease that runs out.
-//  7. Watch has ZooKeeper watch the holder's node, once for each Locker and lease, for all callers.
-//     It watches the node's children, of which there are none: only the node's end triggers this
-//     watch (by release, takeover or the end of a session), and no renewal does. The name of the
-//     node never comes again, so a watch set after the end finds no node, and no end is missed.
+//  7. Watch has ZooKeeper watch the holder's node for children, once for each Locker and lease, for all
+//     callers. There are none: only the node's end triggers this watch (by release, takeover or the end of a
+//     session), and no renewal does. The name never comes again, so a watch set too late finds no node, and
+//     no end is missed.
 //
-// A request whose reply was lost with the connection is repeated in the same session. An acquire
-// then finds its own token. A release that finds nothing before the lease's end was carried out the
-// first time. A node without a holder, after the end of the caller's context or a connection that
-// did not come back in time, is removed in the background as soon as a server answers.
-//
+// A request whose reply was lost with the connection is repeated in the same session. An acquire then finds
+// its own token. A release that finds nothing before the lease's end was carried out the first time. A node
+// without a holder, as of a caller that has left, is removed in the background as soon as a server answers.
 // [Locker.Lock] is a queue of ephemeral sequential nodes below a container node of the key.
 //
 // # Costs
@@ -44,42 +40,31 @@
 //	release            1, a write
 //	watch              1, a read, for each lease and process
 //
-// Every write goes through the leader and to the disks of a majority. A refused acquire is a write
-// too, so a herd costs the ensemble a write for each process.
+// Every write goes to the disks of a majority: a herd costs the ensemble a write for each process. A process
+// has one connection, of about 2 MB, and one session, kept alive with a ping each third of SessionTimeout.
+// Raise a server's maxClientCnxns, 60 by default, if more processes share an address.
 //
-// A process has one connection, of about 2 MB, and one session, kept alive with a ping each third
-// of SessionTimeout. A server refuses more than maxClientCnxns connections from one address, 60 by
-// default: raise it if more processes share a machine or a NAT address.
-//
-// All leases are below one parent, so a free key leaves no node. As the price, a tool that lists the
-// parent gets all leases at once, and no answer beyond some ten thousand (jute.maxbuffer).
+// All leases are below one parent, so a free key leaves no node. But a tool that lists the parent gets all
+// leases at once, and no answer beyond some ten thousand (jute.maxbuffer).
 //
 // # Limits
 //
-// A dead holder is replaced when its lease ends, or earlier when its session ends: SessionTimeout to
-// one tick more after its last sign of life. [Locker.Close] gives a process's leases back at once.
-//
-// A holder cut off from ZooKeeper cannot know whether its session has ended. Its leases are lost for
-// certain only when a server says so. Until then renewals fail without ErrLeaseLost, and two holders
-// may believe in the lease. The Store's epochs let only one of them write. [driver.Tokener] does the
-// same for other resources: the token is the czxid, which rises as long as the ensemble keeps its data.
+// A dead holder is replaced when its lease ends, or earlier when its session ends: SessionTimeout to one tick
+// more after its last sign of life. [Locker.Close] gives a process's leases back at once. A holder cut off
+// from ZooKeeper learns of its session's end only from a server. Until then renewals fail without
+// ErrLeaseLost, and two holders may believe in the lease. The Store's epochs let only one of them write.
+// [driver.Tokener] does the same for other resources: the token is the czxid, which rises as long as the
+// ensemble keeps its data.
 //
 // A restart of servers, even of all, loses neither leases nor watches if the client is back within
-// SessionTimeout. The ensemble counts a session's time again from the election of a leader. An
-// ensemble without a majority answers no requests.
+// SessionTimeout, counted again from the election of a leader. An ensemble that has lost its data refuses a
+// Locker that has seen a later zxid. The Locker's calls fail, and Lost stays open, until other clients'
+// writes have passed that zxid. A new Locker connects at once.
 //
-// An ensemble that has lost its data refuses a Locker that has seen a later zxid than the ensemble's.
-// The Locker's calls fail, and Lost stays open, until other clients' writes have passed that zxid. A
-// new Locker connects at once.
+// To free a lease by hand, delete both of its nodes in one transaction (multi). With only KEY:lease deleted,
+// the former holder's Renew and Release still find its own node, and succeed on the lease of its successor.
 //
-// To free a lease by hand, delete both of its nodes in a single transaction (multi): KEY:lease, and
-// the TOKEN:holder named in its data. With only the first deleted, the former holder's Renew and
-// Release still find its own node, and succeed on the lease of its successor.
-//
-// By default every client of the ensemble may read and change the nodes. [Locker.AuthScheme],
-// [Locker.Auth] and [Locker.ACL] keep them to the fleet. Missing nodes of Prefix get the same ACL.
-//
-// # Versions
+// By default every client of the ensemble may read and change the nodes: see [Locker.ACL].
 //
 // Leases need ZooKeeper 3.4 or later. Lock needs 3.5.1 or later, for container nodes. Tested with 3.8.
 package zklock

@@ -76,8 +76,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// An observer may be about to take the lease over: after its end, no process has to respect
-		// it. So it is given up.
+		// An observer may be about to take the lease over: after its end, no process has to respect it.
 		return l.Release(ctx)
 	}
 	err := adapter.Do(ctx, func() error {
@@ -97,10 +96,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return l.wrap("renew", err)
 }
 
-// renewal begins a renewal to end, and returns false if there is nothing to renew. Until the answer
-// it is unknown whether the renewal was carried out, so the lease ends at the earlier of the two
-// times. It does not expire here meanwhile, or a confirmed renewal could lose its node the moment
-// after. For the same reason no renewal begins that could meet the removal by expire.
+// renewal begins a renewal to end, and returns false if there is nothing to renew. Until the answer the lease
+// ends at the earlier of the two times. It does not expire here meanwhile, or a confirmed renewal could lose
+// its node the moment after. For the same reason no renewal begins that could meet the removal by expire.
 func (l *lease) renewal(end time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,8 +112,8 @@ func (l *lease) renewal(end time.Time) bool {
 	return true
 }
 
-// renewed ends a renewal. Of concurrent renewals, the last one carried out by ZooKeeper counts; its
-// answer is not always the last. A renewal without an answer, with a nil stat, may be that one.
+// renewed ends a renewal. Of concurrent renewals, the last one carried out counts; its answer is not always
+// the last. A renewal without an answer, with a nil stat, may be that one.
 func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,8 +129,8 @@ func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	}
 }
 
-// Release implements [driver.Lease], with 1 request. For an expired lease it removes the nodes and
-// returns ErrLeaseLost. If ZooKeeper does not answer, the nodes are removed as soon as it does.
+// Release implements [driver.Lease], with 1 request. For an expired lease it removes the nodes and returns
+// ErrLeaseLost. Without an answer, the nodes are removed later.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, func() error {
@@ -153,8 +151,7 @@ func (l *lease) Release(ctx context.Context) error {
 		case !errors.Is(err, zk.ErrNoNode):
 			l.locker.orphans.add(l.locker, l)
 		case times > 1 && !l.over() && l.finish():
-			// Before a lease's end, only its holder or the session's end removes it: the first
-			// request was carried out, and its reply was lost.
+			// Before a lease's end, only its holder or the session's end removes it: a reply was lost.
 			err = nil
 		default:
 			l.lose()
@@ -191,8 +188,7 @@ func (l *lease) over() bool {
 	return !time.Now().Before(l.end)
 }
 
-// expire removes the node of a silent holder's lease and so wakes its watchers. Otherwise the node
-// would stay until an observer has seen it for its whole length, or until the session ends.
+// expire removes the node of a silent holder's lease and so wakes its watchers: observers would wait longer.
 func (l *lease) expire() {
 	l.mu.Lock()
 	over := !l.done && l.renewing == 0

@@ -14,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the fair mutex: a queue of nodes. The first node holds the lease, and each other
-// node watches the node before it.
+// This file is the fair mutex: a queue of nodes. The first has the lease, each other watches the node before.
 
 var errNoPlace = errors.New("the place in the queue was lost, with the session or to an operator")
 
@@ -25,20 +24,17 @@ var errNoPlace = errors.New("the place in the queue was lost, with the session o
 // queue and returns ctx's error. The lease is for ttl from its turn on. ErrLeaseLost means that the
 // turn came and passed, because this process was paused for longer than ttl.
 //
-// Lock is a mutex for work that must not overlap. It is not for caching: of N processes that want a
-// value, N take turns only to find the value present, each after at least three round trips of its
-// own, and the last after all others. TryAcquire with Watch wakes all N at one time, and they read
-// the value.
-//
-// Lock and TryAcquire are two locks, also for the same key: neither waits for the other's holder.
+// Lock is a mutex for work that must not overlap. It is not for caching: of N processes that want a value, N
+// take turns only to find the value present, each after at least three round trips of its own. TryAcquire
+// with Watch wakes all N at one time, and they read the value. Lock and TryAcquire are two locks, also for
+// the same key: neither waits for the other's holder.
 //
 // In an empty queue Lock costs three requests (a place, a look, the start of the lease), or five if the
-// queue's node is missing. A waiter makes two more, and up to three again each time its predecessor
-// goes or the holder has been silent for the length of its lease. A release wakes one waiter, a renewal
-// none. A release before other waiters costs two requests, since it tries to remove the queue first.
-//
-// A silent holder with a living session is skipped when a waiter has seen it unchanged for the
-// whole length of its lease, after one to two lengths.
+// queue's node is missing. A waiter makes two more, and up to three again each time its predecessor goes or
+// the holder has been silent for the length of its lease. A release wakes one waiter, a renewal none. A
+// release before other waiters costs two requests, since it tries to remove the queue first. A silent holder
+// with a living session is skipped when a waiter has seen it unchanged for the whole length of its lease,
+// after one to two lengths.
 func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: lock %.100q: ttl %v is not positive", key, ttl)
@@ -149,8 +145,7 @@ func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 	return unanswered
 }
 
-// makeQueue creates the node of a queue. The node is a container: ZooKeeper removes it when the
-// last waiter has died. A living waiter that leaves removes it itself.
+// makeQueue creates the node of a queue, a container: ZooKeeper removes it after its last waiter's death.
 func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 	_, err := conn.CreateContainer(dir, nil, zk.FlagContainer, l.ACL)
 	switch {
@@ -183,7 +178,7 @@ func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, pa
 	if err != nil {
 		return ignoring(err, zk.ErrNoNode)
 	}
-	// Counted from the first sight of it as the first. All waiters are silent before their turn.
+	// Counted from the first sight of it as the first: all waiters are silent before their turn.
 	left := time.Until(l.seen.Until(first, stat.Mzxid, holder.length))
 	if left <= 0 {
 		l.seen.Forget(first)
@@ -216,7 +211,7 @@ type ticket struct {
 	path  string // of the node with its number; empty if the reply with it was lost
 }
 
-// numberLen is the length of ZooKeeper's suffix to the name of a sequential node.
+// numberLen is the length of the number in a sequential node's name.
 const numberLen = 10
 
 // is reports whether the name is the ticket's.
@@ -237,9 +232,9 @@ func (t *ticket) line(conn *zk.Conn) ([]string, error) {
 	return names, nil
 }
 
-// find sets the ticket's path. The error is zk.ErrNoNode if it has no node. The request for the node
-// went over another connection, maybe to another server, and this server answers reads from its own
-// state. Without the sync it may not know of the node yet, which would leave a place without a waiter.
+// find sets the ticket's path. The error is zk.ErrNoNode if it has no node. The request for the node may have
+// gone to another server. Without the sync this server may not know of the node yet, which would leave a
+// place without a waiter.
 func (t *ticket) find(conn *zk.Conn) error {
 	if _, err := conn.Sync(t.dir); err != nil {
 		return err

@@ -17,9 +17,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the way to ZooKeeper: one session on one connection, found again after a loss, and
-// given up promptly if no server answers. The client implements the protocol. This file adds
-// contexts, time limits while connecting, an immediate second server, and an end without a server.
+// This file is the way to ZooKeeper: one session on one connection, found again after a loss. It adds to the
+// client contexts, time limits while connecting, an immediate second server, and an end without a server.
 
 const (
 	// dialTimeout bounds a dial, closeTimeout the wait for a server to confirm the end of a session.
@@ -35,8 +34,7 @@ const (
 	// server does not come back in step.
 	spread = 50 * time.Millisecond
 
-	// settingWatches bounds how long replies over a new connection wait until the client has set
-	// its watches again, which it does at once.
+	// settingWatches bounds how long replies over a new connection wait for the client to set watches again.
 	settingWatches = 500 * time.Millisecond
 
 	// sendBuffer holds any request; the largest sets 128 KiB of watches again. The client's own
@@ -83,14 +81,13 @@ func (s *session) init(servers []string) {
 	s.leases = make(map[*lease]struct{})
 }
 
-// start opens the session in the background, once. onEvent gets the watches' events. watching reports
-// whether there may be watches. expired is called when the session and its watches have ended.
+// start opens the session in the background, once. watching reports whether there may be watches. expired is
+// called when the session and its watches have ended.
 func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), auth credentials, onEvent func(zk.Event), watching func() bool, expired func()) {
 	if s.begun.Load() {
 		return
 	}
-	// The client calls back before Connect has returned: the callback waits for the mutex, and then
-	// finds the connection.
+	// The client calls back before Connect has returned: the mutex makes the callback find the connection.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn != nil || s.closed {
@@ -130,8 +127,7 @@ type credentials struct {
 	auth   []byte
 }
 
-// authenticate sends the credentials to the server. Over each later connection the client sends
-// them by itself, before all else.
+// authenticate sends the credentials. Over each later connection the client sends them by itself, first.
 func (s *session) authenticate(conn *zk.Conn, c credentials) {
 	for {
 		err := conn.AddAuth(c.scheme, c.auth)
@@ -184,8 +180,7 @@ func (s *session) changed(state zk.State, watching func() bool, expired func()) 
 			s.announce()
 		}
 	case zk.StateExpired:
-		// All leases at once, and here: before a new session can begin, in which a request would
-		// find the nodes gone.
+		// All leases at once, before a request in a new session could find the nodes gone.
 		lost := s.leases
 		s.leases, s.id, s.expired = make(map[*lease]struct{}), 0, true
 		s.why = nil // a server answers: calls from now on wait for the next session
@@ -328,7 +323,7 @@ func (s *session) close() {
 		case <-time.After(closeTimeout):
 		}
 	}
-	// The client checks for its end only between two reads, and a silent server would keep it in one.
+	// The client checks for its end between two reads, and a silent server would keep it in one.
 	s.mu.Lock()
 	if s.wire != nil {
 		s.wire.Close()
@@ -369,14 +364,12 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	return w, nil
 }
 
-// A wire is a connection with two additions to the client. The first is a time limit for the handshake.
-// The client would wait for it ten times as long as for other replies, and for its last bytes for ever.
-//
-// The second is an order. After the handshake of a continued session, the client sets its watches
-// again, from the zxid of its last reply. It reads the zxid on one goroutine while another writes
-// it with the first replies over the new connection: in this data race the zxid may be too new. So
-// no reply is handed to the client until it has sent the watches. The client's read of the zxid
-// comes before the Write, and the Write comes before Read returns.
+// A wire is a connection with two additions to the client. The first is a time limit for the handshake. The
+// client would wait for it ten times as long as for other replies, and for its last bytes for ever. The
+// second is an order. After the handshake of a continued session, the client sets its watches again, from the
+// zxid of its last reply. It reads the zxid on one goroutine while another writes it with the first replies:
+// in this data race the zxid may be too new. So no reply is handed to the client until it has sent the
+// watches: the client's read of the zxid comes before the Write, and the Write before Read returns.
 type wire struct {
 	net.Conn
 	limit time.Duration
@@ -389,7 +382,6 @@ type wire struct {
 	handed  bool // the wait for set is over; for the one goroutine that reads after the handshake
 }
 
-// opSetWatches is the operation of the request that sets watches again.
 const opSetWatches = 101
 
 // Write implements [net.Conn]. The client makes one Write of each request: its length, its number,
@@ -416,8 +408,7 @@ func (w *wire) Read(b []byte) (int, error) {
 		select {
 		case <-w.set:
 		case <-time.After(settingWatches):
-			// The client sends no watches: the Locker's watch was requested over the last
-			// connection, and the client never got it.
+			// The client sends no watches: it never got the watch requested over the last connection.
 		}
 	}
 	return n, err
@@ -437,8 +428,8 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 	return w.Conn.SetReadDeadline(t)
 }
 
-// hosts gives the client the next server. The client's own provider waits for a second before it
-// tries a single server again, and resolves names only once. One goroutine of the client uses it.
+// hosts gives the client the next server, on one goroutine. The client's own provider waits for a second
+// before it tries a single server again, and resolves names only once.
 type hosts struct {
 	session *session
 	servers []string

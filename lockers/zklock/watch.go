@@ -50,9 +50,8 @@ type watch struct {
 	freed chan struct{} // closed when the node is gone
 }
 
-// watches are a Locker's watches by node path. The zero value is ready for use and safe for concurrent
-// use. A watched node is a holder's node or a place in a queue, with a token in its name: once gone it
-// never comes again. So a watch set too late finds no node, and no version has to be compared.
+// watches are a Locker's watches by node path. The zero value is ready for use and safe for concurrent use. A
+// watched node has a token in its name and never comes again, so a watch set too late finds no node.
 type watches struct {
 	mu   sync.Mutex // guards path
 	path map[string]*watch
@@ -91,7 +90,7 @@ func (ws *watches) join(conn *zk.Conn, path string) *watch {
 	return w
 }
 
-// ask has ZooKeeper watch a node's children, of which there are none: no renewal triggers this watch.
+// ask has ZooKeeper watch a node's children: there are none, and no renewal triggers this watch.
 func (ws *watches) ask(conn *zk.Conn, path string, w *watch) {
 	err := adapter.Do(context.Background(), func() error { // for its recover: nothing bounds it
 		_, _, _, err := conn.ChildrenW(path)

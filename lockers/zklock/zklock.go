@@ -17,34 +17,31 @@ import (
 
 // This file is the election: how a lease is taken, and what other Lockers see of it.
 
-// maxUnanswered is the number of unanswered requests after which an acquire, a renewal or a release
-// gives up: a call survives a lost connection, and reports an absent ensemble.
+// maxUnanswered is the number of unanswered requests after which a call gives up: it survives a lost
+// connection, and reports an absent ensemble.
 const maxUnanswered = 3
 
-// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are
-// safe for concurrent use. Create a Locker with [New], and close it.
+// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are safe for
+// concurrent use. Create a Locker with [New], set its fields before first use, and close it.
 type Locker struct {
-	// Prefix is the path of the parent of all nodes. The Locker creates a missing Prefix and its
-	// missing parents, which needs permission at the lowest node that exists. The default is
-	// "/bellwether". Set Prefix before first use.
+	// Prefix is the path of the parent of all nodes. The Locker creates a missing Prefix and its missing
+	// parents, which needs permission at the lowest node that exists. The default is "/bellwether".
 	Prefix string
 
-	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble bounds
-	// it, by default to 2 to 20 ticks. The default is 10 s. Set SessionTimeout before first use.
+	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble bounds it, by
+	// default to 2 to 20 ticks. The default is 10 s.
 	SessionTimeout time.Duration
 
-	// Dial makes a connection, for TLS or a proxy. The default is a [net.Dialer]'s DialContext. Set
-	// Dial before first use.
+	// Dial makes a connection, for TLS or a proxy. The default is a [net.Dialer]'s DialContext.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// AuthScheme and Auth are the Locker's credentials, such as "digest" and "user:password". By
-	// default there are none. Set both before first use.
+	// AuthScheme and Auth are the Locker's credentials, such as "digest" and "user:password". Default: none.
 	AuthScheme string
 	Auth       []byte
 
-	// ACL is the access control list of the Locker's nodes. All Lockers of a fleet need all
-	// permissions. Use zk.AuthACL(zk.PermAll) or zk.DigestACL with credentials. The default permits
-	// all clients everything. Set ACL before first use.
+	// ACL is the access control list of the Locker's nodes, including those of a missing Prefix. All Lockers
+	// of a fleet need all permissions. Use zk.AuthACL(zk.PermAll) or zk.DigestACL with credentials. The
+	// default permits all clients everything.
 	ACL []zk.ACL
 
 	session session
@@ -68,8 +65,8 @@ func New(servers ...string) *Locker {
 	return l
 }
 
-// Close ends the session, with all its leases and watches, and returns when the connection is closed,
-// after about a second if ZooKeeper is silent. The error is always nil. A second Close does nothing.
+// Close ends the session, with all its leases and watches, and returns when the connection is closed, after
+// about a second if ZooKeeper is silent. It always returns nil, and may be called again.
 func (l *Locker) Close() error {
 	l.session.close()
 	l.watches.endAll()
@@ -99,9 +96,9 @@ func (l *Locker) start() {
 	}, l.watches.any, l.watches.endAll)
 }
 
-// TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3 for
-// a takeover. A ttl of 0 or less is an error. A HeldError's Until counts from this Locker's first sight
-// of the unchanged lease, so a long-dead holder costs at most its announced length.
+// TryAcquire implements [driver.Locker]. It costs 1 request for a free lease, 2 for a held lease, 3 for a
+// takeover. A HeldError's Until counts from this Locker's first sight of the unchanged lease, so a long-dead
+// holder costs at most its length.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -229,10 +226,9 @@ func (p pair) creation(v value) []any {
 	}
 }
 
-// takeOver replaces a lease seen unchanged for its whole length: the lease of holder, not renewed
-// since version. The version alone is not enough. It begins again with each node: if two observers
-// take over a dead holder's lease at one time, the second would delete the lease of the first,
-// which has the same version by then. The name of the holder's node is used only once.
+// takeOver replaces the lease of holder, not renewed since version. The version alone is not enough. If two
+// observers take over a dead holder's lease at one time, the second would delete the lease of the first,
+// which has the same version. The name of the holder's node is used only once.
 func (p pair) takeOver(conn *zk.Conn, holder string, version int32, v value) (*zk.Stat, error) {
 	return statOf(conn.Multi(append([]any{
 		&zk.DeleteRequest{Path: holder, Version: -1},
@@ -294,9 +290,8 @@ func (l *Locker) makePrefix(conn *zk.Conn, path string) error {
 	return nil
 }
 
-// orphans are possible nodes without a holder: unanswered requests, leases whose caller has left,
-// expired leases. They are removed in the background as soon as ZooKeeper answers. The end of the
-// session removes them too.
+// orphans are possible nodes without a holder: unanswered requests, leases whose caller has left, expired
+// leases. They are removed in the background as soon as ZooKeeper answers, or at the session's end.
 type orphans struct {
 	mu       sync.Mutex // guards leases and busy
 	leases   map[*lease]struct{}
@@ -320,14 +315,12 @@ func (o *orphans) add(l *Locker, le *lease) {
 
 // close waits for the sweep, after the session has ended.
 func (o *orphans) close() {
-	// Every later holder of the mutex sees that the session has ended, so no sweep begins beside
-	// the wait.
+	// Every later holder of the mutex sees that the session has ended, so no sweep begins now.
 	o.mu.Lock()
 	o.mu.Unlock() //lint:ignore SA2001 see above
 	o.sweeping.Wait()
 }
 
-// sweep removes the orphans and ends. Sweeps do not overlap.
 func (o *orphans) sweep(l *Locker) {
 	for {
 		o.mu.Lock()
@@ -352,8 +345,7 @@ func (o *orphans) sweep(l *Locker) {
 			return // the session's end removes the rest
 		}
 		if err != nil && !errors.Is(err, zk.ErrNoNode) && !refused(err) {
-			// A lost connection is awaited again. After other errors, the pause keeps this loop
-			// from spinning.
+			// A lost connection is awaited again. After other errors, the pause keeps the loop from spinning.
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-l.session.ctx.Done():
