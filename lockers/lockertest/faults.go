@@ -9,8 +9,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file tests Lockers while their engine does not answer. It needs a test that can stop the engine.
-
 type call struct {
 	name string
 	do   func(context.Context) error
@@ -28,9 +26,8 @@ func calls(l driver.Locker, lease driver.Lease) []call {
 	}
 }
 
-// Hang tests a Locker against its contexts while its engine is a black hole: every method must
-// return its context's error soon after ctx ends. The caller stops the engine before the call.
-// lease comes from l, from before, for a minute at least.
+// Hang tests a Locker against its contexts while its engine is a black hole: every method must return its
+// context's error soon after ctx ends. lease comes from l, from before, for a minute at least.
 func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	const patience = 50 * time.Millisecond
@@ -58,8 +55,8 @@ func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	}
 }
 
-// Down tests a Locker's errors while its engine is gone: every method must fail, without claiming that
-// the lease is held or lost. The caller stops the engine before the call. lease is as for [Hang].
+// Down tests a Locker's errors while its engine is gone: every method must fail, without claiming that the
+// lease is held or lost. lease is as for [Hang].
 func Down(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	for _, c := range calls(l, lease) {

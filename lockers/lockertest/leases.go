@@ -13,8 +13,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file has the cases for every Locker and its leases.
-
 var lockerCases = []testCase{
 	{"OneOfManyWins", oneOfManyWins},
 	{"NeverTwoAtATime", neverTwoAtATime},
@@ -407,8 +405,7 @@ func ttlNotPositive(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-// shortTTL uses lengths below the units of engines: a length rounded to 0 is an error for some
-// engines, the end of the lease for others, and no expiry for others.
+// shortTTL uses lengths below engines' units: rounded to 0, they are errors, ended leases, or no expiry.
 func shortTTL(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b := newLocker(t), newLocker(t)
 	for _, ttl := range []time.Duration{1, time.Microsecond, 499 * time.Microsecond, 999 * time.Microsecond} {

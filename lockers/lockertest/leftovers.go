@@ -10,13 +10,10 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file counts the traces of leases in their engine.
-
-// LeavesNothing takes and releases ten thousand leases (a thousand with -short), each on its own
-// key. It fails if the engine keeps more afterwards than before, while the Lockers are in use and
-// after their end. [Run] does not include it: only an adapter's own test can count, and the engine
-// must have no other users meanwhile. newLocker is the argument of Run. count returns the numbers
-// of all things that a lease may leave: keys, nodes, items, sessions. Things kept by a Locker
+// LeavesNothing takes and releases ten thousand leases (a thousand with -short), each on its own key. It
+// fails if the engine keeps more afterwards than before, while the Lockers are in use and after their end.
+// The engine must have no other users meanwhile. newLocker is the argument of [Run]. count returns the
+// numbers of all things that a lease may leave: keys, nodes, items, sessions. Things kept by a Locker
 // whatever the number of leases must end with the Locker's testing.TB.
 func LeavesNothing(t *testing.T, newLocker func(testing.TB) driver.Locker, count func() map[string]int) {
 	t.Helper()

@@ -1,6 +1,6 @@
 // Package lockertest tests implementations of [driver.Locker] against its contract.
 //
-// The adapters of this repository pass it, and so should your own adapter:
+// The adapters of this repository pass it. For your own adapter:
 //
 //	func TestConformance(t *testing.T) {
 //		addr := startEngine(t)
@@ -11,10 +11,9 @@
 //		})
 //	}
 //
-// The cases run in real time, because real engines do, and the engine may have other users at the
-// same time: every key is random. Times are only judged from the safe side. Whether a lease ended
-// too soon is measured from before the holder's call to after the taker's, so no delay of the
-// machine or the network makes a sound engine fail. Prompt events have a second of grace.
+// The cases run in real time, and the engine may have other users meanwhile: every key is random. Times are
+// judged from the safe side: from before the holder's call to after the taker's, so no delay of the machine
+// or the network makes a sound engine fail. Prompt events have a second of grace.
 package lockertest
 
 import (
@@ -37,11 +36,10 @@ const (
 	pollEvery = 10 * time.Millisecond
 )
 
-// Run runs every case as a subtest of t. Without a [driver.Watcher] it leaves out the cases about
-// waking, without a [driver.Tokener] the cases about tokens, and without a [driver.LossNotifier] the
-// cases about losses. [Hang] and [Down] need a test that stops the engine. Each call of newLocker
-// returns a Locker as in another process: on the same engine, with its own client, connections and
-// memory. It may register its cleanup with the testing.TB, which ends with the case.
+// Run runs every case as a subtest of t. It leaves out the cases for optional interfaces that the Locker
+// lacks. [Hang] and [Down] need a test that stops the engine. Each call of newLocker returns a Locker as in
+// another process: on the same engine, with its own client, connections and memory. It may register its
+// cleanup with the testing.TB.
 func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	t.Helper()
 	cases := append(lockerCases[:len(lockerCases):len(lockerCases)], raceCases...)
@@ -95,7 +93,6 @@ func acquire(t *testing.T, l driver.Locker, key string, ttl time.Duration) claim
 	return claim{lease, end}
 }
 
-// acquireWithin takes a lease that must become free within limit.
 func acquireWithin(t *testing.T, l driver.Locker, key string, ttl, limit time.Duration) claim {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(pollEvery) {
@@ -113,8 +110,7 @@ func acquireWithin(t *testing.T, l driver.Locker, key string, ttl, limit time.Du
 	}
 }
 
-// takeOver takes the lease of a silent holder. It fails if the lease ends before the holder's own
-// end, or much later than the engine has announced.
+// takeOver takes a silent holder's lease, not before the holder's own end, nor much later than announced.
 func takeOver(t *testing.T, l driver.Locker, key string, ttl time.Duration, dead claim) claim {
 	t.Helper()
 	end := time.Now().Add(ttl)
@@ -139,7 +135,6 @@ func lastMoment(err error, dead claim) time.Time {
 	return last
 }
 
-// mustBeHeld fails unless l sees the lease of another holder on key.
 func mustBeHeld(t *testing.T, l driver.Locker, key string) *driver.HeldError {
 	t.Helper()
 	lease, err := l.TryAcquire(t.Context(), key, long)

@@ -11,9 +11,8 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file has the cases in which a holder's last call meets a takeover of its lease. An adapter
-// that compares in a single request and writes in another passes all other cases: between the two
-// the lease changes hands.
+// This file has the cases in which a holder's last call meets a takeover of its lease. An adapter that
+// compares in one request and writes in another passes all other cases.
 
 var raceCases = []testCase{
 	{"RenewAtTheEnd", renewAtTheEnd},
@@ -23,11 +22,9 @@ var raceCases = []testCase{
 const (
 	// racedTTL is the length of a lease that ends during a race, with a quick engine.
 	racedTTL = 40 * time.Millisecond
-	// raceEdge is the longest time before the lease's end at which its holder calls, a little more
-	// than an engine takes for two requests.
+	// raceEdge is the longest time from a holder's call to the lease's end, a little more than two requests.
 	raceEdge = 3 * time.Millisecond
-	// racedKeys is the number of concurrent races. They make requests wait for each other, which
-	// widens the gap between two requests.
+	// racedKeys is the number of concurrent races, whose requests wait for each other: the gaps widen.
 	racedKeys = 16
 	races     = 12
 )

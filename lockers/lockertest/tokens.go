@@ -7,8 +7,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file has the cases for Tokeners.
-
 var tokenCases = []testCase{
 	{"TokensRise", tokensRise},
 	{"TokenStaysThroughRenewals", tokenStaysThroughRenewals},

@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// retention is how long a record without an entry is kept. It outlasts any rebuild: the commit
-	// of a claim without a record is refused.
+	// retention is how long a record without an entry is kept: longer than any rebuild, whose commit needs
+	// it.
 	retention = time.Hour
 
 	// overhead is the approximate size of a record beside its key and its entry.
 	overhead = 400
 )
 
-// A Store is a [driver.Store] in memory. Create it with [New]; the zero Store is not usable. It is
-// safe for concurrent use, has no goroutines and needs no closing. A Store is also a
-// [driver.Notifier], a [driver.BatchGetter], a [driver.Fencer], a [driver.Toucher] and, with the
-// leases of its own [locallock.Locker], a [driver.Elector]. Commit copies the entry. Values from
-// Get and Claim share memory with the store and must not be modified.
+// A Store is a [driver.Store] in memory. Create it with [New]; the zero Store is not usable. It is safe for
+// concurrent use, has no goroutines and needs no closing. A Store is also a [driver.Notifier], a
+// [driver.BatchGetter], a [driver.Fencer], a [driver.Toucher] and, with the leases of its own
+// [locallock.Locker], a [driver.Elector]. Commit copies the entry. Values from Get and Claim share memory
+// with the store.
 type Store struct {
 	// MaxBytes bounds the approximate memory of keys, entries and claims; the least recently used
 	// are evicted. An entry that does not fit alone is refused with ErrTooLarge. The default is 64
@@ -39,8 +39,7 @@ type Store struct {
 	locker *locallock.Locker
 
 	mu sync.Mutex // guards all below
-	// epoch is the last issued epoch of all keys. A common counter goes on rising when a key's
-	// record is evicted, and costs nothing to keep.
+	// epoch is the last issued epoch of all keys: it goes on rising when a key's record is evicted.
 	epoch   uint64
 	records map[string]*record
 	used    list.List // of *record, the last used first
@@ -50,7 +49,7 @@ type Store struct {
 	listeners map[chan driver.Notice]struct{}
 }
 
-// queued is the largest number of waiting notices per listener. Further notices are lost to it.
+// queued is the largest number of waiting notices per listener. Further notices are lost.
 const queued = 1024
 
 // New returns an empty store.
@@ -58,10 +57,9 @@ func New() *Store {
 	return &Store{MaxBytes: 64 << 20, locker: locallock.New(), records: make(map[string]*record), listeners: make(map[chan driver.Notice]struct{})}
 }
 
-// A record is the data of one key. Eviction, time and Invalidate drop the entry, the counter and
-// the floor together. That is safe: without a record no commit is accepted, and the floor of a new
-// record is above all issued epochs, so no earlier claim can commit. A rebuild is refused if the
-// whole memory was turned over meanwhile. Its entry would not have lived for as long as its build.
+// A record is the data of one key. Eviction, time and Invalidate drop the entry, the counter and the floor
+// together. That is safe: without a record no commit is accepted, and a new record's floor is above all
+// issued epochs.
 type record struct {
 	key     string
 	counter uint64 // the last epoch issued for the key
@@ -142,8 +140,8 @@ func (s *Store) claim(key string) (driver.Entry, uint64) {
 	s.epoch++
 	r := s.records[key]
 	if r == nil {
-		// The floor takes an epoch for itself. The epoch below would also refuse earlier claims,
-		// but it may belong to a forgotten claim, whose commit would look like a repeated one.
+		// The floor takes an epoch for itself. The epoch below may belong to a forgotten claim, whose commit
+		// would look like a repeated one.
 		r = &record{key: key, floor: s.epoch}
 		s.epoch++
 		s.records[key] = r
@@ -344,8 +342,7 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	}
 }
 
-// committed returns the entry of the commit in n, if present. It is read now rather than queued:
-// entries queued for a slow listener would take memory outside MaxBytes.
+// committed returns the entry of n's commit, if present: queued entries would take memory outside MaxBytes.
 func (s *Store) committed(n driver.Notice) driver.Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()

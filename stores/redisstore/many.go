@@ -26,7 +26,6 @@ type share struct {
 	err    error    // the reason for no server; the share then has one key
 }
 
-// piece returns the first n keys of the share, and the share of the rest.
 func (sh share) piece(n int) (first, rest share) {
 	n = min(n, len(sh.keys))
 	first, rest = sh, sh
@@ -41,7 +40,6 @@ type reply struct {
 	err   error
 }
 
-// replies are the results for a piece of a share.
 type replies struct {
 	each    []reply
 	bytes   int
@@ -111,9 +109,8 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	return list, nil
 }
 
-// getShare reads a share. A process that only reads asks for the time along with entries, twice a
-// minute. TIME has no key, so a cluster's client could not route it: the request goes to the server
-// itself, and this code follows redirections.
+// getShare reads a share. A process that only reads asks for the time along with entries, twice a minute. A
+// cluster's client cannot route TIME: the request goes to the server, and this code follows redirections.
 func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) {
 	if sh.err != nil {
 		return got, sh.err

@@ -20,13 +20,11 @@ func (s *Store) channel() string { return s.servers.Changes(s.Prefix, s.MaxNotic
 // Notify implements [driver.Notifier]. It subscribes to one channel on a connection of its own, and
 // reconnects after a loss.
 //
-// The channel is Prefix + "changes:" and the number of the database in the client's options. The
-// scripts publish on it. A notice comes without its entry if its delay is unknown, because this
-// process has sent its server no request in the last half minute. Notify trusts every publisher on
-// the channel, as the store trusts every writer of its keys.
-//
-// With a cluster, the cluster's bus carries the channel, and Notify listens at a random node. The
-// shards of a Ring do not share channels: f is never called.
+// The channel is Prefix + "changes:" and the number of the database in the client's options. A notice comes
+// without its entry if its delay is unknown, because this process has sent its server no request in the last
+// half minute. Notify trusts every publisher on the channel, as the store trusts every writer of its keys.
+// With a cluster, the cluster's bus carries the channel, and Notify listens at a random node. The shards of a
+// Ring do not share channels: f is never called.
 func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {
 		<-ctx.Done()

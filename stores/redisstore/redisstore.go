@@ -7,9 +7,8 @@
 // With a [redis.Client], calls that arrive while another is under way go as one pipeline, after its
 // reply or 2 ms. The client's hooks see the pipeline with the context of its first call.
 //
-// A user of Redis's access control lists needs permission for the keys, the channel of the notices and
-// some commands; docs/engines.md has the smallest list. Since Redis 7.0 a new user has no channels.
-// Without the channel, writes succeed and reach other processes within NearTTL, not at once.
+// docs/engines.md has the permissions for Redis's access control lists. Since Redis 7.0 a new user has no
+// channels. Without the channel, writes succeed and reach other processes within NearTTL, not at once.
 package redisstore
 
 import (
@@ -30,21 +29,18 @@ import (
 
 // A Store is a [driver.Store] in Redis. Create it with [New]. It is safe for concurrent use.
 //
-// Epochs rise across evictions and restarts, because a lost counter begins again at the server's
-// clock. Epochs may repeat only if the clock is set back, or a server with a slower clock takes
-// over, by more than the time since the key's last claim.
-//
-// Ages are by the server's clock too. After a failover, or after a cluster has moved an entry to
-// another server, its age is wrong by the difference between the two clocks.
+// Epochs rise across evictions and restarts, because a lost counter begins again at the server's clock.
+// Epochs may repeat only if the clock is set back, or a server with a slower clock takes over, by more than
+// the time since the key's last claim. After a failover, or after a cluster has moved an entry, its age is
+// wrong by the difference between the two clocks.
 type Store struct {
-	// Prefix begins the names of all keys in Redis, and keeps programs on one server apart. Braces in
-	// it would decide the cluster slot: use none. Default: "bellwether:". Set Prefix before first use.
+	// Prefix begins the names of all keys in Redis, and keeps programs on one server apart. It has no braces:
+	// they would decide the cluster slot. Default: "bellwether:". Set Prefix before first use.
 	Prefix string
 
-	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of
-	// a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use.
-	// Redis itself takes 512 MB (proto-max-bulk-len), but answers no other request while a commit's
-	// script copies, for about 5 to 25 ms per MiB.
+	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of a
+	// failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use. Redis takes
+	// 512 MB, but answers no other request while a commit's script copies, about 5 to 25 ms per MiB.
 	MaxValue int
 
 	// MaxNotice is the largest encoded entry, in bytes, that travels in the notice of its commit to

@@ -11,8 +11,7 @@ import (
 
 // This file tests how long a store remembers.
 
-// memory is the wait before a case uses a claim or a floor again. A store has to keep them for
-// longer than any rebuild; a longer wait would only slow down the suite.
+// memory is the wait before a case uses a claim or a floor again. Longer would only slow down the suite.
 const memory = 2500 * time.Millisecond
 
 // testClaimLasts wants a claim accepted some time later, in each state of the key.

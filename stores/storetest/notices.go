@@ -177,8 +177,8 @@ func testLateNotices(k kit) {
 	l := k.listen(s, k.key)
 	const pause = 300 * time.Millisecond
 
-	// The listener stands still during the notice of the invalidation. A store that calls it within
-	// the change goes on when the pause is over.
+	// The listener stands still during the notice. A store that calls it within the change goes on
+	// afterwards.
 	l.mu.Lock()
 	over := time.Now().Add(pause)
 	time.AfterFunc(pause, l.mu.Unlock)

@@ -1,8 +1,8 @@
 // Package storetest tests implementations of [driver.Store] against its contract.
 //
-// A store that passes [Run] keeps the promises of a Cache or a Middleware. Claims, floors and
-// invalidations have to last for longer than any rebuild. Run waits only for some seconds; the
-// stores of this repository keep them for an hour.
+// A store that passes [Run] keeps the promises of a Cache or a Middleware, if claims, floors and
+// invalidations last for longer than any rebuild. Run waits only for some seconds; the stores of this
+// repository keep them for an hour.
 package storetest
 
 import (
@@ -17,27 +17,24 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// An Instance is an empty engine, with its faults for the tests. Its functions report failures to
-// the given TB. They are called from one goroutine per key, for different keys at once.
+// An Instance is an empty engine, with its faults for the tests, nil if the engine cannot have them. Its
+// functions report failures to the given TB. They are called from one goroutine per key, for different keys
+// at once.
 type Instance struct {
 	// Open returns a Store over the engine, as in another process: two stores share only the
 	// engine. An in-memory store returns the same Store each time.
 	Open func(testing.TB) driver.Store
 
-	// Evict makes the engine forget all data of key: the entry, the counter and the floor. Never
-	// nil: every engine with bounded memory does this by itself.
+	// Evict makes the engine forget all data of key: the entry, the counter and the floor. Never nil.
 	Evict func(tb testing.TB, key string)
 
 	// EvictCounter makes the engine forget the counter and the floor of key, and keep its entry.
-	// Nil if the engine keeps them together.
 	EvictCounter func(tb testing.TB, key string)
 
-	// Poison overwrites key's entry with data, as another program on the engine might. Nil if the
-	// engine keeps no bytes.
+	// Poison overwrites key's entry with data, as another program on the engine might.
 	Poison func(tb testing.TB, key string, data []byte)
 
-	// Mix copies the engine's bytes of the key from over those of the key to, as a proxy with
-	// mixed-up replies appears to. Nil if the engine keeps no bytes.
+	// Mix copies the bytes of the key from over those of the key to, as a proxy with mixed-up replies might.
 	Mix func(tb testing.TB, from, to string)
 
 	// Touches reports whether the stores are [driver.Toucher]s.
@@ -52,12 +49,12 @@ type Instance struct {
 	// Batches reports whether the stores are [driver.BatchGetter]s.
 	Batches bool
 
-	// Restart stops the engine and starts it empty. Open stores stay in use. Nil if the engine dies
-	// with the process, or if the test did not start the server.
+	// Restart stops the engine and starts it empty. Open stores stay in use. Nil if the test did not start
+	// it.
 	Restart func(testing.TB)
 
-	// TooLarge is the length of a Value that the store refuses with ErrTooLarge. It must be set, above
-	// the million bytes that every store accepts: a single mistake fills a store without a bound.
+	// TooLarge is the length of a Value that the store refuses with ErrTooLarge. It must be set, above a
+	// million bytes: a single mistake fills a store without a bound.
 	TooLarge int
 }
 
@@ -203,7 +200,6 @@ func (k kit) invalidate(s driver.Store) {
 	}
 }
 
-// present wants e from Get, with an Age not below e's.
 func (k kit) present(s driver.Store, want driver.Entry) {
 	k.Helper()
 	got, err := s.Get(k.Context(), k.key)
@@ -247,8 +243,7 @@ func (k kit) empty(e driver.Entry, why string) {
 	}
 }
 
-// untilAnswer calls f until its error is nil or an error of the contract. After a restart, the
-// engine or an old connection may fail some calls first.
+// untilAnswer calls f until its error is nil or an error of the contract: a restart may fail some calls.
 func (k kit) untilAnswer(what string, f func(context.Context) error) error {
 	k.Helper()
 	ctx, cancel := context.WithTimeout(k.Context(), 20*time.Second)

@@ -248,8 +248,7 @@ func testHostileKeys(k kit) {
 		strings.Repeat("\u00e9", 125),
 	}
 	s, reader := k.Open(k), k.Open(k)
-	// The keys are under test, so they do not begin with the case's name; newStore gives every
-	// engine its own name space.
+	// The keys do not begin with the case's name; newStore gives every engine its own name space.
 	epochs := map[string]uint64{}
 	for _, key := range keys {
 		k.key = key
@@ -356,9 +355,9 @@ func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[str
 	return of
 }
 
-// Hang tests a store against its contexts while its engine does not answer: every method must return
-// its context's error soon after ctx ends. The caller turns the engine into a black hole before. A
-// [driver.Elector] needs one lease from before, for a minute at least; other stores need none.
+// Hang tests a store against its contexts while its engine, stopped by the caller, is a black hole: every
+// method must return its context's error soon after ctx ends. A [driver.Elector] needs one lease from before,
+// for a minute at least.
 func Hang(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
 	of := givenLease(t, s, lease)
@@ -405,7 +404,6 @@ func Down(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	}
 }
 
-// givenLease returns the lease for calls. An Elector's caller must give a lease.
 func givenLease(t testing.TB, s driver.Store, leases []driver.Lease) driver.Lease {
 	t.Helper()
 	_, elects := s.(driver.Elector)
