@@ -3,9 +3,9 @@
 // A rebuild belongs to no caller. Its span is a child of the span of the call that began the
 // rebuild, so a trace leads to it, and has links to the spans of the collapsed calls.
 //
-// OpenTelemetry has no semantic conventions for caches. The names follow its general conventions:
-// units are UCUM's, durations are histograms in seconds, levels that add up are UpDownCounters. The
-// attribute error.type is the class of a failure:
+// OpenTelemetry has no conventions for caches. The names follow its general ones: units are UCUM's, durations
+// are histograms in seconds, levels that add up are UpDownCounters. The attribute error.type is the class of
+// a failure:
 //
 //   - panic, goexit: how the load ended
 //   - rebuild_timeout, timeout: [bellwether.ErrRebuildTimeout], and other time limits
@@ -48,11 +48,10 @@ type Options struct {
 	Keys bool
 }
 
-// Observe returns an observer with the instruments of one cache, for its Options.Observers.
-// OpenTelemetry reads the cache's Stats at each collection of metrics, from New to the end of
-// Close. New and NewMiddleware panic if another open cache has the same name and MeterProvider, if
-// a second cache uses the same observer, and with the errors of the providers. The observer does
-// not slow down hits: it reads them from Stats.
+// Observe returns an observer with the instruments of one cache, for its Options.Observers. OpenTelemetry
+// reads the cache's Stats at each collection of metrics, from New to the end of Close. New and NewMiddleware
+// panic if another open cache has the same name and MeterProvider, if a second cache uses the same observer,
+// and with the errors of the providers. Hits cost nothing: they are read from Stats.
 func Observe(o Options) observe.Observer {
 	if o.MeterProvider == nil {
 		o.MeterProvider = otel.GetMeterProvider()
@@ -196,7 +195,6 @@ func failed(err error) []metric.RecordOption {
 	return []metric.RecordOption{metric.WithAttributes(errorType(err))}
 }
 
-// errorType is the class of a failure. The set of classes is small.
 func errorType(err error) attribute.KeyValue {
 	if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
 		return semconv.ErrorTypeKey.String("panic")
@@ -257,7 +255,7 @@ const (
 	gauge               // does not add up
 )
 
-// A level is a field of [observe.Stats], read at each collection of metrics.
+// A level is a field of [observe.Stats].
 type level struct {
 	name, unit, about string
 	kind              kind

@@ -125,8 +125,7 @@ func TestObserve_EveryField(t *testing.T) {
 	}
 }
 
-// TestObserve_Span has a herd of callers with a span each. The rebuild's span is a child of the
-// first caller's span, and has links to the other spans.
+// TestObserve_Span has a herd: the rebuild's span is the first caller's child, with links to the other spans.
 func TestObserve_Span(t *testing.T) {
 	c := newCollector(t, Options{Name: "users", Keys: true})
 	began, gate := make(chan struct{}), make(chan struct{})
@@ -253,8 +252,7 @@ func TestObserve_Events(t *testing.T) {
 	}
 }
 
-// TestObserve_Names has two named caches at one provider. One cache is closed, and a third takes
-// its name. A cache with a name in use is refused.
+// TestObserve_Names has caches at one provider: a name in use is refused, a closed cache's name is free.
 func TestObserve_Names(t *testing.T) {
 	c := newCollector(t, Options{})
 	named := func(name string) observe.Observer {

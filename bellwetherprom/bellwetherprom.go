@@ -88,10 +88,8 @@ var (
 // The label cache="name" tells the caches of one program apart. An empty name leaves the label out, for
 // the only cache of a registry. All other labels have a fixed set of values, and no key is ever a label.
 //
-// New and NewMiddleware panic if registry refuses the metrics, as for a second cache with the same
-// name, and if a second cache uses the same observer.
-//
-// The observer does not slow down hits: it reads them from Stats.
+// New and NewMiddleware panic if registry refuses the metrics, as for a second cache with the same name, and
+// if a second cache uses the same observer. Hits cost nothing: they are read from Stats.
 func Observe(registry prometheus.Registerer, name string) observe.Observer {
 	if registry == nil {
 		registry = prometheus.DefaultRegisterer
@@ -165,7 +163,6 @@ func newCollector(name string) *collector {
 	return c
 }
 
-// from is the source of a herd's wake: a load of this process, or another process's commit in the store.
 func from(loaded bool) string {
 	if loaded {
 		return "load"

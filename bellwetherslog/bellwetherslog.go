@@ -23,9 +23,9 @@ import (
 //     it was a takeover, Debug otherwise
 //   - changes of a breaker: Warn when it opens, Info when it closes, Debug between
 //
-// The attributes are key, err, kind, stack, outcome, took, takeover, lease_lost, engine, from and to, as
-// far as they apply. To tell caches apart, give each cache an observer with its own logger, such as
-// log.With("cache", "users"). A key may be personal; a ReplaceAttr of the handler can remove it.
+// The attributes are key, err, kind, stack, outcome, took, takeover, lease_lost, engine, from and to, where
+// they apply. To tell caches apart, give each an observer with a logger such as log.With("cache", "users"). A
+// key may be personal; a ReplaceAttr of the handler can remove it.
 //
 // pause limits the records during an outage. For the duration of pause after a record of level Info or
 // above, further records of its kind are only counted; the next record has the count as the attribute

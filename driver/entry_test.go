@@ -146,8 +146,7 @@ func zeros(n int) []byte             { return make([]byte, n) }
 func uvarint(v uint64) []byte        { return binary.AppendUvarint(nil, v) }
 func text(n uint64, s string) []byte { return append(uvarint(n), s...) }
 
-// TestEntry_SealedNonsense decodes bad headers under a right checksum, as from a bug or an
-// attacker.
+// TestEntry_SealedNonsense decodes bad headers under a right checksum.
 func TestEntry_SealedNonsense(t *testing.T) {
 	whole := sealed(KindValue, zeros(12))
 	for name, data := range map[string][]byte{

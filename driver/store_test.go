@@ -64,7 +64,6 @@ func TestSet_AgeOfASlowStore(t *testing.T) {
 	})
 }
 
-// A slowStore takes 20 s for a claim.
 type slowStore struct{ setStore }
 
 func (s *slowStore) Claim(ctx context.Context, key string) (Entry, uint64, error) {

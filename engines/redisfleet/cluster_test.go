@@ -15,8 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file tests the engine over several servers: a cluster, and a ring.
-
 func connect(tb testing.TB, c *testserver.Cluster, o redis.ClusterOptions) *redis.ClusterClient {
 	tb.Helper()
 	o.Addrs, o.ReadTimeout, o.PoolTimeout = c.Addrs(), 20*time.Second, 20*time.Second

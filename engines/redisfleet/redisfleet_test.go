@@ -43,7 +43,6 @@ func dial(tb testing.TB, addr string) *redis.Client {
 	return rdb
 }
 
-// over returns an engine over rdb, closed at the end of the test.
 func over(tb testing.TB, rdb redis.UniversalClient) *Engine {
 	tb.Helper()
 	eng := New(rdb)
@@ -51,13 +50,11 @@ func over(tb testing.TB, rdb redis.UniversalClient) *Engine {
 	return eng
 }
 
-// open returns an engine as in another process.
 func open(tb testing.TB, addr string) *Engine {
 	tb.Helper()
 	return over(tb, dial(tb, addr))
 }
 
-// limit is the MaxValue of the kit's engines.
 const limit = 2 << 20
 
 // instance gives the kit open, and rdb for its faults.
@@ -180,7 +177,6 @@ func commands(tb testing.TB, admin *redis.Client, f func()) (total int, each str
 	return counts.Since(nil)
 }
 
-// rebuild is elected, and commits a value.
 func rebuild(tb testing.TB, eng driver.Elector, key string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	won := elect(tb, eng, key, 0)

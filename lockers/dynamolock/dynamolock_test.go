@@ -44,7 +44,6 @@ func newTable(tb testing.TB, server *testserver.Server) table {
 	return t
 }
 
-// locker returns a Locker with its own client, as in another process.
 func (t table) locker(tb testing.TB) *dynamolock.Locker {
 	tb.Helper()
 	l, _ := t.wired(tb)
@@ -472,7 +471,6 @@ func TestThrottled(t *testing.T) {
 			mustBeTheEngines(t, "TryAcquire", err, "throttled", c.want, c.code, table.name)
 			mustBeTheEngines(t, "Renew", lease.Renew(t.Context(), time.Minute), "throttled", c.want)
 			w.do(nil)
-			// Nothing was lost, and nothing taken.
 			leasetest.Renew(t, lease, time.Minute) // afterwards
 			leasetest.Release(t, leasetest.Acquire(t, l, free, time.Minute))
 			w.do(fails(c.code, c.message, 2))

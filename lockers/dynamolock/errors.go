@@ -11,8 +11,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file explains DynamoDB's errors, with remedies.
-
 // errForeign is the error for an item not written by a Locker, and errMute for a reply without the
 // item, perhaps from a proxy.
 var (

@@ -15,8 +15,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
 
-// The tests here run real processes with a store on another engine, elected by DynamoDB.
-
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("dynamodb", withTable, open),
 	fleettest.Redis.ElectedBy("dynamodb", withTable, open),

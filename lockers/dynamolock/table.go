@@ -14,16 +14,14 @@ import (
 
 // This file creates the table of the leases.
 
-// CreateTable creates a table for the leases, billed on demand and with time to live. CreateTable
-// returns when the table is active, or when ctx ends.
-//
-// It may be called at every start and concurrently. For a correct table it only reads the description.
-// It changes existing tables only to enable time to live. A table with another key is an error, and
-// so is a table with a status other than active, updating, creating or deleting.
+// CreateTable creates a table for the leases, billed on demand and with time to live. CreateTable returns
+// when the table is active, or when ctx ends. It may be called at every start and concurrently. It changes
+// existing tables only to enable time to live. A table with another key is an error, and so is a table with a
+// status other than active, updating, creating or deleting.
 //
 // It needs permission for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive, and for changes
-// dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On AWS a new table takes some ten seconds.
-// For an emulator without time to live, the table has none, and items stay.
+// dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On AWS a new table takes some ten seconds. On an
+// emulator without time to live, items stay.
 func CreateTable(ctx context.Context, client *dynamodb.Client, table string) error {
 	err := createTable(ctx, client, table)
 	switch {
@@ -87,7 +85,6 @@ func checkKey(t *types.TableDescription) error {
 	return errors.New("the table exists with another key than the string " + keyName + "; use another name, or delete the table")
 }
 
-// enableTTL has DynamoDB clear unused items.
 func enableTTL(ctx context.Context, client *dynamodb.Client, table string) error {
 	enabled, err := hasTTL(ctx, client, table)
 	if enabled || err != nil {

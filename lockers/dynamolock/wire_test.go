@@ -140,7 +140,6 @@ func (w *wire) do(h hook) {
 	w.hook = h
 }
 
-// counted returns the requests since its last call, by operation.
 func (w *wire) counted() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -23,8 +23,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
-// The tests here kill, stop and starve the server, lose its replies, and count the requests of a herd.
-
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)
@@ -65,7 +63,6 @@ func TestSilentServer(t *testing.T) {
 	leasetest.MustClose(t, "Close", ends, 10*time.Second)
 	server.Signal(syscall.SIGCONT)
 
-	// Neither the abandoned acquires nor the released lease block their keys.
 	for _, key := range []string{free, released} {
 		leasetest.Eventually(t, 10*time.Second, "no lease without a holder", func() bool {
 			_, err := b.TryAcquire(t.Context(), key, time.Minute)

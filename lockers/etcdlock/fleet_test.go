@@ -13,8 +13,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 )
 
-// The tests here run real processes with a store on another engine, elected by etcd.
-
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("etcd", testserver.Etcd, open),
 	fleettest.Redis.ElectedBy("etcd", testserver.Etcd, open),

@@ -21,7 +21,6 @@ import (
 // The benchmark here compares the Locker's etcd leases with the two usual ways: an etcd lease for
 // each key, and a session kept alive.
 
-// counted returns a client that counts its requests.
 func counted(tb testing.TB, addr string, n *atomic.Int64) *clientv3.Client {
 	tb.Helper()
 	client, err := clientv3.New(clientv3.Config{
@@ -45,7 +44,6 @@ func absent(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
 }
 
-// leasePerKey grants an etcd lease for each key and revokes it to free the key.
 func leasePerKey(client *clientv3.Client) way {
 	return func(ctx context.Context, key string) (func(context.Context) error, error) {
 		granted, err := client.Grant(ctx, 60)

@@ -1,12 +1,8 @@
 // Package locallock is a [driver.Locker] within one process: a table of leases under a mutex.
 //
-// It elects among the goroutines that share one *Locker. It is also the reference implementation
-// for lockers/lockertest, and shows the contract without an engine.
-//
-// A lease stays in the table until it is released or has expired. There is no goroutine and no timer:
-// each call clears the expired leases, so the table never has more than the leases live at the last
-// call. A watcher's channel therefore closes at once after a release, but after an expiry only at the
-// next call of the Locker. Watchers keep a timer for HeldError.Until, as with any engine.
+// It elects among the goroutines that share one *Locker, and is the reference implementation for
+// lockers/lockertest. There is no goroutine and no timer: each call clears the expired leases. A watcher's
+// channel therefore closes at once after a release, but after an expiry only at the next call of the Locker.
 package locallock
 
 import (
@@ -39,8 +35,8 @@ func New() *Locker {
 	return &Locker{leases: make(map[string]*lease)}
 }
 
-// TryAcquire implements [driver.Locker]. The lease is a [driver.Tokener]. A ttl of 0 or less is an
-// error. A HeldError's Until is exact, and its Seen is a channel that closes when the lease ends.
+// TryAcquire implements [driver.Locker]. The lease is a [driver.Tokener]. A HeldError's Until is exact, and
+// its Seen is a channel that closes when the lease ends.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -61,8 +57,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return mine, nil
 }
 
-// Watch implements [driver.Watcher], and returns the channel of the very lease behind held, so it
-// misses no end, and keeps nothing to clear when ctx ends.
+// Watch implements [driver.Watcher], with the channel of the very lease behind held: it misses no end.
 func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -74,8 +69,7 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return ended, nil
 }
 
-// purge removes the expired leases as of the returned time. The caller holds mu. Each lease is pushed
-// once and popped once, so the call that took the lease pays, whatever the size of the table.
+// purge removes the expired leases as of the returned time, each once in its life. The caller holds mu.
 func (l *Locker) purge() time.Time {
 	now := time.Now()
 	for len(l.queue) > 0 && !now.Before(l.queue[0].end) {

@@ -13,8 +13,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
-// This file tests the locker over several servers: a cluster, and a ring.
-
 func TestConformance_Cluster(t *testing.T) {
 	t.Parallel()
 	c := testserver.RedisCluster(t, 0)

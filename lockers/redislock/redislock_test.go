@@ -37,7 +37,6 @@ func newClient(tb testing.TB, addr string) *redis.Client {
 	return rdb
 }
 
-// over returns a Locker over rdb. Both end with the test.
 func over(tb testing.TB, rdb redis.UniversalClient) *redislock.Locker {
 	tb.Helper()
 	l := redislock.New(rdb)
@@ -54,7 +53,6 @@ func newLocker(tb testing.TB, addr string) *redislock.Locker {
 	return over(tb, newClient(tb, addr))
 }
 
-// withTokens sets Tokens.
 func withTokens(l *redislock.Locker, tokens bool) *redislock.Locker {
 	l.Tokens = tokens
 	return l
@@ -151,8 +149,7 @@ func TestPrefix(t *testing.T) {
 	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
-// TestToken_OfWhichAnotherIsTheBeginning is the theft of redislock 0.9.4, which compared the
-// beginnings of tokens.
+// TestToken_OfWhichAnotherIsTheBeginning is the theft of redislock 0.9.4, which compared beginnings.
 func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
@@ -234,8 +231,7 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// The release of a lease lost by Redis wakes its watchers. The release of a lease that another
-// holder has taken since does not.
+// The release of a lease lost by Redis wakes its watchers, unless another holder has it.
 func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	server := testserver.Redis(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()

@@ -21,8 +21,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// This file tests faults: connections, sessions and servers that end, hang and come back.
-
 // silentHolder takes the lease on key and falls silent, with a living session.
 func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease driver.Lease, speak func()) {
 	t.Helper()
@@ -35,7 +33,6 @@ func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease driv
 	}
 }
 
-// connected returns when the Locker has found its server again.
 func connected(t *testing.T, l *zklock.Locker) {
 	t.Helper()
 	leasetest.Eventually(t, 5*time.Second, "it is connected again", func() bool { return l.Ping(within(t, time.Second)) == nil })
@@ -194,7 +191,6 @@ func TestSessionExpired(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
-// TestReconnect loses the connection and keeps the session: no lease and no watch is lost.
 func TestReconnect(t *testing.T) {
 	server := shared(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
@@ -338,7 +334,6 @@ func TestSilentServer(t *testing.T) {
 	lockertest.Hang(t, a, lease)
 	server.Signal(syscall.SIGCONT)
 
-	// Neither the abandoned acquires nor the released lease leave a node.
 	leasetest.Eventually(t, 10*time.Second, "only the other's lease is left", func() bool { return server.Monitor("zk_ephemerals_count") == 2 })
 	for _, key := range []string{free, mine} {
 		leasetest.Acquire(t, b, key, time.Minute)

@@ -9,8 +9,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
-// The tests here run real processes with a store on another engine, elected by ZooKeeper.
-
 var fleets = []fleettest.Kind{
 	fleettest.Memcached.ElectedBy("zookeeper", testserver.ZooKeeper, open),
 	fleettest.Redis.ElectedBy("zookeeper", testserver.ZooKeeper, open),

@@ -102,7 +102,6 @@ func (g *gate) open() {
 	g.shut = false
 }
 
-// count returns the number of requests during f, without pings.
 func (g *gate) count(f func()) int {
 	g.mu.Lock()
 	before := g.requests

@@ -34,7 +34,6 @@ var (
 	_ driver.BatchGetter = (*Store)(nil)
 )
 
-// open returns a store as in another process.
 func open(tb testing.TB, prefix string, addrs ...string) *Store {
 	tb.Helper()
 	mc := memcache.New(addrs...)

@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// retention is how long a record without an entry is kept: longer than any rebuild, whose commit needs
-	// it.
+	// retention is how long a record without an entry is kept: longer than a rebuild, whose commit needs it.
 	retention = time.Hour
 
 	// overhead is the approximate size of a record beside its key and its entry.

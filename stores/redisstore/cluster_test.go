@@ -14,8 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file tests the store over several servers: a cluster, and a ring.
-
 func connect(tb testing.TB, c *testserver.Cluster) *redis.ClusterClient {
 	tb.Helper()
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
@@ -132,7 +130,6 @@ func TestStore_Ring(t *testing.T) {
 		return i
 	})
 
-	// Each server has some of the keys, and sends no notices.
 	s := New(connect(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

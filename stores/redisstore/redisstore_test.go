@@ -33,7 +33,6 @@ var (
 	_ driver.BatchGetter = (*Store)(nil)
 )
 
-// open returns a store as in another process.
 func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
 	tb.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})

@@ -49,8 +49,7 @@ type Instance struct {
 	// Batches reports whether the stores are [driver.BatchGetter]s.
 	Batches bool
 
-	// Restart stops the engine and starts it empty. Open stores stay in use. Nil if the test did not start
-	// it.
+	// Restart stops the engine and starts it empty. Open stores stay in use. Nil if the test cannot.
 	Restart func(testing.TB)
 
 	// TooLarge is the length of a Value that the store refuses with ErrTooLarge. It must be set, above a

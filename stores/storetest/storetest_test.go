@@ -209,7 +209,7 @@ func (m *model) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 	return m.claim(key)
 }
 
-// claim is Claim. The caller holds mu.
+// The caller holds mu.
 func (m *model) claim(key string) (driver.Entry, uint64, error) {
 	e, err := m.read(key)
 	if err != nil && m.fault == "a claim fails over foreign bytes" && err != driver.ErrNotFound {
@@ -241,7 +241,7 @@ func (m *model) Commit(ctx context.Context, key string, e driver.Entry) error {
 	return m.commit(key, e)
 }
 
-// commit is Commit. The caller holds mu.
+// The caller holds mu.
 func (m *model) commit(key string, e driver.Entry) error {
 	if len(e.Value) > modelLimit {
 		return driver.ErrTooLarge
