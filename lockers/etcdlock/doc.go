@@ -5,9 +5,9 @@
 // token, the length of the lease in milliseconds, and the number of renewals. Each step is one transaction:
 //
 //  1. Acquire puts the key if its create revision is 0, and else gets the holder and the announced length.
-//  2. A Locker that has seen the same value for its whole announced length, on its own monotonic clock and
-//     counted from after the reply, takes the key over if its token and mod revision are unchanged. Of
-//     several Lockers, etcd lets one win.
+//  2. A Locker takes over a key seen with the same value for its whole announced length, if token and mod
+//     revision are unchanged. It counts from after the reply, on its own monotonic clock. Of several Lockers,
+//     etcd lets one win.
 //  3. Renew puts the next count and length if token and mod revision are the lease's own.
 //  4. Release deletes the key if token and mod revision are the lease's own.
 //  5. A process watches a key once for all its waiters, from the revision after TryAcquire's look: no event
