@@ -15,10 +15,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests that a value seems no younger than it is, whatever waits on the value's way between
-// two processes. A value that seems younger is served past its TTL.
+// This file tests that no value outlives its TTL because it seems younger after a wait between processes.
 
-// The notice of a commit waits while its flight waits for the store's reply.
 func TestAge_AfterANoticeThatWaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, notices, bellwether.Options{

@@ -48,8 +48,7 @@ func TestAPI(t *testing.T) {
 	t.Error("the exported API differs from " + apiFile + ". If the change is intended, describe it in CHANGELOG.md (removals and changes break importers: CONTRIBUTING.md, Versions) and update the file:\n\tBELLWETHER_API=update go test -run TestAPI .")
 }
 
-// exported returns the exported declarations below dir, without bodies, values and comments. It
-// only parses, so it does not need the nested modules' requirements.
+// exported returns the exported declarations below dir. It only parses: it needs no module's requirements.
 func exported(t *testing.T, dir string) string {
 	t.Helper()
 	decls := map[string][]string{} // by package

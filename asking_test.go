@@ -55,8 +55,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 	}
 }
 
-// A chain of eight loads shares one slot: one load works while the others wait for their next.
-// Loads that give up their wait work beside it, and no other load begins before they end.
+// Eight chained loads share one slot. A load that gives up its wait works beside it, and delays new loads.
 func TestAsking_ChainOfEight(t *testing.T) {
 	for _, patient := range []bool{true, false} {
 		inBubble(t, fmt.Sprint("patient ", patient), func(t *testing.T) {

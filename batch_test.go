@@ -523,8 +523,7 @@ func TestGetMany_MeetsClose(t *testing.T) {
 	}
 }
 
-// A key that is invalidated during its load is loaded again when that load has returned, also if the
-// load goes on for other keys.
+// An invalidated key is loaded again when its load has returned, also if the load goes on for other keys.
 func TestGetMany_InvalidatedKeyHasOneLoadAtATime(t *testing.T) {
 	for name, get := range map[string]func(c *bellwether.Cache[string]) error{
 		"one key": func(c *bellwether.Cache[string]) error {

@@ -71,8 +71,7 @@ func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 	})
 }
 
-// Slow clients of stored bodies hold at most MaxHeldBytes: the oldest body's clients are broken
-// off. A body with many clients counts once.
+// Beyond MaxHeldBytes the oldest stored body's clients are broken off. A body counts once for all clients.
 func TestBodies_MaxHeldOfStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{
@@ -269,8 +268,7 @@ func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	}
 }
 
-// A response that the upstream breaks off is not stored, also if the request's context has no
-// server, by which ReverseProxy decides whether to panic.
+// A broken response is not stored, also if ReverseProxy does not panic, without a server in its context.
 func TestBodies_TruncatedUpstreamWithoutAServer(t *testing.T) {
 	for _, announced := range []bool{true, false} {
 		for _, method := range []string{"GET", "POST"} {

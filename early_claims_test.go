@@ -22,8 +22,7 @@ import (
 
 const earlyHeader = "| beta | a lease | rebuilds per TTL | by the formula | loads per rebuild | by the formula | rebuilds that came too late | by the formula |"
 
-// The table of docs/fleets.md, with the formulas, holds for fifty processes that read a key ten
-// times per build, without a stale window.
+// docs/fleets.md's table and formulas hold for fifty processes, ten reads a build, without a stale window.
 func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 	const (
 		build, ttl = time.Second, 20 * time.Second

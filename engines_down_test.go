@@ -40,8 +40,7 @@ var engineFaults = map[string]func(p *process){
 	"locker hangs, then store hangs": func(p *process) { p.locker.set(blackHole); p.store.set(on(blackHole, "claim", "commit")) },
 }
 
-// While engines fail, callers do not fail, and wait at most one EngineTimeout beyond the load.
-// Afterwards one load per key is enough for the fleet.
+// While engines fail, every caller gets a value in time. Then one load per key is enough for the fleet.
 func TestFleet_EngineFaults(t *testing.T) {
 	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
 	for name, inject := range engineFaults {
@@ -199,8 +198,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 				wg.Wait()
-				// All callers wait during the first half second. Then one key's callers wait for a
-				// probe, every 1.5 s.
+				// All callers wait for half a second. Then one key's callers wait for a probe, every 1.5 s.
 				if n := p.store.count() + p.locker.count(); n > 150 {
 					t.Errorf("%d calls of dead engines for %d requests", n, calls.Load())
 				}
@@ -220,8 +218,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 	}
 }
 
-// Stats reports the engine as down throughout an outage, also while a call probes the engine, and
-// between the calls of a process that makes few.
+// Stats reports a dead engine as down, also during a probe, and between the calls of a quiet process.
 func TestStats_ThroughAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
 		for _, engine := range []string{"store", "locker"} {

@@ -10,8 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests a store whose epochs fall, because its server has lost its data. The contract of
-// Store forbids this, but caches recover from it.
+// This file tests a store that loses its data, so its epochs fall. Store forbids this, but caches recover.
 
 func (f *fleet) loseEpochs() {
 	f.store = memstore.New()

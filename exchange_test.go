@@ -133,8 +133,7 @@ func TestExchange_GivenUpRunIsLate(t *testing.T) {
 	})
 }
 
-// A response that breaks off after an invalidation is one failed run. The handler does not run
-// again without a client, and the next client does not get the failure.
+// A response that breaks off after an invalidation has no second run of its own, and fails no later client.
 func TestExchange_BreaksOffInvalidated(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
 		"with a locker":    {Fleet: bellwether.Fleet{Locker: locallock.New(), Store: memstore.New()}},

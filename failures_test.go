@@ -163,8 +163,7 @@ func TestFailures_StaleValueOfASilentStore(t *testing.T) {
 	}
 }
 
-// The store refuses a claim, and answers again when the load has failed. A failure without an epoch
-// is not committed, and costs no second load.
+// The store refuses the claim of a load that fails. Without an epoch: no commit, and no second load.
 func TestFailures_RefusedClaim(t *testing.T) {
 	for _, before := range []string{"stale", "nothing"} {
 		inBubble(t, before, func(t *testing.T) {
@@ -197,8 +196,7 @@ func TestFailures_RefusedClaim(t *testing.T) {
 	}
 }
 
-// The notice of an invalidation arrives during the look after a failed load that claimed later. The
-// failure stays.
+// The notice of an earlier invalidation that arrives during a failed load's look leaves the failure.
 func TestFailures_LateNoticeOfAnEarlierInvalidation(t *testing.T) {
 	for _, where := range []string{"here", "elsewhere"} {
 		inBubble(t, where, func(t *testing.T) {

@@ -17,8 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file has the fleet of the tests: processes with their own connections to one store and one
-// locker, in one bubble. Faults hit one process or all, and bubble time measures the callers' waits.
+// This file has the tests' fleet: processes in one bubble, with own connections to one store and one locker.
 
 // A source makes values v1, v2, ... in the order in which their loads begin.
 type source struct {

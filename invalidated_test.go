@@ -189,8 +189,7 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 	})
 }
 
-// Every load invalidates its own key. Its callers get the fifth load's value or failure, also if no
-// other process is told of the failure.
+// Every load invalidates its own key. Its callers get the fifth load's outcome, also if it is not shared.
 func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 	for _, cause := range []error{nil, context.Canceled, bellwether.ErrOverloaded, context.DeadlineExceeded, errOrigin} {
 		for _, build := range []time.Duration{0, 10 * time.Millisecond} {

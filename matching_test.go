@@ -14,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Matching keys are dropped, or stale if Soft: in the calling process when the call returns, in
-// others within NearTTL. Other keys are not loaded again.
+// Only matching keys are dropped, or stale if Soft: here when the call returns, elsewhere within NearTTL.
 func TestCache_InvalidateMatching(t *testing.T) {
 	for name, test := range map[string]struct {
 		match bellwether.Match

@@ -182,8 +182,7 @@ func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
 	}
 }
 
-// An error is shared between cookies if TTL is set, if its own fields allow it, or if the key had a
-// response for all. A panic of a request with a cookie is its own client's.
+// Cookies share an error with TTL, with fields that allow it, or after a response for all, and never a panic.
 func TestAudience_FailureOfAPageForAll(t *testing.T) {
 	for name, tt := range map[string]struct {
 		options bellwether.HTTPOptions

@@ -117,8 +117,7 @@ func TestBypass_IgnoredDirectives(t *testing.T) {
 	}
 }
 
-// Clients of a private page never queue: each response prolongs the hit-for-miss record, also if it
-// takes longer than HitForMissTTL.
+// A private page's clients never queue: each response, however slow, prolongs the hit-for-miss record.
 func TestBypass_PrivatePageNeverQueuesAgain(t *testing.T) {
 	for _, build := range []time.Duration{0, 12 * time.Second} {
 		t.Run(build.String(), func(t *testing.T) {
@@ -156,8 +155,7 @@ func TestBypass_PrivatePageNeverQueuesAgain(t *testing.T) {
 	}
 }
 
-// A page slower than RebuildTimeout is passed through, MaxPassThrough at a time. A page that was
-// shared before is not, to protect a slow origin.
+// A page slower than RebuildTimeout is passed through, MaxPassThrough at a time, unless it was shared before.
 func TestBypass_SlowerThanRebuildTimeout(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprint("shared before ", shared), func(t *testing.T) {

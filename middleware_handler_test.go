@@ -141,8 +141,7 @@ func TestHandler_SecondRun(t *testing.T) {
 	}
 }
 
-// A panic with a context's error, or an error of the cache, is a failed handler, and no absent page:
-// clients get 502.
+// A panic with a context's or the cache's error is a failed handler, and no absent page: clients get 502.
 func TestHandler_PanicWithTellingErrors(t *testing.T) {
 	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed, bellwether.ErrNotFound} {
 		inBubble(t, says.Error(), func(t *testing.T) {

@@ -307,8 +307,7 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 	})
 }
 
-// Clients that wait for a body above MaxBodyBytes all get it from one call, also beside clients that
-// leave just then. Later clients bypass the cache.
+// One call answers a herd for a body above MaxBodyBytes while clients leave. Later clients bypass the cache.
 func TestHerd_OverLimitBody(t *testing.T) {
 	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
 	for _, piece := range []int{32 << 10, len(body)} { // in one piece the handler is faster than the herd wakes up
@@ -461,8 +460,7 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	}
 }
 
-// A herd collapses for a cold page, and for an expired page without a stale window. The store gets one
-// write for each load.
+// A herd collapses for a cold page, and at an expiry without a stale window, with one store write per load.
 func TestHerd_Cold(t *testing.T) {
 	for _, build := range []time.Duration{500 * time.Millisecond, 8 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {

@@ -16,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file tests interim responses and trailers, over sockets because httptest's recorder takes an
-// interim response for the final one.
+// This file tests interim responses and trailers, over sockets: httptest's recorder takes a 1xx as final.
 
 // traced gets a page, and calls hint for each interim response.
 func traced(t *testing.T, url string, hint func(code int, link string)) (res *http.Response, body string, err error) {

@@ -78,8 +78,7 @@ func TestKey_Option(t *testing.T) {
 	})
 }
 
-// A Key that is not an http URL with a host bypasses the cache, and OnError is told. Faults of the
-// URL that a client may cause are not reported.
+// A Key without an http URL with a host bypasses the cache. OnError gets only faults that no client causes.
 func TestKey_NoURLIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		long := "http://a/" + strings.Repeat("x", 10<<10)

@@ -21,8 +21,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file tests ResponseWriters and versions of HTTP. A bypassing request keeps the server's own
-// writer, and a cached response looks like the handler's.
+// This file tests ResponseWriters and versions of HTTP, for requests that bypass the cache and for others.
 
 // Handlers of uncached methods have all of http.ResponseController.
 func TestPass_ResponseController(t *testing.T) {

@@ -490,8 +490,7 @@ func (w addsTrailer) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// The Content-Type is guessed as net/http guesses it, for each kind of request, whoever comes first.
-// A type of an outer middleware wins.
+// The Content-Type is net/http's guess, whichever kind of request comes first. An outer middleware's wins.
 func TestReply_GuessedType(t *testing.T) {
 	const html, plain = "[text/html; charset=utf-8]", "[text/plain; charset=utf-8]"
 	const page = "<!DOCTYPE html><html>hi</html>"

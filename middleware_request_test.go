@@ -266,8 +266,7 @@ func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	})
 }
 
-// crowded returns a site with a stored /c, whose MaxRebuilds and MaxQueued are used up after pause.
-// done waits for the other pages.
+// crowded returns a site with a stored /c and, after pause, a full queue. done waits for the other pages.
 func crowded(t *testing.T, store driver.Store, control string, pause time.Duration) (s *site, done func()) {
 	t.Helper()
 	o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}
@@ -363,8 +362,7 @@ func TestRequest_OnlyIfCachedOfARecord(t *testing.T) {
 	}
 }
 
-// Rebuilds of HTTP/2 streams that are opened and reset go on if they have begun. The others leave
-// the queue, so other clients' pages are made next.
+// Begun rebuilds of reset HTTP/2 streams go on. The others leave the queue, and other clients are next.
 func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 	const slots = 128
 	over := make(chan struct{}) // the rebuilds take as long as the flood

@@ -317,8 +317,7 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	})
 }
 
-// Within the window of stale-if-error clients get the page, also if the error is not to be stored, as
-// error pages often say. Cache-Status tells clients that waited for the handler from clients that did not.
+// Within stale-if-error clients get the page, also for a no-store error. Cache-Status shows their waits.
 func TestStale_IfError(t *testing.T) {
 	for _, control := range []string{"", "no-store"} {
 		for _, etag := range []bool{false, true} { // true: the rebuild is a validation

@@ -191,8 +191,7 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 	}
 }
 
-// A page that is loaded before the handler of an unsafe request returns is invalidated too, because
-// the handler may commit a transaction after its header.
+// A page loaded before an unsafe handler's return is invalidated too: a commit may come after its header.
 func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 	for name, answer := range map[string]func(w http.ResponseWriter){
 		"kept back by net/http": func(w http.ResponseWriter) { io.WriteString(w, "ok") },

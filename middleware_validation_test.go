@@ -379,8 +379,7 @@ func TestValidation_AgeAfterIt(t *testing.T) {
 	})
 }
 
-// A response that is never fresh is kept for its validator in this process alone. Waiting processes
-// could not use it from the store.
+// A never fresh response is kept for its validator in this process alone: waiting processes cannot use it.
 func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 	for asked, store := range map[string]driver.Store{`"1"`: nil, "": memstore.New()} {
 		synctest.Test(t, func(t *testing.T) {

@@ -175,8 +175,7 @@ func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 	})
 }
 
-// A flood of variants displaces neither a variant that is read regularly nor the variant whose
-// build created the signpost, so a herd for it does not scatter.
+// A flood of variants displaces neither a variant in use nor the signpost's first, so no herd scatters.
 func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
 	for _, test := range []struct {
 		name, cacheControl string
@@ -364,8 +363,7 @@ func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 	}
 }
 
-// invalidateAt invalidates the page some time after two processes have begun requests with the
-// fields. Each later request must get a later page.
+// invalidateAt invalidates the page during two processes' requests. Each later request gets a later page.
 func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, control string, fields []string, signpost bool) {
 	t.Helper()
 	var version atomic.Int32

@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the network of the model: engines that lose their data, and links that delay,
-// repeat, reorder and lose messages.
+// This file is the model's network: engines lose data, links delay, repeat, reorder and lose messages.
 
 // An engineRoom has one store and one locker, which can each restart without data.
 type engineRoom struct {

@@ -72,8 +72,7 @@ func TestPace_OverMaxBodyAllAreSlow(t *testing.T) {
 	})
 }
 
-// A stored body that a client has stopped reading breaks off, also under an outer ResponseWriter that
-// has removed the Content-Length, and the deadlines of the connection.
+// A stored body breaks off at a stalled client, also if an outer writer hides its length and its deadlines.
 func TestPace_StoredBodyBreaksOff(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Range", "bytes=1-"}} {
 		synctest.Test(t, func(t *testing.T) {

@@ -1,19 +1,16 @@
-// Report reads what "go test -json" writes and prints what matters of it.
+// Report reads the output of "go test -json" and prints its results.
 //
-//	go test -json ... | report          each package's result, and what failed
-//	report again FILE                   -run's pattern of what failed in FILE, if it may be run again
-//	report total FILE...                what ran in all; the last line is "N passed, N failed"
+//	go test -json ... | report          each package's result, and the output of failures
+//	report again FILE                   -run's pattern of the failed tests in FILE, if they may run again
+//	report total FILE...                the totals; the last line is "N passed, N failed"
 //
 // It ends with status 1 if a test failed, or if there was none.
 //
-// A busy machine makes tests fail that keep to a real clock. Where nothing else
-// has happened, the failed tests are run a second time, which counts: the file
-// "again-X" has the second run of X. The total says what passed only then. Nothing
-// is run again after a data race, a panic, a leaked goroutine, a test that did not
-// end, a failure that is no test's, or a package that does not compile. But if the
-// race detector has ended the process by a fault of its own, all its tests are run
-// again: testing/synctest may use one of the detector's contexts on two threads
-// (go.dev/issue/78156).
+// A busy machine makes tests fail that keep to a real clock. Such tests run a second time, which counts:
+// the file "again-X" has the second run of X, and the total names the tests that passed only then. Nothing
+// runs again after a data race, a panic, a leaked goroutine, a test without an end, a failure outside of
+// tests, or a package that does not compile. But after a fault of the race detector itself all tests run
+// again: testing/synctest may use one of the detector's contexts on two threads (go.dev/issue/78156).
 package main
 
 import (
@@ -37,41 +34,37 @@ type event struct {
 	Elapsed    float64
 }
 
-// A run is what one go test has come to.
+// A run is the result of one go test.
 type run struct {
 	passed, skipped int
 	skips           []string
 	failures        []id
-	good            map[id]bool // what passed, tests with subtests too
-	grave           bool        // something happened that no busy machine explains
+	good            map[id]bool // the tests that passed, also those with subtests
+	grave           bool        // a busy machine does not explain a failure
 	ended           bool        // the race detector has ended the process by a fault of its own
 }
 
-// An id is a test; of a package if it has no name.
+// An id is a test, or without a name a package.
 type id struct{ pkg, test string }
 
-// Signs of more than lateness: of a race, which is the process's, in whatever test
-// has just printed something; of the rest in what has failed.
+// Signs of more than lateness. A race is the process's, so its sign counts in any test's output.
 var (
 	raceSigns = []string{"DATA RACE", "race detected during execution"}
 	failSigns = []string{"panic: ", "fatal error: ", "unexpected goroutines"}
 )
 
-// detectorFault is what the race detector prints before it ends the process for a
-// fault of its own.
+// detectorFault is in the race detector's output when it ends the process by a fault of its own.
 const detectorFault = "ThreadSanitizer: CHECK failed: tsan_"
 
 func hasAny(output string, signs []string) bool {
 	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(output, sign) })
 }
 
-// read reads a run. It prints results to live as they come, if live is not nil.
-//
-// Of a test with subtests only these are counted: it has no result but theirs,
-// unless it fails by itself.
+// read reads a run, and prints results to live as they come, if live is not nil. A test with subtests is
+// not counted beside them, unless it fails by itself.
 func read(in io.Reader, live io.Writer) (r run, err error) {
 	r.good = map[id]bool{}
-	output := map[id]*strings.Builder{} // of what has not passed yet
+	output := map[id]*strings.Builder{} // of tests that have not passed yet
 	parents := map[id]int{}             // tests with subtests: how many of these failed
 	broken := map[string]int{}          // packages: how many of their tests failed
 	lines := bufio.NewScanner(in)
@@ -117,8 +110,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			}
 			delete(output, at)
 		case "fail", "build-fail":
-			// What has failed only because something within it did is one
-			// failure, that one.
+			// A failure because of a failure within is not counted.
 			within := parents[at] > 0 || e.Test == "" && broken[e.Package] > 0
 			if !within {
 				r.failures = append(r.failures, at)
@@ -138,7 +130,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 		}
 	}
 	for at, said := range output {
-		// A test that neither passed nor failed: the binary ended under it.
+		// The binary ended during this test.
 		if at.test == "" || said.Len() == 0 {
 			continue
 		}
@@ -150,8 +142,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 	return r, lines.Err()
 }
 
-// ancestors returns what may be the tests around a subtest: a name can have
-// slashes of its own, and then some of these are no tests, which does no harm.
+// ancestors returns the possible tests around a subtest. Its own name may have slashes: some are no tests.
 func ancestors(test string) []string {
 	var names []string
 	for i := range len(test) {
@@ -162,7 +153,7 @@ func ancestors(test string) []string {
 	return names
 }
 
-// reason is what a skipped test has said about it.
+// reason returns the first line of a skipped test's message.
 func reason(output string) string {
 	for line := range strings.Lines(output) {
 		line = strings.TrimSpace(line)
@@ -190,8 +181,7 @@ func main() {
 	}
 }
 
-// total prints what the runs in the files have come to together, and reports
-// whether that is good.
+// total prints the sum of the files' runs, and reports whether it is good.
 func total(files []string) (ok bool, err error) {
 	var all run
 	for _, name := range files {
@@ -221,7 +211,7 @@ func total(files []string) (ok bool, err error) {
 	return len(all.failures) == 0 && all.passed+all.skipped > 0, nil
 }
 
-// pattern is the argument of go test's -run for what failed, "" for all tests.
+// pattern is the argument of go test's -run for the failed tests, "" for all tests.
 func (r run) pattern() string {
 	if r.ended {
 		return ""
@@ -236,7 +226,7 @@ func (r run) pattern() string {
 	return "^(" + strings.Join(names, "|") + ")$"
 }
 
-// after returns what the run and a second run of its pattern have come to.
+// after returns the common result of the run and of a second run of its pattern.
 func (r run) after(second run) run {
 	both := r
 	if r.ended {

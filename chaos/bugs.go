@@ -16,21 +16,17 @@ import (
 
 // A bug is planted in every process of a run.
 type bug struct {
-	name string
-	// check must catch the bug.
-	check check
+	name  string
+	check check // catches the bug
 	// seed is the seed of the catching run, with its engines. Without a store the locker runs alone.
 	seed          int64
 	locker, store string
 
-	lock func(client, driver.Locker) driver.Locker
-	keep func(driver.Store) driver.Store
-	// serve replaces the cache's Get; it may call the load function too.
-	serve func(get, load call) call
-	// load replaces the cache's load.
-	load func(load call) call
-	// tune changes the seed's schedule to show the bug. Nil: every schedule does.
-	tune func(*schedule)
+	lock  func(client, driver.Locker) driver.Locker
+	keep  func(driver.Store) driver.Store
+	serve func(get, load call) call // replaces Get, and may call load
+	load  func(load call) call      // replaces the cache's load
+	tune  func(*schedule)           // changes the seed's schedule to show the bug; nil: every schedule does
 }
 
 // A call is a call of the cache's Get or of its load function.

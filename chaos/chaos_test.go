@@ -33,12 +33,11 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// shortFleet and shortLocks are the lengths of the runs with fixed seeds.
+	// The lengths of the runs with fixed seeds, and with random seeds.
 	shortFleet = 7 * time.Second
 	shortLocks = 3 * time.Second
-	// longFleet and longLocks are the lengths of the runs with random seeds.
-	longFleet = 20 * time.Second
-	longLocks = 10 * time.Second
+	longFleet  = 20 * time.Second
+	longLocks  = 10 * time.Second
 )
 
 // fixed are the seeds of the short runs. A seed selects the engines. Twelve seeds in a row meet

@@ -35,16 +35,12 @@ import (
 
 // An engine is a server that can elect, and may keep entries.
 type engine struct {
-	name  string
-	start func(testing.TB) *testserver.Server
-	// prepare makes the objects that clients expect, after each start. Nil: none.
-	prepare func(addr string) error
-	// forgets: no data survives the server's process.
-	forgets bool
-	// atomic: a commit's write and its fencing happen at the same moment.
-	atomic bool
-	// open connects a client to the engine at addr. The store is nil if the engine has none.
-	open func(addr string) (client, error)
+	name    string
+	start   func(testing.TB) *testserver.Server
+	prepare func(addr string) error           // makes the objects that clients expect, after each start; nil: none
+	forgets bool                              // no data survives the server's process
+	atomic  bool                              // a commit's write and its fencing happen at the same moment
+	open    func(addr string) (client, error) // connects a client; its store is nil if the engine has none
 }
 
 // A client is a process's end of an engine.

@@ -34,12 +34,9 @@ func (s span) meets(o span) bool { return s.begin <= o.end && o.begin <= s.end }
 
 type storeCall struct {
 	event
-	// atomic: the commit writes and fences at the same moment, and a call sees both or neither.
-	atomic bool
-	// excused: an invalidation without an answer may have been carried out.
-	excused bool
-	// restart: the server was killed and came back empty.
-	restart bool
+	atomic  bool // the commit writes and fences at the same moment, and a call sees both or neither
+	excused bool // an invalidation without an answer may have been carried out
+	restart bool // the server was killed and came back empty
 }
 
 // storeState is a store's state of a key.
@@ -161,8 +158,7 @@ type lockCall struct {
 	event
 	owner   owner
 	restart bool
-	// gone: from here on the holder does not count on its lease, and the lease may be free.
-	gone bool
+	gone    bool // from here on the holder does not count on the lease, which may be free
 }
 
 type owner struct {

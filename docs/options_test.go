@@ -70,8 +70,7 @@ func fieldComments(t *testing.T, file, name string) map[string]string {
 // structs are the structs of options, by their headings in docs/options.md.
 var structs = map[string]string{"Options": "options.go", "Fleet": "options.go", "Limits": "options.go", "HTTPOptions": "middleware.go"}
 
-// TestOptions_Fields holds that the tables have a row for each field and no other, and that each
-// numeric default is the default in the field's comment.
+// TestOptions_Fields holds the tables' rows to the fields, and numeric defaults to the fields' comments.
 func TestOptions_Fields(t *testing.T) {
 	for name, file := range structs {
 		table, comments := optionRows(t, name), fieldComments(t, file, name)

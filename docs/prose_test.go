@@ -62,7 +62,6 @@ func length(sentence string) int {
 	return len(regexp.MustCompile(`[\w'-]*\w[\w'.,-]*`).FindAllString(sentence, -1))
 }
 
-// TestProse_Sentences holds the length of the sentences.
 func TestProse_Sentences(t *testing.T) {
 	for _, document := range documents(t) {
 		total, all := 0, prose(read(t, document))

@@ -25,7 +25,6 @@ import (
 // after a marker is a part of the marker's function, word for word. All other snippets pass go vet, in
 // a module of their own that requires this module. The README's snippets that end are built and run.
 
-// TestMain runs the tests in the repository's root.
 func TestMain(m *testing.M) {
 	if err := os.Chdir(".."); err != nil {
 		panic(err)
@@ -44,7 +43,6 @@ func documents(t *testing.T) []string {
 	return append([]string{"README.md"}, all...)
 }
 
-// read returns a file's text.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)
@@ -179,8 +177,7 @@ func TestREADME_SnippetsAreShort(t *testing.T) {
 	}
 }
 
-// TestGuides_SnippetsOfFunctions holds that a snippet with a marker is a part of the marker's
-// function. A snippet of an Example runs, and its output is checked.
+// TestGuides_SnippetsOfFunctions holds snippets to their markers. An Example's snippet runs, with its output.
 func TestGuides_SnippetsOfFunctions(t *testing.T) {
 	found := map[string]int{}
 	for _, document := range documents(t) {
@@ -234,8 +231,7 @@ var standIns = map[string]string{
 	"github.com/labstack/echo/v4": "docs/testdata/echo.go",
 }
 
-// requirements returns a go.mod and a go.sum for all snippets. The requirements are those of the
-// repository's modules, so that the build needs no network.
+// requirements returns a go.mod and a go.sum with the repository's requirements: no build needs the network.
 func requirements(t *testing.T) (mod, sum string) {
 	t.Helper()
 	root, err := filepath.Abs(".")

@@ -19,10 +19,8 @@ const (
 	// bugRuns is how many runs look for a bug, each from another seed: 1, 1001, ...
 	bugRuns   = 5
 	bugStride = 1000
-	// bugBound is the largest number of scenarios in a run.
-	bugBound = 1000
-	// quickest is the bug of the plain run.
-	quickest = "expired lease believed too long"
+	bugBound  = 1000                              // scenarios in a run, at most
+	quickest  = "expired lease believed too long" // the bug of the plain run
 )
 
 // modelFiles are the model's test files: without the others a module compiles in a third of the time.

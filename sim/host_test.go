@@ -22,8 +22,7 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// build compiles the test package in the directory root and returns the module. The files in the
-// overlay, by their path below root, replace the files on the disk.
+// build compiles root's test package to a module. Files of overlay, by path below root, replace the disk's.
 func build(root string, overlay map[string][]byte) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "bellwether-sim-")
 	if err != nil {
@@ -110,8 +109,7 @@ var (
 	violationLine = regexp.MustCompile(`(?m)^ +model_test\.go:\d+: (\S+: .*)$`)
 )
 
-// play plays the scenario of the seed. steps are the numbers of its steps, with commas; empty: all.
-// Each member of environment is "NAME=value" for the guest.
+// play plays the seed's scenario: all steps, or numbers as in "0,1". environment has the form of os.Environ.
 func (h *host) play(ctx context.Context, seed int, steps string, environment ...string) (play, error) {
 	w := &world{state: uint64(seed), now: 1_700_000_000_000_000_000}
 	ctx = context.WithValue(ctx, worldKey{}, w)

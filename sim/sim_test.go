@@ -108,8 +108,7 @@ func each(first, n int, f func(seed int) bool) {
 // maxFailures is the number of failures after which no scenario begins.
 const maxFailures = 20
 
-// TestScenarios plays scenarios. It reports the first scenario of each kind of violation. It
-// shrinks the very first, and reports it with the command that replays it.
+// TestScenarios reports the first scenario of each kind of violation, and shrinks the very first.
 func TestScenarios(t *testing.T) {
 	t.Parallel() // the other tests compile meanwhile
 	h := hostOf(t)

@@ -23,8 +23,7 @@ const (
 // A tone is a colour of a scheme, and its wash, which lies behind text.
 type tone struct{ name, light, dark, lightWash, darkWash string }
 
-// tones are the colours of the live page. The ground is behind everything, and hides a page's
-// background.
+// tones are the live page's colours. The ground lies behind everything, and hides a page's background.
 var tones = []tone{
 	{"ground", "#ffffff", "#181f1c", "#eef0ed", "#262f2b"},
 	{"line", "#b9c1bb", "#55625b", "#b9c1bb", "#55625b"},
@@ -55,7 +54,6 @@ type sheet struct {
 	b      strings.Builder
 }
 
-// svg returns the finished picture.
 func (s *sheet) svg(title string) []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %g" width="%[1]d" height="%[2]g" role="img" aria-label="%[3]s">`+"\n",
@@ -78,14 +76,12 @@ func (s *sheet) text(class, anchor string, x, y float64, text string) {
 	s.add(`<text class="%s" text-anchor="%s" x="%g" y="%g">%s</text>`, class, anchor, x, y, html.EscapeString(text))
 }
 
-// lines writes several lines below each other.
 func (s *sheet) lines(class, anchor string, x, y float64, lines ...string) {
 	for i, line := range lines {
 		s.text(class, anchor, x, y+float64(i)*17, line)
 	}
 }
 
-// heading writes the title and the sentences below it.
 func (s *sheet) heading(title string, sentences ...string) {
 	s.text("ink title", "start", 24, 34, title)
 	s.lines("soft", "start", 24, 56, sentences...)
@@ -132,7 +128,6 @@ func (s *sheet) cross(x, y float64) {
 	s.add(`<path class="bad-line thick" d="M%g %gl12 12m0 -12l-12 12"/>`, x-6, y-6)
 }
 
-// arrow draws an arrow in a tone.
 func (s *sheet) arrow(tone string, x1, y1, x2, y2 float64) {
 	length := math.Hypot(x2-x1, y2-y1)
 	dx, dy := (x2-x1)/length, (y2-y1)/length

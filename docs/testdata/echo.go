@@ -1,5 +1,4 @@
-// Package echo has the names of github.com/labstack/echo/v4 that docs/recipes.md
-// uses, with their types there. The repository does not require echo.
+// Package echo has the few names of echo that docs/recipes.md uses. The repository does not require echo.
 package echo
 
 import "net/http"

@@ -1,5 +1,4 @@
-// Package gin has the names of github.com/gin-gonic/gin that docs/recipes.md uses,
-// with their types there. The repository does not require gin.
+// Package gin has the few names of gin that docs/recipes.md uses. The repository does not require gin.
 package gin
 
 import "net/http"

@@ -15,14 +15,12 @@ import (
 
 // The claims about time are tested without the race detector, which would dominate the measurement.
 
-// TestClaim_RedisHerd has 8 processes with 250 callers each ask for one cold key: one load, and a
-// bounded number of commands, including scripts'. Its p99 is only printed; `make latency` tests it.
+// TestClaim_RedisHerd bounds the loads and commands of a herd of 8 processes. `make latency` tests its p99.
 func TestClaim_RedisHerd(t *testing.T) { redisHerd(t, Redis, 40) }
 
 func TestClaim_RedisFleetHerd(t *testing.T) { redisHerd(t, RedisFleet, 30) }
 
-// redisHerd returns the herd's p99 in milliseconds beyond its load and the fan-out of one value to
-// as many goroutines in the same run.
+// redisHerd returns the herd's p99 in milliseconds beyond its load and the fan-out of one value.
 func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 	const (
 		clients, callers = 8, 250

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestLatency_RedisHerd limits the herd's p99 beyond its load and the fan-out. It needs an idle
-// machine, so `make latency` runs it: with 8 processes on 2 cores, other work shows in the result.
+// TestLatency_RedisHerd limits redisHerd's p99. `make latency` runs it: other work shows in the result.
 func TestLatency_RedisHerd(t *testing.T) {
 	if got := redisHerd(t, Redis, 40); got > 5 {
 		t.Errorf("p99 is %.2f ms beyond load and fan-out, want at most 5", got)

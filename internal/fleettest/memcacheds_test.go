@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// TestMemcacheds is a fleet over three memcacheds, one of which dies under a herd on many keys and
-// comes back empty. The items of each key are spread over the three: any of them may be lost.
+// TestMemcacheds restarts one of three memcacheds under a herd. A key's items are spread over all three.
 func TestMemcacheds(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, Memcacheds, 3, fleetOptions{TTL: time.Minute, LeaseTTL: time.Second, NearTTL: 50 * time.Millisecond})

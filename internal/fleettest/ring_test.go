@@ -22,8 +22,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// TestRing_OneServerKilled kills one of eight memcacheds, or of a Redis Cluster's three masters. Keys
-// of the other servers are loaded as often as before, and each can be invalidated.
+// TestRing_OneServerKilled: keys of the other servers are loaded as often as before, and can be invalidated.
 func TestRing_OneServerKilled(t *testing.T) {
 	t.Run("memcached", func(t *testing.T) {
 		var servers []*testserver.Server

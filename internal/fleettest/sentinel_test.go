@@ -8,8 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestSentinel is a fleet over a Redis master whose replica takes over: by plan while a herd waits,
-// and after the master was killed. No caller fails, and the fleet returns to one load by itself.
+// TestSentinel has a replica take over under a herd: no caller fails, and the fleet returns to one load.
 func TestSentinel(t *testing.T) {
 	for name, failOver := range map[string]func(*testserver.Sentinel){
 		"planned failover": (*testserver.Sentinel).Failover,

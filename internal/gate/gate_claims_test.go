@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Ask costs, beyond the call: a time limit and the report. A call that waits for its turn also has a place
-// in a queue and a channel.
+// Ask costs a time limit and the report. A call that waits for its turn also has a place and a channel.
 func TestAsk_Allocations(t *testing.T) {
 	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), NewBudget(time.Second)
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }

@@ -11,8 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The claim's reply and the commit's request are slow. The entry seems no younger than it is, and not
-// much older.
+// With slow replies to the claim and slow commits the entry seems no younger than it is, nor much older.
 func TestSend_AfterASlowClaim(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
 	defer rdb.Close()

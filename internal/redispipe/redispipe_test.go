@@ -391,8 +391,7 @@ type readOnly struct{}
 func (readOnly) Error() string { return "READONLY You can't write against a read only replica." }
 func (readOnly) RedisError()   {}
 
-// TestExec_Hooks has hooks fail, panic and end the goroutine, with one call and with several: each
-// command has an error, and the next calls are sent.
+// TestExec_Hooks has hooks fail, panic and exit: each command has an error, and the next calls are sent.
 func TestExec_Hooks(t *testing.T) {
 	for name, c := range map[string]struct {
 		hook func() error

@@ -19,9 +19,8 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// TestListen_Cluster has many processes listen to one channel of a cluster. No node has all processes.
-// Processes at other nodes do not feel the death of a node, and its own processes go elsewhere long
-// before a replica takes over.
+// TestListen_Cluster kills a node of a cluster, of which no node has all processes. Its processes go
+// elsewhere long before a replica takes over. Processes at other nodes hear all messages.
 func TestListen_Cluster(t *testing.T) {
 	redis.SetLogger(silence{}) // dials fail here on purpose
 	c := testserver.RedisCluster(t, 0)
@@ -104,8 +103,7 @@ func TestListen_Cluster(t *testing.T) {
 	}
 }
 
-// TestListen_PanicInTheClient has the client's dialer panic when Listen subscribes, and inside
-// Receive after a lost connection. Each time Listen reports the panic and connects again.
+// TestListen_PanicInTheClient: after a dialer's panic in Subscribe or Receive, Listen reports and reconnects.
 func TestListen_PanicInTheClient(t *testing.T) {
 	server := testserver.Redis(t)
 	var dials atomic.Int32

@@ -13,8 +13,7 @@ import (
 	"testing"
 )
 
-// The tests in this file stand in for a builder of images: they read the Dockerfile of
-// example/server, and run its commands in a copy of the repository.
+// The tests in this file run the commands of example/server's Dockerfile in a copy of the repository.
 
 // An instruction is one line of a Dockerfile.
 type instruction struct{ name, args string }
@@ -63,8 +62,7 @@ func flags(t *testing.T) (all []string) {
 	return all
 }
 
-// TestImage runs the build of the Dockerfile. It holds that the program is static and understands
-// the flags of the entry point and of compose.yaml, and that the image has the licences.
+// TestImage builds the image: its program is static and knows all its flags, and it has the licences.
 func TestImage(t *testing.T) {
 	source, image := copyOfTheRepository(t), t.TempDir()
 	var entry []string

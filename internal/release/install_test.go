@@ -66,8 +66,7 @@ func copyOfTheRepository(t *testing.T) string {
 	return dir
 }
 
-// taggedCopy makes a repository of the working tree's files, and tags it at the version
-// that the modules require of each other. Unreleased changes count as this version's.
+// taggedCopy makes a repository of the working tree, tagged with the version that the modules require.
 func taggedCopy(t *testing.T) (dir, version string) {
 	t.Helper()
 	dir = copyOfTheRepository(t)
@@ -105,8 +104,7 @@ func (u *user) command(ctx context.Context, folder string, args ...string) *exec
 	proxies := []string{u.proxy, "file://" + filepath.ToSlash(filepath.Join(machine[0], "cache", "download")), machine[1]}
 	cmd.Env = append(os.Environ(),
 		"GOPROXY="+strings.Join(proxies, ","), "GOMODCACHE="+filepath.Join(u.home, "modules"), "GOBIN="+filepath.Join(u.home, "bin"),
-		// No database has the sums of a version before its release. The sums of all other
-		// modules are compared with the repository's.
+		// No database has an unreleased version's sums. All other sums are compared with the repository's.
 		"GOSUMDB=off", "GONOSUMDB=", "GOPRIVATE=", "GONOPROXY=",
 		// A machine may have no C compiler.
 		"CGO_ENABLED=0",
@@ -137,8 +135,7 @@ func (u *user) run(t *testing.T, folder string, args ...string) string {
 	return string(out)
 }
 
-// buildsPrograms builds one program per example, in one module, and runs the programs. In the short
-// form the examples are functions of one program, because linking takes the most time.
+// buildsPrograms builds and runs a program per example, in short mode one program: linking takes longest.
 func (u *user) buildsPrograms(t *testing.T) {
 	dir := filepath.Join(u.home, "programs")
 	var sums bytes.Buffer
@@ -334,8 +331,7 @@ func examples(t *testing.T, folder string) (all []example) {
 	return all
 }
 
-// chosen returns the examples of a package that TestInstall builds: a loader and a
-// middleware of the root package, and one of each other package.
+// chosen returns the examples that TestInstall builds: two of the root package, one of each other package.
 func chosen(t *testing.T, folder string) []example {
 	t.Helper()
 	all := examples(t, folder)

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// TestMain lets the commands of the tests use the workspace under GOWORK=off too, as the Makefile does:
-// before a release the programs find the other modules only through go.work. TestModules_Alone and
-// TestInstall switch the workspace off for their own commands.
+// TestMain lets the tests' commands use the workspace under GOWORK=off too, as the Makefile does: before a
+// release only go.work has the other modules. TestModules_Alone and TestInstall switch the workspace off.
 func TestMain(m *testing.M) {
 	os.Setenv("GOWORK", "")
 	os.Exit(m.Run())

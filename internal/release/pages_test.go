@@ -66,8 +66,7 @@ func synopsis(t *testing.T, dir string) string {
 	return ""
 }
 
-// TestPages_READMEs holds that pkg.go.dev finds the target of each link: it resolves a
-// relative link from the folder of the README, and makes it the link of a file.
+// TestPages_READMEs holds that pkg.go.dev resolves each relative link, from the README's folder, to a file.
 func TestPages_READMEs(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	for _, m := range released(modules(t)) {
@@ -91,8 +90,7 @@ func TestPages_READMEs(t *testing.T) {
 	}
 }
 
-// TestPages_Licence holds that pkg.go.dev may show the modules: it recognises the licence by its
-// text, and each module's archive gets the root's licence.
+// TestPages_Licence holds the text by which pkg.go.dev recognises the licence. Each archive gets the root's.
 func TestPages_Licence(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repository, "LICENSE"))
 	if err != nil {

@@ -12,8 +12,7 @@ import (
 	modzip "golang.org/x/mod/zip"
 )
 
-// serve writes the released modules of the repository in dir to a new folder, in the form of a
-// module proxy, each at its tag of the version. It returns the folder's URL.
+// serve writes dir's released modules at their version tags as a proxy's files, and returns the folder's URL.
 func serve(t *testing.T, dir, version string) string {
 	t.Helper()
 	proxy := t.TempDir()
@@ -34,8 +33,7 @@ func serve(t *testing.T, dir, version string) string {
 		put("list", version+"\n")
 		put(version+".info", fmt.Sprintf(`{"Version": %q, "Time": "2026-01-01T00:00:00Z"}`, version))
 		put(version+".mod", git(t, dir, "show", m.tag(version)+":"+path.Join(m.folder, "go.mod"))+"\n")
-		// CreateFromVCS takes the same files as the go command: the files of the tag, and the
-		// root's licence for each module.
+		// Like the go command, CreateFromVCS takes the tag's files, and the root's licence for each module.
 		var zip bytes.Buffer
 		at := modversion.Version{Path: m.path(), Version: version}
 		if err := modzip.CreateFromVCS(&zip, at, dir, m.tag(version), strings.TrimPrefix(m.folder, ".")); err != nil {

@@ -773,12 +773,10 @@ func (s *Spool) Readers() int {
 	return len(s.readers)
 }
 
-// WriteTo is CopyTo without a context.
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	return r.CopyTo(context.Background(), w, nil)
 }
 
-// Next is next without idle and flush.
 func (r *Reader) Next(ctx context.Context) ([]byte, error) {
 	return r.next(ctx, nil, nil)
 }

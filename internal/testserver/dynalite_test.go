@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// TestDynamoDB_OutlivesBrokenRequests leaves in the middle of requests, like killed processes.
-// Plain dynalite ends with an exception then.
+// TestDynamoDB_OutlivesBrokenRequests leaves in the middle of requests: plain dynalite crashes then.
 func TestDynamoDB_OutlivesBrokenRequests(t *testing.T) {
 	server := DynamoDB(t)
 	for range 5 {
