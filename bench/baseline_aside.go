@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// The cache beside its origin that is written without a library (get, and on a miss load and set):
-// alone, behind singleflight, and the yardstick below all strategies.
+// A cache beside its origin without a library: alone, behind singleflight, and the floor of all strategies.
 
 var noProtection = strategy{
 	name: "no protection", engines: []string{redisEngine},
@@ -25,8 +24,7 @@ var onlySingleflight = strategy{
 	},
 }
 
-// fanOut is the floor: a channel hands one value to each process's callers, without a lookup, an
-// election or a store. Its waits beyond the load are this machine's cost of waking so many callers.
+// fanOut is the floor: a channel per process hands the value over. Its waits beyond the load are wake-ups.
 var fanOut = strategy{
 	name: "(fan-out in memory)", traits: yardstick,
 	caveat: "the yardstick of the waits, no cache: one load for each process, handed over by a channel",

@@ -44,8 +44,7 @@ func newTestHerd(t *testing.T) *herdBench {
 	return b
 }
 
-// TestStrategies_ColdThenKept holds the conditions for each strategy's figures: every caller gets
-// the key's own value, the loads and the engine's commands are counted, and a loaded value is kept.
+// TestStrategies_ColdThenKept: callers get the key's value, loads and commands are counted, values are kept.
 func TestStrategies_ColdThenKept(t *testing.T) {
 	b := newTestHerd(t)
 	const all = 2 * 10
@@ -172,8 +171,7 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 	}
 }
 
-// A store that is killed under load costs no request, and the origin at most its bound of loads.
-// When the store is back, one process loads for all again.
+// A store killed under load fails no request, and exceeds no bound of loads. Then one process loads for all.
 func TestOutage_Quick(t *testing.T) {
 	c, err := measureOutage(outageQuick, bellwetherRedis)
 	if err != nil {

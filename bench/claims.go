@@ -112,8 +112,7 @@ var herdLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair
 // herdCommands are the bounds of the fleet's commands for a cold key.
 var herdCommands = map[string]float64{bellwetherRedis.name: 30, bellwetherRedisPair.name: 40}
 
-// httpClaims are the bounds of Bellwether beside the bare handler and nginx. CPU is of all
-// processes: of nginx and of the Go server behind it, which does nothing for a hit.
+// httpClaims are the bounds beside the bare handler and nginx. nginx's CPU has the Go server's behind it.
 func httpClaims(r *record) (claims []claim) {
 	for _, c := range []struct {
 		load, figure, beside, name string

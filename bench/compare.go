@@ -27,8 +27,7 @@ func runCompare(args []string) error {
 	return compare(os.Stdout, a, b)
 }
 
-// compare prints the changes from a to b: for each figure both medians and the ratio. The mark "~"
-// is for a change within the range of a's or b's own rounds: it may be noise.
+// compare prints each figure's medians and ratio. "~" marks a change within the range of one side's rounds.
 func compare(w io.Writer, a, b *record) error {
 	if a.Bench != b.Bench {
 		return fmt.Errorf("compare: one is of %q, the other of %q", a.Bench, b.Bench)

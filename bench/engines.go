@@ -34,8 +34,7 @@ type engines struct {
 	rdb     *redis.Client // for Redis's statistics
 }
 
-// startEngines starts all engines. An engine that a variable such as BELLWETHER_REDIS names is used
-// as it is, and counts the commands of all its clients.
+// startEngines starts all engines. An engine of a variable such as BELLWETHER_REDIS counts all its clients.
 func startEngines() (e *engines, err error) {
 	e = &engines{tb: &life{}}
 	// 1,000 keys in 8 processes exceed memcached's 1,024 connections: gomemcache opens one per request.
@@ -87,8 +86,7 @@ func (e *engines) restart(names []string) error {
 	})
 }
 
-// commands returns how many commands these engines have carried out, with the commands in scripts,
-// and without the commands that set connections up or count.
+// commands returns these engines' number of commands, also in scripts, without set-up and counting.
 func (e *engines) commands(names []string) (int, error) {
 	total := 0
 	for _, name := range names {

@@ -94,8 +94,7 @@ func (b *herdBench) close() {
 	os.RemoveAll(b.dir)
 }
 
-// measureHerd puts all strategies through all scenarios in turn, and each round in another order,
-// so disturbances of the machine affect all of them.
+// measureHerd has another order of strategies in each round, so a disturbance of the machine affects all.
 func measureHerd(size size, scenarios []scenario, strategies []strategy, p *progress) (*record, error) {
 	b, err := newHerdBench(size)
 	if err != nil {

@@ -15,8 +15,7 @@ import (
 	"time"
 )
 
-// This file loads the servers: wrk for throughput, which waits for an answer before its next
-// request, and a generator with an open loop for latency.
+// This file loads the servers: wrk in a closed loop for throughput, a generator in an open loop for latency.
 
 // generatorEnv names the variable that makes this program the generator. It has a generatorConfig.
 const generatorEnv = "BELLWETHER_BENCH_GENERATOR"

@@ -14,8 +14,7 @@ import (
 
 const missScenario = "uncontended misses"
 
-// misses asks for cold keys in one process, one after another. The load takes no time. Its two
-// lines in the origin's log are in the figures of all strategies.
+// misses asks for cold keys in sequence in one process. A load only writes two lines to the origin's log.
 func (x *trial) misses() error {
 	if err := x.open(); err != nil {
 		return err

@@ -115,8 +115,7 @@ func readLog(path, prefix string) ([]event, error) {
 	return events, nil
 }
 
-// loadsIn counts the loads of a log, the loads that began while another load of the key ran, the
-// keys, and the most concurrent loads. The loads of a killed process end with the kill.
+// loadsIn counts loads, loads beside another of their key, keys, and the most at once. A kill ends its loads.
 func loadsIn(events []event, killed map[int]time.Time) (loads, duplicates, keys, most int) {
 	for pid, at := range killed {
 		running := map[string]event{}

@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// Bellwether, over each engine and without an engine. NearTTL keeps its default of a second, so
-// each process asks the store for a value with a longer TTL once a second.
+// Bellwether, over each engine and without. By NearTTL's default a process asks the store once a second.
 
 var bellwetherInProcess = strategy{
 	name: "bellwether in process", traits: staleServes,

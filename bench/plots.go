@@ -41,8 +41,7 @@ var (
 	}
 )
 
-// originPlaces is the number of concurrent loads at the first picture's origin, as a database has
-// connections. Without such a bound a herd would cost no caller any time.
+// originPlaces is the first picture's bound of concurrent loads. Without it a herd would cost no caller time.
 const originPlaces = 20
 
 func runPlots(args []string) error {
@@ -106,9 +105,8 @@ var (
 	costed = []strategy{noProtection, onlySingleflight, redislockAside, rockscacheRedis, bellwetherRedis, bellwetherMemcached, bellwetherEtcd}
 )
 
-// plotExpiry draws the callers' waits around the expiries of a key at an origin with few places:
-// the slowest caller of each 20 ms. Each strategy has its own panel, because singleflight and
-// Bellwether wait for the same load, and their lines would cover each other.
+// plotExpiry draws the slowest wait of each 20 ms around a key's expiries at an origin with few places. Each
+// strategy has a panel, because singleflight's and Bellwether's lines would cover each other.
 func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 	const step = 20 * time.Millisecond
 	narrow := httptest.NewServer(narrowOrigin(originPlaces, size.Load))

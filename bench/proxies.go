@@ -139,8 +139,7 @@ func startVarnish(l *life) *server {
 	return s
 }
 
-// start starts a program that ends with the life. With the bench's death, Go servers lose their
-// input, and the kernel ends the proxies.
+// start starts a program that ends with the life or the bench: by its input, or for proxies by the kernel.
 func (l *life) start(cmd *exec.Cmd) int {
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -202,8 +201,7 @@ func (s *server) runs() (int, error) {
 	return strconv.Atoi(string(b))
 }
 
-// cpu returns the user and system time of all the server's processes so far. The processes' clocks
-// have nanoseconds. /proc counts in 10 ms, too coarse for a short run.
+// cpu returns the processes' time so far by their clocks: /proc counts in 10 ms, too coarse for a short run.
 func (s *server) cpu() (time.Duration, error) {
 	parents := map[int]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

@@ -17,8 +17,7 @@ var goRedisCache = strategy{
 		if size == 0 {
 			size = 100_000
 		}
-		// Its documentation keeps values in the process for a minute. Here the limit is their
-		// freshness, and the second of our own near tier.
+		// Its documentation has a minute. Here it is the freshness, at most the second of our own near tier.
 		rc := rediscache.New(&rediscache.Options{Redis: c.redis, LocalCache: rediscache.NewTinyLFU(size, min(p.TTL, time.Second))})
 		return got(func(ctx context.Context, key string) (string, error) {
 			var v string

@@ -9,9 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// bsm/redislock around a cache beside its origin, behind singleflight, so each process has one
-// caller at the lock. It waits with a linear back-off of 100 ms, as in its documentation, and then
-// looks for the value again. Renewal of the lease is left to its user, and so absent.
+// bsm/redislock around a cache beside its origin. Singleflight leaves each process one caller at the lock,
+// with a linear back-off of 100 ms, as documented. Renewal is left to its user, and so absent.
 
 var redislockAside = strategy{
 	name: "bsm/redislock", engines: []string{redisEngine}, traits: locks,

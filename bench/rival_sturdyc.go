@@ -10,8 +10,7 @@ import (
 	"github.com/viccon/sturdyc"
 )
 
-// sturdyc, in one process and with Redis as its distributed storage. With a stale window it
-// refreshes in the background until the window ends, as its documentation advises for keys in use.
+// sturdyc, alone and over Redis. A stale window makes it refresh in the background, as documented.
 
 var sturdycInProcess = strategy{
 	name: "sturdyc", traits: staleServes,

@@ -55,14 +55,13 @@ func (s size) caveat() string {
 
 // A scenario is an event for a herd.
 type scenario struct {
-	name  string
-	what  string
-	needs trait      // strategies without it are left out
-	not   trait      // strategies with it are left out
-	brief []strategy // the strategies of a quick run; nil: all
-	run   func(x *trial) error
-	// columns are the columns of its table; nil: the herd's.
-	columns []column[measurement]
+	name    string
+	what    string
+	needs   trait      // strategies without it are left out
+	not     trait      // strategies with it are left out
+	brief   []strategy // the strategies of a quick run; nil: all
+	run     func(x *trial) error
+	columns []column[measurement] // of its table; nil: the herd's
 }
 
 func (s scenario) shows() []column[measurement] {
@@ -245,8 +244,7 @@ func (x *trial) order(do string) order {
 	}
 }
 
-// open opens the strategy in all processes, and has them wait for a key that does not count, so
-// connections, scripts and subscriptions are ready.
+// open opens the strategy in all processes. They wait for a key that does not count, to be connected.
 func (x *trial) open() error {
 	if x.strategy.has(wholeSeconds) && x.policy.TTL%time.Second != 0 {
 		return errNotApplicable

@@ -20,18 +20,16 @@ type loader func(ctx context.Context, key string) (string, error)
 // A cache is a running strategy in one process of the fleet.
 type cache interface {
 	Get(ctx context.Context, key string) (string, error)
-	// Close ends the strategy's background work.
-	Close()
+	Close() // ends the strategy's background work
 }
 
 // A policy is the common settings of all strategies.
 type policy struct {
-	TTL   time.Duration // how long a value is fresh
-	Stale time.Duration // how long after that it may be served while it is rebuilt; 0: never
-	Lease time.Duration // the lock's lease
-	Near  int           // number of values in the process; 0: no limit
-	// Rebuilds is a process's bound of concurrent loads, if the strategy has one; 0: its default.
-	Rebuilds int
+	TTL      time.Duration // how long a value is fresh
+	Stale    time.Duration // how long after that it may be served while it is rebuilt; 0: never
+	Lease    time.Duration // the lock's lease
+	Near     int           // number of values in the process; 0: no limit
+	Rebuilds int           // bound of a process's concurrent loads, if the strategy has one; 0: its default
 }
 
 // A trait is a property of a strategy that a scenario may need.

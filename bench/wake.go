@@ -11,8 +11,7 @@ import (
 // This file measures the wake lag: from a load in one process to the last waiter in another.
 
 const (
-	// wakeProcesses and wakeCallers are the numbers of internal/fleettest, from which the bounds
-	// come: larger numbers on two cores would measure the machine's scheduler.
+	// Both are as in internal/fleettest, the bounds' source: more would measure the scheduler of two cores.
 	wakeProcesses, wakeCallers = 3, 50
 
 	wakeScenario = "wake lag"
@@ -23,8 +22,7 @@ var wakeLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair
 
 // wakes runs bursts in sequence, each for its own cold key. A key gives one lag per waiting process.
 //
-// The lag begins at the end of the load in the origin's log. It includes the commit, so it is
-// rather too long than too short. The log and the callers share one clock.
+// A lag begins at the load's end in the origin's log, with the callers' clock, and so includes the commit.
 func (x *trial) wakes() error {
 	if err := x.open(); err != nil {
 		return err

@@ -46,8 +46,7 @@ type order struct {
 	Seed uint64
 	Zipf float64
 
-	// Trace reports each call.
-	Trace bool
+	Trace bool // reports each call
 }
 
 // A report is the answer to an order. Except Err, it is about the calls of the last burst or drive, and

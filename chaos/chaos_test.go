@@ -40,9 +40,8 @@ const (
 	longLocks  = 10 * time.Second
 )
 
-// fixed are the seeds of the short runs. A seed selects the engines. Twelve seeds in a row meet
-// every pair, and redisfleet twice; long runs use consecutive seeds from a random one on. These
-// five meet both stores and every locker except redis, with which most bugs are planted.
+// fixed are the seeds of the short runs. A seed selects the engines: twelve in a row meet every pair, and
+// redisfleet twice. These meet both stores and every locker except redis, with which most bugs are planted.
 var fixed = []int64{1, 2, 3, 4, 5}
 
 // pairOf returns the engines of a seed, unless the flags name them.

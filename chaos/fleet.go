@@ -59,8 +59,7 @@ type originLoad struct {
 type fault struct {
 	span
 	worker int
-	// forgot is the number of the engine that came back empty, -1 for none.
-	forgot int
+	forgot int // number of the engine that came back empty, -1 for none
 }
 
 // A process is a running worker.

@@ -62,8 +62,7 @@ type schedule struct {
 
 const (
 	fleetWorkers = 3
-	// warmUp is when the first fault comes, after connections, scripts and subscriptions.
-	warmUp = time.Second
+	warmUp       = time.Second // when the first fault comes, after connections, scripts and subscriptions
 )
 
 func draw(seed int64, length time.Duration, engines int) schedule {

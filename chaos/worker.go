@@ -58,10 +58,9 @@ const (
 
 // An order is a line for a worker.
 type order struct {
-	Do  string // "invalidate", "get"
-	Key string
-	// Callers is the number of concurrent callers.
-	Callers int
+	Do      string // "invalidate", "get"
+	Key     string
+	Callers int // concurrent
 }
 
 // work is the program of a worker process, until the end of the input.
