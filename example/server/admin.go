@@ -51,8 +51,7 @@ func (s *server) adminRouter() http.Handler {
 	return r
 }
 
-// rebound reports whether a page in a browser may have sent the request to a name, which another site
-// may now resolve to this listener's address (DNS rebinding). This listener has no pages of its own.
+// rebound reports DNS rebinding: a browser's request to a name that a site may resolve to this address.
 func rebound(r *http.Request) bool {
 	host := (&url.URL{Host: r.Host}).Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
@@ -99,9 +98,8 @@ type failure struct {
 	URLs  []string `json:"urls,omitempty"`
 }
 
-// invalidate drops pages: POST /invalidate?url=http://host/path, and likewise with prefix= and
-// tag=, each any number of times. A url or prefix without a host belongs to the host in host=, or
-// to the site that is requested by address. With soft=1 the pages become stale and stay.
+// invalidate drops pages: POST /invalidate?url=http://host/path, likewise prefix= and tag=, each repeatable.
+// The host of a relative url or prefix is host=, else the addresses' site. soft=1 leaves the pages stale.
 func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 	match, err := matched(r.URL.RawQuery)
 	if err != nil {

@@ -271,8 +271,7 @@ func texts(t *testing.T, ctx context.Context, want map[string]string) {
 	}
 }
 
-// TestBrowser_ReleaseTheHerd presses the page's button: 1,000 requests are one load with Bellwether,
-// and one in each process with singleflight. The load outlasts the last request of a slow machine.
+// TestBrowser_ReleaseTheHerd: 1,000 requests are one load with Bellwether, one per process with singleflight.
 func TestBrowser_ReleaseTheHerd(t *testing.T) {
 	front, _ := newTestServer(t)
 	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"3000"}, "capacity": {"400"}})

@@ -17,11 +17,9 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
 
-// This file connects to DynamoDB. It reads the environment itself: the SDK's config module, which
-// also has profiles, roles and single sign-on, is nine more modules. Use that module for a program
-// in AWS: dynamodb.NewFromConfig takes the result of config.LoadDefaultConfig.
+// This file connects to DynamoDB. It reads the environment itself, because the SDK's config module is nine
+// more modules. A program in AWS passes the result of config.LoadDefaultConfig to dynamodb.NewFromConfig.
 
-// connectDynamoDB makes the locker.
 func (e *engines) connectDynamoDB(c config) {
 	transport := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,

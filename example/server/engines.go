@@ -27,8 +27,7 @@ import (
 
 // This file makes the store and the locker of the flags, without waiting for a server.
 
-// connections is the number of kept connections to an engine. A request needs a connection only
-// briefly, and memcached's default is 1024 for the whole fleet.
+// connections is the number of kept connections to an engine. memcached has 1024 by default for the fleet.
 const connections = 128
 
 // engines are the store and the locker, nil if the cache needs none, or an engine that is both.
@@ -131,8 +130,7 @@ func (e *engines) join(f *bellwether.Fleet) {
 	f.Store, f.Locker = e.store, e.locker
 }
 
-// warm takes a lease and gives it back, within a second: the first election then finds the locker
-// connected. Later calls report any failure.
+// warm takes and returns a lease: the first election finds the locker connected. Later calls report failures.
 func (e *engines) warm(ctx context.Context) {
 	if e.locker == nil {
 		return

@@ -170,8 +170,7 @@ func TestServer_Elects(t *testing.T) {
 	})
 }
 
-// TestServer_LockerAwayAndBack starts two processes without their locker, which comes later. They
-// are ended while it hangs, and while it is away again.
+// TestServer_LockerAwayAndBack starts processes before their locker, and ends them while it hangs or is away.
 func TestServer_LockerAwayAndBack(t *testing.T) {
 	eachPair(t, func(t *testing.T, e pair) {
 		e.elector.OwnOrSkip(t)

@@ -156,8 +156,7 @@ func (p *pen) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// sharedFor returns a function that encodes the result of look, at most once in a period: a look at
-// a large herd is slow, and there may be many listeners.
+// sharedFor encodes look's result at most once in a period, for many listeners: a look at a herd is slow.
 func sharedFor[T any](period time.Duration, look func() T) func() []byte {
 	var (
 		mu      sync.Mutex // guards encoded and at

@@ -9,8 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestServer_FirstHerd counts Redis's commands for the first herd of a new fleet: no more than for
-// any other, because connections, subscriptions and the log of invalidations are already there.
+// TestServer_FirstHerd bounds Redis's commands for a fleet's first herd: connections and the log are there.
 func TestServer_FirstHerd(t *testing.T) {
 	const (
 		processes   = 8

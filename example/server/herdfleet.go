@@ -17,8 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the live page's fleet with Bellwether: a Middleware for each process, over one store
-// and one locker that the page can inspect and kill.
+// This file is the live page's fleet with Bellwether, over engines that the page can inspect and kill.
 
 type fleet struct {
 	store     *ledger

@@ -12,8 +12,7 @@ import (
 
 // This file is the origin behind each strategy of the live page.
 
-// A herdOrigin runs a bounded number of loads at a time, like a database with a pool of
-// connections. Each load takes the delay of the settings.
+// A herdOrigin runs a bounded number of loads at a time, like a database. A load takes the settings' delay.
 type herdOrigin struct {
 	pen *pen
 
@@ -47,7 +46,6 @@ func (o *herdOrigin) enter(page int) (places chan struct{}, leave func()) {
 	}
 }
 
-// loaded returns the number of loads since the release.
 func (o *herdOrigin) loaded() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -25,12 +25,10 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the world of TestServer_EachClientGetsItsOwn: a server for HTTP/1.1 and h2c, an
-// origin whose pages depend on the client and fail in every way, clients with identities, and the
-// judge of each answer. Each body names its request, so no verdict depends on time.
+// This file is the world of TestServer_EachClientGetsItsOwn: a server for HTTP/1.1 and h2c, a failing origin,
+// clients with identities, and a judge. Each body names its request, so no verdict depends on time.
 
-// serveBothProtocols is the server behind a listener for HTTP/1.1 and HTTP/2 without TLS. Behind
-// its cache, the handler of a page with panicsPath panics for the failing clients.
+// serveBothProtocols is the server for HTTP/1.1 and h2c, with panicByCookie behind its cache.
 func serveBothProtocols(args []string, _, stderr io.Writer) int {
 	fail := func(err error) int {
 		fmt.Fprintln(stderr, err)
@@ -77,8 +75,7 @@ func serveBothProtocols(args []string, _, stderr io.Writer) int {
 // panicsPath is in the paths of the pages whose handler panics.
 const panicsPath = "/panics/"
 
-// panicByCookie is the middleware behind the cache that panics for the failing clients. It asks the
-// origin first, so that the test chooses when the panic comes.
+// panicByCookie panics for the failing clients after the origin's answer, so the test chooses the moment.
 func panicByCookie(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who := identityOf(r)

@@ -101,7 +101,6 @@ func (p *pen) strategies() []*strategy {
 	return []*strategy{p.bellwether, p.singleflight, p.without}
 }
 
-// close ends the herd and the fleet.
 func (p *pen) close() {
 	p.audience.end()
 	p.mu.Lock() // no herd is released from here on, so Wait waits for all
@@ -259,8 +258,7 @@ var axes = []time.Duration{
 	8 * time.Second, 10 * time.Second, 15 * time.Second, 20 * time.Second, herdTime,
 }
 
-// axis is the length of the charts' time axis, from the settings of the release: a moving axis
-// makes all curves look alike. A herd that takes longer gets the next axis.
+// axis is the length of the charts' time axis. It grows in steps: a moving axis makes all curves look alike.
 func (h *herdRun) axis(elapsed time.Duration) time.Duration {
 	if h.number == 0 {
 		return axes[0]

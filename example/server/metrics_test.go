@@ -99,8 +99,7 @@ func TestMetrics_Documented(t *testing.T) {
 	}
 }
 
-// TestAlerts_PrivatePage has a page that is not shared, so that almost all its requests bypass the
-// cache. The alert for caches that cache nothing must count them.
+// TestAlerts_PrivatePage holds that the alert for caches that cache nothing counts a private page's bypasses.
 func TestAlerts_PrivatePage(t *testing.T) {
 	cache, metrics := newCache(bellwether.HTTPOptions{})
 	defer cache.Close()

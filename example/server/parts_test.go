@@ -155,8 +155,7 @@ func TestProxy_UpstreamDown(t *testing.T) {
 	}
 }
 
-// An upstream that drops connections gets a request from one kept connection and from one new
-// connection, for any number of kept connections.
+// An upstream that drops connections gets a request from one kept and one new connection, not from all kept.
 func TestProxy_UpstreamDropsConnections(t *testing.T) {
 	const kept = 50
 	var asked atomic.Int32
@@ -285,8 +284,7 @@ func TestProxy_BodyBreaksOff(t *testing.T) {
 	})
 }
 
-// TestProxy_StreamsAtOnce holds that flushed bytes of the upstream reach the client before the
-// upstream continues, for a page and for an event stream.
+// TestProxy_StreamsAtOnce holds that a client gets the flushed bytes before the upstream continues.
 func TestProxy_StreamsAtOnce(t *testing.T) {
 	read := make(chan struct{})
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -83,8 +83,7 @@ func TestBrowser_DrawingsAreLegible(t *testing.T) {
 	}
 }
 
-// TestBrowser_DrawingsHaveTheirGround holds that an embedded drawing is the same on white and on
-// black. A site may be dark although its reader's system is light.
+// TestBrowser_DrawingsHaveTheirGround: a drawing is the same on white and on black, for any system's scheme.
 func TestBrowser_DrawingsHaveTheirGround(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 800, 700)

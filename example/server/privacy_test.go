@@ -16,9 +16,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestServer_EachClientGetsItsOwn sends 48 clients to two processes in front of an origin with
-// pages of eleven kinds. Each client gets a whole answer that was made for it or for everyone,
-// whatever the other clients ask and however they fail.
+// TestServer_EachClientGetsItsOwn has each client of a failing origin get a whole answer for itself or for
+// all, whatever the other clients ask and however they fail.
 func TestServer_EachClientGetsItsOwn(t *testing.T) {
 	const clients = 48
 	responses := map[string]int{"redis": 50_000, "memcached": 15_000}

@@ -19,11 +19,10 @@ import (
 
 // newProxy returns a handler that asks the upstream.
 //
-// The upstream gets its own Host, because many upstreams know only their own name.
-// X-Forwarded-Host (if the client asked for a name), -Proto and -For describe the client. The
-// client's own fields of these names are dropped: the cache's key does not contain them, so one
-// client could choose the answer for all. X-Forwarded-For names the client whose request began the
-// rebuild, so the upstream must answer by it only with a private response.
+// The upstream gets its own Host, because many upstreams know only their own name. X-Forwarded-Host (if the
+// client asked for a name), -Proto and -For describe the client. The proxy drops the client's fields of these
+// names: they are not in the key, so one client could choose the answer for all. X-Forwarded-For names the
+// client whose request began the rebuild: an answer by it must be private.
 //
 // An upstream that does not answer is a 502. The cache hands it to all waiting clients, or serves a
 // stale response. A broken body is a panic with http.ErrAbortHandler, by which the cache recognises it.
@@ -70,9 +69,8 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 	return proxy, transport
 }
 
-// A twice asks the upstream once more, over a new connection, if a kept connection ends without an
-// answer: the upstream may have closed it while it was idle. net/http would retry over each kept
-// connection, so an upstream that drops a request would get it from all of them.
+// A twice repeats a request over a new connection if a kept, perhaps closed, connection ends without an
+// answer. net/http would repeat it over each kept connection of an upstream that drops the request.
 type twice struct{ kept, fresh http.RoundTripper }
 
 func newTwice(kept *http.Transport) twice {

@@ -200,8 +200,7 @@ func (s *server) router(site site) http.Handler {
 // noName is the Host of requests to an address.
 const noName = "localhost"
 
-// siteHost returns the name under which the site of host is cached. An address selects a process,
-// and all processes serve one site, so clients of any address share the same pages.
+// siteHost returns the name under which host's site is cached: one for all addresses, as for all processes.
 func siteHost(host string) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {

@@ -243,8 +243,7 @@ func (r *recording) sendTo(w http.ResponseWriter) {
 	w.Write(r.body)
 }
 
-// A plainStore is the store of a fleet without Bellwether: get, load, set. It keeps a response for its
-// max-age, also against a slower load of the same herd, so the pages of all strategies expire together.
+// A plainStore is a store without Bellwether. It keeps a page for its max-age, also against a slower load.
 type plainStore struct {
 	mu      sync.Mutex // guards replies
 	replies map[string]*recording
