@@ -702,8 +702,7 @@ func ExampleOptions_sweeps() {
 	// Output: 1 <nil> 2
 }
 
-// The cache cannot see the memory of a picture outside Go's heap. By its Size, the picture is too large
-// for NearBytes, and is evicted.
+// The cache cannot see memory outside Go's heap. By its Size, the picture exceeds NearBytes, and is evicted.
 func ExampleOptions_size() {
 	evicted := make(chan string, 1)
 	pictures := bellwether.New(loadUser, bellwether.Options{

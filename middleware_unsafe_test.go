@@ -22,8 +22,7 @@ import (
 
 // This file tests unsafe requests (RFC 9111 section 4.4).
 
-// A successful unsafe request invalidates its URL, and with InvalidateLocations its Location and
-// Content-Location on the same host.
+// A successful unsafe request invalidates its URL, and by InvalidateLocations its Locations on the same host.
 func TestUnsafe_Invalidates(t *testing.T) {
 	for name, tt := range map[string]struct {
 		status          int

@@ -821,8 +821,7 @@ func (o *modelOrigin) beginSet() (version int) {
 	return o.loads
 }
 
-// since returns the first version whose load has begun since then, or 0. A load and a call of one
-// instant have no order.
+// since returns the first version whose load began at then or later, or 0. Loads of an instant have no order.
 func (o *modelOrigin) since(then time.Time) (version int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -1071,8 +1070,7 @@ func (w *world) sweep(n *modelNode, kind, key int) {
 	time.Sleep(max(w.NearTTL, 10*w.Delay) + 2*w.Delay + 1)
 }
 
-// refresh begins a load that is not needless. A refresh that has an end, without an error, has replaced
-// what the process serves.
+// refresh begins a load that is not needless. A refresh that ends without an error replaces the served value.
 func (w *world) refresh(n *modelNode, key int) {
 	n.runs()
 	w.origin.void(keyName(key))
@@ -1091,8 +1089,7 @@ func (w *world) refresh(n *modelNode, key int) {
 	w.atLeast(n, key, version)
 }
 
-// atLeast records that the process serves no earlier version from now on. The values of a closed
-// process may be lost to its successor.
+// atLeast records that the process serves no earlier version any more. A closed process may lose its values.
 func (w *world) atLeast(n *modelNode, key, version int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -264,8 +264,7 @@ func TestSet_Closed(t *testing.T) {
 	})
 }
 
-// A Set has claimed before a load, and commits while that load runs. The load fails: it does not bring
-// the value from before back.
+// A Set claims before a load, and commits while it runs. The load's failure brings no earlier value back.
 func TestSet_LoadThatFailsMeanwhile(t *testing.T) {
 	for _, by := range []way{push, atOnce} {
 		for _, stores := range []string{"with Touch", "without Touch"} {

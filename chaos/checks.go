@@ -11,10 +11,8 @@ import (
 // This file checks a fleet's history against Bellwether's promises.
 
 const (
-	// breakerPause is how long the cache does not ask an engine that has not answered.
-	breakerPause = 1200 * time.Millisecond
-	// boundSlack is how much a running process may exceed a bound: a busy machine wakes goroutines late.
-	boundSlack = time.Second
+	breakerPause = 1200 * time.Millisecond // how long the cache does not ask an engine that has not answered
+	boundSlack   = time.Second             // of a running process over a bound: a busy machine wakes goroutines late
 )
 
 // A being is a process.

@@ -43,7 +43,6 @@ func TestChecks(t *testing.T) {
 	take := func(worker int, begin, end int64, key string) event {
 		return of(get(worker, begin, end, 0), kindTake, func(e *event) { e.Key, e.TTL = key, time.Minute })
 	}
-	// load3 is a load of the third version.
 	load3 := func(e event) event { e.Version = 3; return e }
 	// failure is the commit of a load's failure, with a pause from its begin on.
 	failure := func(worker int, begin, end int64, version int, epoch uint64, pause time.Duration) event {

@@ -348,11 +348,8 @@ func (r *fleetRun) inflict(s step) (end func()) {
 }
 
 const (
-	// recovery is how long a fleet may take to recover after the last fault: breakers,
-	// reconnections, sessions, and the keys of the storm.
-	recovery = 15 * time.Second
-	// recovered is how many new keys in a row must cost one load each.
-	recovered = 3
+	recovery  = 15 * time.Second // after the last fault: breakers, reconnections, sessions, the storm's keys
+	recovered = 3                // number of new keys in a row that must cost one load each
 )
 
 // settle handles the time after the faults: all processes ask for new keys at the same time, until

@@ -90,8 +90,7 @@ func panicByCookie(next http.Handler) http.Handler {
 
 // An identity distinguishes one client's requests from another's.
 type identity struct {
-	// Client is the value of a field that no cache knows, the only difference of anonymous clients.
-	Client                string
+	Client                string // of a field that no cache knows, the only difference of anonymous clients
 	Cookie, Authorization string
 }
 

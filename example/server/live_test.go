@@ -243,8 +243,7 @@ func TestLive_Trail(t *testing.T) {
 				t.Errorf("%s: %+v, want 1000 requests that waited", name, s)
 			}
 		}
-		// A point for each 40 ms: 1000 requests until the first answers, after 300 ms, and without
-		// protection 100 fewer after each 300 ms.
+		// A point each 40 ms: 1000 requests up to 300 ms, and without protection 100 fewer each 300 ms.
 		for i, n := range v.Without.Trail {
 			if want := 1000 - i*40/300*100; n != want {
 				t.Errorf("without, after %d ms: %d in flight, want %d", i*40, n, want)

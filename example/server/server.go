@@ -22,8 +22,7 @@ import (
 // This file assembles the parts and runs them: router and middleware, engines, and an orderly end.
 
 const (
-	// drainTime is how long a shutdown waits for running requests, and stopTime the bound of the
-	// whole: five seconds after the signal the process has ended, whatever its clients and engines do.
+	// drainTime bounds a shutdown's wait for requests, stopTime all: the process ends within five seconds.
 	drainTime = 4 * time.Second
 	stopTime  = 4500 * time.Millisecond
 )
