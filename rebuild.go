@@ -20,7 +20,7 @@ const (
 	stateStanding                         // stands for election
 	stateLeading                          // claims, loads, commits and releases
 	stateAlone                            // loads a value that stays in this process
-	stateWaiting                          // waits for another process
+	stateWaiting                          // waits for the lease's holder: another process, or a void stream of this process
 	stateLanded                           // the flight has ended; callers that it does not answer begin a new flight
 	stateGivenUp                          // callers with time left begin a new flight
 	stateCount
@@ -34,13 +34,13 @@ type rebuildOutcome uint8
 
 const (
 	outcomeAnswered rebuildOutcome = iota + 1 // the flight has ended with an answer
-	outcomeNothing                            // the store has no answer for the flight
+	outcomeNothing                            // no entry answers the flight, or the store is silent
 	outcomePlace                              // the flight has a slot of MaxRebuilds
 	outcomeElected                            // the flight has the lease, or there is no election
 	outcomeUnshared                           // the store has a KindUnshared entry for the key
 	outcomeHeld                               // another flight has the lease
 	outcomeOutdated                           // the last look is void, or the state ended without a result
-	outcomeTimeIsUp                           // another process has the lease, and the flight has lasted for MaxWait
+	outcomeTimeIsUp                           // as outcomeHeld, but the flight has lasted for MaxWait before this wait
 	outcomeCount
 )
 
