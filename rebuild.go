@@ -130,7 +130,7 @@ type run[V any] struct {
 	committed instant // when the result was committed; 0 if not while the flight waited
 }
 
-// maxRefused is the number of void loads (fenced at the commit, or with an invalidation since the claim) with
+// maxRefused is the number of void loads (fenced at the commit, or invalidated since the last look or claim) with
 // which a flight ends. The last value then answers the callers that asked before its load: otherwise endless
 // refusals or invalidations would leave all callers without an answer.
 const maxRefused = 5
