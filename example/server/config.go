@@ -72,7 +72,7 @@ func (c *config) flags() *flag.FlagSet {
 	define(fs, &o.StaleIfError, "stale-if-error", "0s", atLeast(0),
 		"Serve a stale response after a failed rebuild, for this `duration` after its lifetime, unless it names a window of its own. 0: only if the upstream allows it.")
 	define(fs, &o.ErrorTTL, "error-ttl", "1s", noneIfZero,
-		"Serve an error of the upstream for this `duration` before the next try. The pauses grow with each failure. 0: an error answers only the requests that wait for it.")
+		"Serve a shared error of the upstream for this `duration` before the next try. The pauses grow with each failure. 0: an error answers only the requests that wait for it.")
 	define(fs, &o.HeuristicFraction, "heuristic", "0", fraction,
 		"Keep responses without a lifetime of their own fresh for this `fraction` of the time since their Last-Modified, if -ttl is 0. 0: do not store them.")
 	define(fs, &o.StoreSetCookie, "set-cookie", "false", yesNo,

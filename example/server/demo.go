@@ -23,7 +23,7 @@ Pages to try with curl -i; read Cache-Status and Age:
 /stream                     10 lines, one every 200ms; all clients read them while the handler writes them
 /vary                       one variant for each Accept-Language
 /private                    is for one client and is never shared
-/error                      a 503 for all waiting clients
+/error                      a 503 for all waiting clients with the same Cookie
 
 A herd: seq 200 | xargs -P 200 -I{} curl -s 'http://%[1]s/slow?delay=2s' | sort | uniq -c
 `
