@@ -36,7 +36,7 @@ func TestNew_WhatJSONLoses(t *testing.T) {
 }
 
 // New neither reports nor panics if no value is encoded as JSON.
-func TestNew_LossesThatNobodyMinds(t *testing.T) {
+func TestNew_NoValueEncodedAsJSON(t *testing.T) {
 	load := func(context.Context, string) (*withFunc, error) { return nil, nil }
 	told := func(key string, err error) { t.Errorf("OnError is told %q of %q", err, key) }
 	bellwether.New(load, bellwether.Options{TTL: time.Minute, OnError: told}).Close()

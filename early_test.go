@@ -1,16 +1,12 @@
 package bellwether_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/driver"
 )
 
 // A key that is read ten times per build makes no caller wait at its expiry. With a beta of 2 the
@@ -71,90 +67,5 @@ func TestEarlyRefresh_Fails(t *testing.T) {
 		if loads, _ := f.origin.count(); loads < 2 {
 			t.Error("nothing was rebuilt early")
 		}
-	})
-}
-
-type advice time.Duration
-
-func (advice) Error() string               { return "busy" }
-func (a advice) RetryAfter() time.Duration { return time.Duration(a) }
-
-func TestFailure_SaysWhenToTryAgain(t *testing.T) {
-	for pause, wantLoads := range map[time.Duration]int{20 * time.Second: 1, 0: 3, -time.Second: 3} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 3, notices, bellwether.Options{})
-			f.origin.set(func(o *source) { o.fail = func(int) error { return fmt.Errorf("loading: %w", advice(pause)) } })
-			for _, p := range f.processes {
-				if _, err := p.Get(t.Context(), "k"); err == nil {
-					t.Error("no error")
-				}
-				time.Sleep(5 * time.Second)
-			}
-			f.wantLoads(t, wantLoads)
-			time.Sleep(10 * time.Second) // with the jitter of a tenth
-			f.origin.set(func(o *source) { o.fail = nil })
-			f.get(1, "k")
-			f.wantLoads(t, wantLoads+1)
-		})
-	}
-}
-
-// The longest possible pause reaches the other processes undiminished.
-func TestFleet_LongPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{})
-		f.origin.build, f.origin.freshness = 0, &bellwether.Freshness{Age: time.Hour, TTL: time.Hour + time.Second, StaleIfError: time.Minute}
-		f.origin.fail = func(n int) error {
-			if n == 1 {
-				return nil
-			}
-			return advice(1<<63 - 1)
-		}
-		encoded := func(e *driver.Entry) { e.Decode("k", e.Append(nil, "k")) }
-		p, other := f.processes[0], f.processes[1]
-		other.store.tamper.Store(&encoded)
-		p.Get(t.Context(), "k")
-		time.Sleep(10 * time.Second)
-		p.Get(t.Context(), "k")
-		time.Sleep(time.Second)
-		v, err := other.Get(t.Context(), "k")
-		synctest.Wait() // a third load would run in the background
-		if loads, _ := f.origin.count(); v != "v1" || err != nil || loads != 2 {
-			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, loads)
-		}
-	})
-}
-
-func TestOverload(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := &source{build: 10 * time.Second}
-		c := cacheOf(t, o.load, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 2, MaxQueued: 3}})
-		c.Get(t.Context(), "known")
-		time.Sleep(2 * time.Minute) // expired, within StaleIfError
-		var wg sync.WaitGroup
-		for i := range 5 {
-			wg.Go(func() {
-				if _, err := c.Get(context.Background(), fmt.Sprint(i)); err != nil {
-					t.Error(err)
-				}
-			})
-			synctest.Wait()
-		}
-		start := time.Now()
-		if _, err := c.Get(t.Context(), "one more"); !errors.Is(err, bellwether.ErrOverloaded) || time.Since(start) > 0 {
-			t.Errorf("err = %v after %v, want ErrOverloaded at once", err, time.Since(start))
-		}
-		if v, err := c.Get(t.Context(), "known"); v != "v1" || err != nil || time.Since(start) > 0 {
-			t.Errorf("%q, %v after %v, want the stale v1 at once", v, err, time.Since(start))
-		}
-		wg.Wait()
-		// ErrOverloaded is not remembered, and all slots are free again.
-		if v, err := c.Get(t.Context(), "one more"); err != nil {
-			t.Errorf("%q, %v afterwards", v, err)
-		}
-		for i := range 3 {
-			wg.Go(func() { c.Get(context.Background(), fmt.Sprint("again", i)) })
-		}
-		wg.Wait()
 	})
 }

@@ -63,7 +63,7 @@ func wantHarm(t *testing.T, name string, err error) {
 
 // eachHarm runs a test for each harmful error, in a process of its own.
 func eachHarm(t *testing.T, test func(t *testing.T, name string, harm error)) {
-	if !survives(t) {
+	if !inOwnProcess(t) {
 		return
 	}
 	for name, harm := range harms() {
@@ -162,7 +162,7 @@ func TestGetMany_ErrorsThatDoHarm(t *testing.T) {
 }
 
 // Harmful errors of engines cost callers at most their own values, and the cache recovers.
-func TestAdaptersErrorsThatDoHarm(t *testing.T) {
+func TestEngines_ErrorsThatDoHarm(t *testing.T) {
 	eachHarm(t, func(t *testing.T, name string, harm error) {
 		for how, do := range map[string]fault{
 			"returned": answer(harm),

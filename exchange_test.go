@@ -164,7 +164,7 @@ func TestExchange_BreaksOffInvalidated(t *testing.T) {
 	}
 }
 
-func TestExchange_Cause(t *testing.T) {
+func TestExchange_HandlerExceedsRebuildTimeout(t *testing.T) {
 	for _, who := range []string{"client stays", "client leaves", "refresh"} {
 		for _, how := range []string{"before the header", "after the header"} {
 			inBubble(t, who+", "+how, func(t *testing.T) {

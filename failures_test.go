@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -296,6 +297,57 @@ func TestFailures_SlowReplyThenQuick(t *testing.T) {
 		time.Sleep(time.Second)
 		if p.Get(t.Context(), "k"); f.origin.loads != 2 {
 			t.Errorf("%d loads when the next try is due, want 2", f.origin.loads)
+		}
+	})
+}
+
+type advice time.Duration
+
+func (advice) Error() string               { return "busy" }
+func (a advice) RetryAfter() time.Duration { return time.Duration(a) }
+
+func TestFailures_RetryAfter(t *testing.T) {
+	for pause, wantLoads := range map[time.Duration]int{20 * time.Second: 1, 0: 3, -time.Second: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 3, notices, bellwether.Options{})
+			f.origin.set(func(o *source) { o.fail = func(int) error { return fmt.Errorf("loading: %w", advice(pause)) } })
+			for _, p := range f.processes {
+				if _, err := p.Get(t.Context(), "k"); err == nil {
+					t.Error("no error")
+				}
+				time.Sleep(5 * time.Second)
+			}
+			f.wantLoads(t, wantLoads)
+			time.Sleep(10 * time.Second) // with the jitter of a tenth
+			f.origin.set(func(o *source) { o.fail = nil })
+			f.get(1, "k")
+			f.wantLoads(t, wantLoads+1)
+		})
+	}
+}
+
+// The longest possible pause reaches the other processes undiminished.
+func TestFailures_LongestRetryAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{})
+		f.origin.build, f.origin.freshness = 0, &bellwether.Freshness{Age: time.Hour, TTL: time.Hour + time.Second, StaleIfError: time.Minute}
+		f.origin.fail = func(n int) error {
+			if n == 1 {
+				return nil
+			}
+			return advice(1<<63 - 1)
+		}
+		encoded := func(e *driver.Entry) { e.Decode("k", e.Append(nil, "k")) }
+		p, other := f.processes[0], f.processes[1]
+		other.store.tamper.Store(&encoded)
+		p.Get(t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		p.Get(t.Context(), "k")
+		time.Sleep(time.Second)
+		v, err := other.Get(t.Context(), "k")
+		synctest.Wait() // a third load would run in the background
+		if loads, _ := f.origin.count(); v != "v1" || err != nil || loads != 2 {
+			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, loads)
 		}
 	})
 }

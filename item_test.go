@@ -99,7 +99,7 @@ func TestNear_Expiry(t *testing.T) {
 	})
 }
 
-func TestWeigh_SizesThatNobodyMeans(t *testing.T) {
+func TestWeigh_NegativeOrHugeSize(t *testing.T) {
 	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
 		synctest.Test(t, func(t *testing.T) {
 			e := newTestEngine(t, nil)

@@ -64,7 +64,7 @@ func (o *origin) wantAsked(t *testing.T, want ...string) {
 	o.asked = nil
 }
 
-const lastYear = "Wed, 01 Jan 1999 00:00:00 GMT" // a bubble's clock begins in 2000
+const lastYear = "Fri, 01 Jan 1999 00:00:00 GMT" // a bubble's clock begins in 2000
 
 func TestValidation_OnceForTheHerd(t *testing.T) {
 	for name, test := range map[string]struct{ version, modified, condition string }{
@@ -102,7 +102,7 @@ func TestValidation_OnceForTheHerd(t *testing.T) {
 			if o.version != "" { // new content
 				o.version = "2"
 			} else {
-				o.modified = "Wed, 01 Jan 1999 00:00:02 GMT"
+				o.modified = "Fri, 01 Jan 1999 00:00:02 GMT"
 			}
 			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page "+o.version+o.modified+" 1s")
 			o.wantAsked(t, test.condition)
@@ -217,7 +217,7 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 }
 
 // A 304 to one client's condition applies to no other client and no other response.
-func TestValidation_ResponsesAreNobodys(t *testing.T) {
+func TestValidation_NotModifiedForOneClientsCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			user := r.Header.Get("Cookie")

@@ -493,7 +493,7 @@ func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 }
 
 // A process still knows whether a key's responses are for all, are private, or are fresh.
-func TestNearOff_HTTPKnowledge(t *testing.T) {
+func TestNearOff_EarlierResponseIsKnown(t *testing.T) {
 	inBubble(t, "credentials", func(t *testing.T) {
 		s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)

@@ -231,3 +231,37 @@ func TestOverload_BatchesAreBounded(t *testing.T) {
 		}
 	})
 }
+
+func TestOverload_MaxQueuedFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &source{build: 10 * time.Second}
+		c := cacheOf(t, o.load, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 2, MaxQueued: 3}})
+		c.Get(t.Context(), "known")
+		time.Sleep(2 * time.Minute) // expired, within StaleIfError
+		var wg sync.WaitGroup
+		for i := range 5 {
+			wg.Go(func() {
+				if _, err := c.Get(context.Background(), fmt.Sprint(i)); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		start := time.Now()
+		if _, err := c.Get(t.Context(), "one more"); !errors.Is(err, bellwether.ErrOverloaded) || time.Since(start) > 0 {
+			t.Errorf("err = %v after %v, want ErrOverloaded at once", err, time.Since(start))
+		}
+		if v, err := c.Get(t.Context(), "known"); v != "v1" || err != nil || time.Since(start) > 0 {
+			t.Errorf("%q, %v after %v, want the stale v1 at once", v, err, time.Since(start))
+		}
+		wg.Wait()
+		// ErrOverloaded is not remembered, and all slots are free again.
+		if v, err := c.Get(t.Context(), "one more"); err != nil {
+			t.Errorf("%q, %v afterwards", v, err)
+		}
+		for i := range 3 {
+			wg.Go(func() { c.Get(context.Background(), fmt.Sprint("again", i)) })
+		}
+		wg.Wait()
+	})
+}

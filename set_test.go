@@ -98,7 +98,7 @@ func TestSet_LoadUnderWayHere(t *testing.T) {
 }
 
 // A Set replaces a remembered absence and a remembered failure, and its value is fresh for TTL.
-func TestSet_Lives(t *testing.T) {
+func TestSet_OverAnAbsenceOrAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := bellwether.ErrNotFound
 		c := bellwether.New(func(context.Context, string) (string, error) { return "", failure },

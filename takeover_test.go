@@ -72,7 +72,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 }
 
 // If a stale value outlives any takeover, the lease is the longest.
-func TestLease_NobodyWaits(t *testing.T) {
+func TestLease_StaleValueOutlivesATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker := wiredLocks(locallock.New())
 		origin := &source{build: 100 * time.Millisecond}

@@ -144,7 +144,7 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 }
 
 // A tiny NearTTL reads the store at each call, and not in a loop in between.
-func TestFleet_NothingIsTrusted(t *testing.T) {
+func TestFleet_TinyNearTTL(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: 1}})
 		f.get(1, "k")

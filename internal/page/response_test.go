@@ -72,7 +72,7 @@ func FuzzResponse(f *testing.F) {
 }
 
 // A number beyond any header costs nothing.
-func TestUnMarshal_ManyNames(t *testing.T) {
+func TestUnmarshal_ManyNames(t *testing.T) {
 	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
 	data = append(data, make([]byte, 2<<20)...)
 	var r *Response
