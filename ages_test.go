@@ -37,7 +37,7 @@ func TestAge_AfterANoticeThatWaited(t *testing.T) {
 		if v := <-done; v != "v1" {
 			t.Fatalf("got %q, want v1", v)
 		}
-		if got, want := since(waits.Cache), since(loads.Cache); got < want || want < time.Second {
+		if got, want := peekAge(waits.Cache), peekAge(loads.Cache); got < want || want < time.Second {
 			t.Errorf("an age of %v, want the %v of the process that loaded, after 1 s at least", got, want)
 		}
 	})
@@ -53,7 +53,7 @@ func TestAge_AfterASlowCodec(t *testing.T) {
 		for _, p := range f.processes {
 			p.Get(t.Context(), "k")
 		}
-		if got, want := since(f.processes[1].Cache), since(f.processes[0].Cache); got < want || want < 5*time.Second {
+		if got, want := peekAge(f.processes[1].Cache), peekAge(f.processes[0].Cache); got < want || want < 5*time.Second {
 			t.Errorf("an age of %v, want the %v of the process that loaded, and at least the Codec's 5 s", got, want)
 		}
 	})
@@ -85,7 +85,7 @@ func TestAge_AfterACommitThatWaited(t *testing.T) {
 		takeTurns(t, loads)
 		<-done // the load has returned at 1 s
 		other.Get(t.Context(), "k")
-		if got, want := since(other.Cache), since(loads.Cache); got < want || want < 4*time.Second {
+		if got, want := peekAge(other.Cache), peekAge(loads.Cache); got < want || want < 4*time.Second {
 			t.Errorf("an age of %v, want the %v of the process that loaded, whose commit waited", got, want)
 		}
 	})
@@ -100,7 +100,7 @@ func TestAge_AfterASetThatWaited(t *testing.T) {
 			t.Fatal(err)
 		}
 		other.Get(t.Context(), "k")
-		if got, want := since(other.Cache), since(sets.Cache); got < want || want < time.Second {
+		if got, want := peekAge(other.Cache), peekAge(sets.Cache); got < want || want < time.Second {
 			t.Errorf("an age of %v, want the %v of the process of the Set, which waited", got, want)
 		}
 	})
@@ -117,7 +117,7 @@ func TestAge_AfterASlowLog(t *testing.T) {
 		if err := p.Set(t.Context(), "k", "set"); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := since(p.Cache), time.Since(start); got < want || want < 4*time.Second {
+		if got, want := peekAge(p.Cache), time.Since(start); got < want || want < 4*time.Second {
 			t.Errorf("an age of %v, want the %v since the call of Set", got, want)
 		}
 	})
@@ -139,7 +139,7 @@ func TestAge_AfterAHedgesLook(t *testing.T) {
 		if took := time.Since(start); took < 8*time.Second {
 			t.Fatalf("%s, %v after %v", v, err, took)
 		}
-		if got, want := since(hedges.Cache), time.Since(start)-4200*time.Millisecond; got < want {
+		if got, want := peekAge(hedges.Cache), time.Since(start)-4200*time.Millisecond; got < want {
 			t.Errorf("%s, %v: an age of %v, but its load returned %v ago at least", v, err, got, want)
 		}
 	})

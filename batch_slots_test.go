@@ -60,7 +60,7 @@ func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 
 // A held key of a GetMany is hedged with the call's slot, and the slot is given back once.
 func TestGetMany_Hedge(t *testing.T) {
-	if !survives(t) {
+	if !inOwnProcess(t) {
 		return
 	}
 	synctest.Test(t, func(t *testing.T) {

@@ -164,7 +164,7 @@ func TestElect_BesideTheLog(t *testing.T) {
 				if loads++; loads == 1 && name == "invalidated" {
 					invalidate(t, s.mw, "http://example.com/")
 				}
-				page(60, "page")(w, r)
+				page(0, "page")(w, r)
 			})
 			time.Sleep(time.Second) // until the log has begun
 			store.reset()

@@ -68,7 +68,7 @@ func TestFleet_EngineFaults(t *testing.T) {
 						t.Errorf("%d loads in %d processes", loads-before, n)
 					}
 				}
-				f.recovers(t)
+				f.wantRecovery(t)
 			})
 		})
 	}
@@ -212,7 +212,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 				if s := p.Stats(); s.StoreUp {
 					t.Error("the store's breaker is closed in an outage")
 				}
-				fl.recovers(t)
+				fl.wantRecovery(t)
 			})
 		}
 	}
@@ -257,7 +257,7 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 					if !up() {
 						t.Errorf("Stats reports the %s as down after a minute without calls", engine)
 					}
-					fl.recovers(t)
+					fl.wantRecovery(t)
 				})
 			}
 		}

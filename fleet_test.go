@@ -267,8 +267,8 @@ func pause(p *process) (resume func()) {
 	})
 }
 
-// gone checks for four seconds that no process serves v.
-func (f *fleet) gone(t *testing.T, key, v string) {
+// wantNotServed checks for four seconds that no process serves v.
+func (f *fleet) wantNotServed(t *testing.T, key, v string) {
 	t.Helper()
 	for range 40 {
 		f.each(func(p *process) {
@@ -283,8 +283,8 @@ func (f *fleet) gone(t *testing.T, key, v string) {
 	}
 }
 
-// recovers ends the faults, and checks that one load is then enough for the fleet.
-func (f *fleet) recovers(t *testing.T) {
+// wantRecovery ends the faults, and checks that one load is then enough for the fleet.
+func (f *fleet) wantRecovery(t *testing.T) {
 	t.Helper()
 	f.each(func(p *process) { p.store.set(nil); p.locker.set(nil) })
 	time.Sleep(2 * time.Second)
@@ -307,8 +307,8 @@ func (f *fleet) recovers(t *testing.T) {
 	})
 }
 
-// survives runs the calling test in a process of its own, where it returns true.
-func survives(t *testing.T) bool {
+// inOwnProcess runs the calling test in a process of its own, where it returns true.
+func inOwnProcess(t *testing.T) bool {
 	if os.Getenv("BELLWETHER_ALONE") == t.Name() {
 		return true
 	}

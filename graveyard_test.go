@@ -33,8 +33,8 @@ func (g *graveyard) bury(process, last int, then time.Time) {
 	g.dead[process] = dead
 }
 
-// gone returns the versions that the process must not serve to a call that begins at start.
-func (g *graveyard) gone(process int, start time.Time) graves {
+// gravesAt returns the versions that the process must not serve to a call that begins at start.
+func (g *graveyard) gravesAt(process int, start time.Time) graves {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return graves{g.dead[process], start}

@@ -82,7 +82,7 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 					if v := <-done; v == "v1" {
 						t.Errorf("the rebuild's caller got %s, loaded before the invalidation", v)
 					}
-					f.gone(t, "k", "v1")
+					f.wantNotServed(t, "k", "v1")
 					time.Sleep(10 * time.Second)
 					// The notice may come before Invalidate returns, whose end then voids the load
 					// that the notice began.

@@ -21,8 +21,8 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 )
 
-// counting answers each run with its number, after a second from the second run on.
-func counting(s **site) http.HandlerFunc {
+// slowRefresh answers each run with its number, after a second from the second run on.
+func slowRefresh(s **site) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n := (*s).calls.Load()
 		if n > 1 {
@@ -42,7 +42,7 @@ func TestMiddleware_Refresh(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			var s *site
-			s = newSite(t, o, counting(&s))
+			s = newSite(t, o, slowRefresh(&s))
 			s.wantBody(t, "page 1 ", "http://h.example/p")
 			time.Sleep(time.Nanosecond) // a run and a Refresh of one instant have no order
 			var group sync.WaitGroup
@@ -78,7 +78,7 @@ func TestMiddleware_Refresh_ThroughARouter(t *testing.T) {
 		var s *site
 		s = newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Vary", "Accept-Language")
-			counting(&s)(w, r)
+			slowRefresh(&s)(w, r)
 		})
 		router := chi.NewRouter()
 		router.Mount("/", s.handler)
@@ -164,7 +164,7 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 					c.handler(w, r)
 					return
 				}
-				counting(&s)(w, r)
+				slowRefresh(&s)(w, r)
 			})
 			s.wantBody(t, "page 1 ", url)
 			time.Sleep(time.Nanosecond)

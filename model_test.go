@@ -871,7 +871,7 @@ type modelCall struct {
 func (w *world) call(n *modelNode, key int, who string, leaves bool) modelCall {
 	stops, _ := n.stood()
 	start := time.Now()
-	gone := w.graves[key].gone(n.process, start)
+	gone := w.graves[key].gravesAt(n.process, start)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.operations++

@@ -234,7 +234,7 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 		"return": func() {}, "panic": func() { panic("adapter") }, "Goexit": runtime.Goexit,
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !survives(t) {
+			if !inOwnProcess(t) {
 				return
 			}
 			synctest.Test(t, func(t *testing.T) {
@@ -259,7 +259,7 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 }
 
 func TestNotice_UserCodeThatPanics(t *testing.T) {
-	if !survives(t) {
+	if !inOwnProcess(t) {
 		return
 	}
 	boom := func(v any) {

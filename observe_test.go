@@ -442,7 +442,7 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 }
 
 func TestObserver_Panics(t *testing.T) {
-	if !survives(t) {
+	if !inOwnProcess(t) {
 		return
 	}
 	boom := func() { panic("observer") }
@@ -517,7 +517,7 @@ func TestObserver_RebuildExits(t *testing.T) {
 
 // Observers and Size may use the cache: they are called without a lock.
 func TestObserver_MayUseTheCache(t *testing.T) {
-	if !survives(t) {
+	if !inOwnProcess(t) {
 		return
 	}
 	watchdog := time.AfterFunc(20*time.Second, func() { panic("deadlock: an observer or Size is called under a lock") })

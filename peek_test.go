@@ -39,7 +39,7 @@ func TestPeek_Windows(t *testing.T) {
 			c.Get(t.Context(), "k")
 			before := c.Stats()
 			for _, age := range []time.Duration{0, time.Minute - 1, time.Minute, 2*time.Minute - 1} {
-				time.Sleep(age - since(c))
+				time.Sleep(age - peekAge(c))
 				peeks(t, c, "v", age)
 			}
 			time.Sleep(time.Nanosecond)
@@ -51,7 +51,7 @@ func TestPeek_Windows(t *testing.T) {
 	}
 }
 
-func since(c *bellwether.Cache[string]) time.Duration {
+func peekAge(c *bellwether.Cache[string]) time.Duration {
 	_, age, _ := c.Peek("k")
 	return age
 }

@@ -54,7 +54,7 @@ func TestFleet_StoreTakesNoWrites(t *testing.T) {
 					}
 				})
 				synctest.Wait()
-				fl.recovers(t)
+				fl.wantRecovery(t)
 			})
 		})
 	}
