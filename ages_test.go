@@ -25,7 +25,7 @@ func TestAge_AfterANoticeThatWaited(t *testing.T) {
 		loads, waits := f.processes[0], f.processes[1]
 		f.origin.build = 1200 * time.Millisecond
 		go loads.Get(context.Background(), "k")
-		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
 		done := make(chan string)
 		go func() {
 			v, _ := waits.Get(context.Background(), "k")
@@ -61,7 +61,6 @@ func TestAge_AfterASlowCodec(t *testing.T) {
 
 // takeTurns has 16 reads of other keys take all turns at the process's store for 8 s.
 func takeTurns(t *testing.T, p *process) {
-	p.store.only = func(key string) bool { return key != "k" }
 	p.store.set(on(takes(8*time.Second), "get"))
 	for i := range 16 {
 		go p.Get(t.Context(), fmt.Sprint("other", i))
@@ -95,6 +94,7 @@ func TestAge_AfterASetThatWaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{EngineTimeout: 10 * time.Second}})
 		sets, other := f.processes[0], f.processes[1]
+		sets.store.only = func(key string) bool { return key != "k" }
 		takeTurns(t, sets)
 		if err := sets.Set(t.Context(), "k", "set"); err != nil {
 			t.Fatal(err)

@@ -467,7 +467,7 @@ func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
 				return nil
 			})
 			go ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
-			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
 			ps[0].Close()
 			synctest.Wait()
 			if n := len(origin.loads()); n != 0 {

@@ -206,9 +206,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 					t.Errorf("%d of %d callers waited for dead engines", late.Load(), calls.Load())
 				}
 				// Callers do not wait for a probe that is under way.
-				for p.Stats().Flights > 0 {
-					time.Sleep(10 * time.Millisecond)
-				}
+				eventually(t, func() bool { return p.Stats().Flights == 0 })
 				if s := p.Stats(); s.StoreUp {
 					t.Error("the store's breaker is closed in an outage")
 				}

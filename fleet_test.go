@@ -212,6 +212,17 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 	}
 }
 
+// eventually waits for a condition, for at most 10 s.
+func eventually(t *testing.T, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Error("the condition does not hold after 10 s")
+			return
+		}
+	}
+}
+
 func inBubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })

@@ -37,16 +37,20 @@ func tagged(calls *atomic.Int64) http.HandlerFunc {
 
 func sites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
-	locker := locallock.New()
+	return sitesOf(t, n, bellwether.Fleet{Store: store}, h)
+}
+
+// sitesOf returns n processes of a fleet, without engines if the fleet has no store.
+func sitesOf(t *testing.T, n int, fleet bellwether.Fleet, h http.HandlerFunc) []*site {
+	t.Helper()
+	if fleet.Store != nil {
+		fleet.Locker = locallock.New()
+	}
 	var all []*site
 	for range n {
-		o := bellwether.HTTPOptions{}
-		if store != nil {
-			o.Fleet.Store, o.Fleet.Locker = store, locker
-		}
-		all = append(all, newSite(t, o, h))
+		all = append(all, newSite(t, bellwether.HTTPOptions{Fleet: fleet}, h))
 	}
-	time.Sleep(10 * time.Millisecond) // one process has begun the log, and the others have waited for it
+	synctest.Wait() // one process has begun the log, and the others have waited for it
 	return all
 }
 
@@ -106,7 +110,7 @@ func TestInvalidateMatching(t *testing.T) {
 							if w.Body.String() != before[u] || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=") {
 								t.Errorf("%s: %q, Cache-Status %q; want the stale %s", u, w.Body, w.Header().Get("Cache-Status"), before[u])
 							}
-							time.Sleep(20 * time.Millisecond)
+							eventually(t, func() bool { return s.mw.Stats().Flights == 0 })
 							w = s.get("http://example.com" + u)
 						}
 						if got := w.Body.String() != before[u]; got != hit {

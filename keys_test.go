@@ -186,7 +186,7 @@ func TestKeys_Middleware(t *testing.T) {
 							cookie += "; lang=" + lang
 						}
 						s.wantBody(t, "/p?a=2&b=1 a=2&b=1 "+lang, "http://a/p?"+query, "Cookie", cookie)
-						time.Sleep(time.Millisecond) // the page is stored just after the answer
+						synctest.Wait() // the page is stored just after the answer
 					}
 				}
 			}

@@ -145,7 +145,7 @@ func TestClose_NothingOldInTheEnd(t *testing.T) {
 					t.Errorf("Get = %q, %v, want ErrClosed", v, err)
 				}
 			}()
-			time.Sleep(50 * time.Millisecond)
+			synctest.Wait()
 			p.Close()
 			<-done
 		})

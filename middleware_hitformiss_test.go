@@ -46,14 +46,6 @@ func TestHitForMiss_IsNoHit(t *testing.T) {
 	}
 }
 
-func wantFrom(t *testing.T, s *site, calls int32, what string) {
-	t.Helper()
-	synctest.Wait()
-	if got := s.calls.Swap(0); got != calls {
-		t.Errorf("%s: %d handler calls, want %d", what, got, calls)
-	}
-}
-
 func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 	for name, store := range map[string]driver.Store{"near tier": nil, "store": memstore.New()} {
 		inBubble(t, name, func(t *testing.T) {
@@ -63,20 +55,19 @@ func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 				w.Header().Set("Cache-Control", cc)
 				fmt.Fprint(w, "v")
 			})
-			s.get("http://a/p")
-			synctest.Wait()
-			s.get("http://a/p")
-			wantFrom(t, s, 2, "not for sharing")
+			ask := func(method string, calls int32) {
+				t.Helper()
+				s.do(request(method, "http://a/p"))
+				synctest.Wait()
+				s.wantCalls(t, calls)
+			}
+			ask("GET", 1)
+			ask("GET", 1) // not shareable
 			cc = "max-age=60"
-			s.do(request("HEAD", "http://a/p"))
-			wantFrom(t, s, 1, "a HEAD ends nothing")
-			s.get("http://a/p")
-			wantFrom(t, s, 1, "the one that ends it")
-			time.Sleep(time.Millisecond)
-			s.get("http://a/p")
-			wantFrom(t, s, 1, "the next one is stored")
-			s.get("http://a/p")
-			wantFrom(t, s, 0, "and served")
+			ask("HEAD", 1) // ends nothing
+			ask("GET", 1)  // ends hit-for-miss
+			ask("GET", 1)  // is stored
+			ask("GET", 0)
 		})
 	}
 }
@@ -119,7 +110,6 @@ func TestHitForMiss_TooLargeStays(t *testing.T) {
 		})
 		status := func() string {
 			synctest.Wait()
-			time.Sleep(time.Millisecond)
 			return s.get("http://a/p").Header().Get("Cache-Status")
 		}
 		status()

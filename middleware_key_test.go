@@ -68,7 +68,6 @@ func TestKey_Option(t *testing.T) {
 			s.calls.Store(0)
 			invalidate()
 			synctest.Wait()
-			time.Sleep(time.Millisecond)
 			s.calls.Store(0)
 			s.get("http://a/p?a=1&b=2")
 			if s.calls.Swap(0) != 1 {
@@ -155,7 +154,7 @@ func TestKey_Variant(t *testing.T) {
 						for _, s := range []*site{p.first, p.second} {
 							want := fmt.Sprintf("%s %q %q", path, lang, theme)
 							s.wantBody(t, want, "http://a"+path, "X-Lang", lang, "X-Theme", theme)
-							time.Sleep(time.Millisecond) // the page is stored just after the answer
+							synctest.Wait() // the page is stored just after the answer
 						}
 					}
 				}

@@ -206,7 +206,6 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 			o.header = http.Header{"Cache-Control": {"max-age=60"}}
 			s.get("http://a/p")
 			synctest.Wait()
-			time.Sleep(time.Millisecond)
 			s.get("http://a/p")
 			s.calls.Store(0)
 			synctest.Wait()

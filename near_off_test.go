@@ -342,14 +342,7 @@ func TestNearOff_EarlyRefresh(t *testing.T) {
 
 func nearOffSites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
-	locker := locallock.New()
-	var all []*site
-	for range n {
-		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker, NearTTL: -1}}
-		all = append(all, newSite(t, o, h))
-	}
-	time.Sleep(10 * time.Millisecond) // the log has begun
-	return all
+	return sitesOf(t, n, bellwether.Fleet{Store: store, NearTTL: -1}, h)
 }
 
 // An invalidation takes effect in other processes at once.
@@ -392,14 +385,14 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 func TestNearOff_HTTPCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
-		store.set(trip)
 		s := nearOffSites(t, 1, store, page(0, "page"))[0]
+		store.set(trip)
 		const pages = 100
 		url := func(i int) string { return fmt.Sprint("http://a/", i) }
 		for i := range pages {
 			s.get(url(i))
 		}
-		time.Sleep(10 * time.Millisecond) // the last commit follows its client's reply
+		eventually(t, func() bool { return s.mw.Stats().Flights == 0 }) // the last commit follows its client's reply
 		store.reset()
 		for i := range pages {
 			s.get(url(i))
@@ -477,7 +470,7 @@ func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 		s.get("http://a/p")
 		time.Sleep(2 * time.Second)
 		go s.get("http://a/p")
-		time.Sleep(50 * time.Millisecond)
+		eventually(t, func() bool { return s.calls.Load() == 2 })
 		store.reset()
 		began := time.Now()
 		var joiners sync.WaitGroup
@@ -545,7 +538,6 @@ func TestNearOff_EarlierResponseIsKnown(t *testing.T) {
 	inBubble(t, "a client's own stale-if-error", func(t *testing.T) {
 		var broken atomic.Bool
 		store := wiredTo(memstore.New())
-		store.set(trip)
 		s := nearOffSites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 			if broken.Load() {
 				w.WriteHeader(http.StatusBadGateway)
@@ -555,6 +547,7 @@ func TestNearOff_EarlierResponseIsKnown(t *testing.T) {
 			w.Header().Set("ETag", `"1"`)
 			fmt.Fprint(w, "page")
 		})[0]
+		store.set(trip)
 		s.get("http://a/p")
 		broken.Store(true)
 		time.Sleep(10 * time.Second)

@@ -202,17 +202,17 @@ func TestNotice_ReadLate(t *testing.T) {
 		a, b, late := f.processes[0], f.processes[1], f.processes[2]
 		f.origin.build = 1200 * time.Millisecond
 		go a.Get(context.Background(), "k") // v1
-		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
 		done := make(chan string)
 		go func() {
 			v, _ := late.Get(context.Background(), "k")
 			done <- v
 		}()
-		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
 		// At 1 s late reads the store, with the reply at 4 s. Meanwhile the notice of v1 arrives,
 		// and that of its invalidation is lost.
 		late.store.reply.Store(int64(3 * time.Second))
-		time.Sleep(1230 * time.Millisecond)
+		time.Sleep(1250 * time.Millisecond)
 		late.store.set(on(refuse, "notice"))
 		b.Invalidate(t.Context(), "k")
 		f.origin.set(func(o *source) { o.build = 10 * time.Second })

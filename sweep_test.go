@@ -495,7 +495,7 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 			case <-r.Context().Done():
 			}
 		})
-		time.Sleep(10 * time.Millisecond) // the log has begun
+		synctest.Wait() // the log has begun
 		go func() {
 			time.Sleep(300 * time.Millisecond)
 			room.store.restart()

@@ -125,7 +125,6 @@ func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 			wg.Go(func() { p.Invalidate(ctx, strconv.Itoa(i)) })
 		}
 		synctest.Wait()
-		time.Sleep(time.Millisecond)
 		cancel()
 		synctest.Wait()
 		close(hold)

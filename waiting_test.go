@@ -166,7 +166,7 @@ func TestFleet_WaitingForASlot(t *testing.T) {
 		f.origin.build = 20 * time.Second
 		var wg sync.WaitGroup
 		wg.Go(func() { f.processes[0].Get(context.Background(), "blocks the slot") })
-		time.Sleep(time.Millisecond)
+		synctest.Wait()
 		f.origin.set(func(o *source) { o.build = time.Second })
 		wg.Go(func() {
 			start := time.Now()
@@ -175,7 +175,7 @@ func TestFleet_WaitingForASlot(t *testing.T) {
 				t.Errorf("answered after %v, want soon after the other process's load: %v", took, got.failed)
 			}
 		})
-		time.Sleep(time.Millisecond)
+		synctest.Wait()
 		wg.Go(func() { callAll(f.processes[1:], 1, "k") })
 		wg.Wait()
 		f.wantLoads(t, 2)
