@@ -370,7 +370,7 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 					for range 3 {
 						for _, s := range all {
 							s.wantBody(t, fmt.Sprint(want), "http://a/p")
-							time.Sleep(time.Millisecond)
+							time.Sleep(time.Millisecond) // a look at the store answers all requests of its instant
 						}
 					}
 					sweep(t, all[1], match)
@@ -428,7 +428,7 @@ func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 		for _, invalidated := range []bool{false, true} {
 			inBubble(t, fmt.Sprintf("%s/invalidated %v", name, invalidated), func(t *testing.T) {
 				var calls atomic.Int32
-				all := nearOffSites(t, 2, open(memstore.New()), slowly(&calls))
+				all := nearOffSites(t, 2, open(memstore.New()), slowly(&calls, 0))
 				go all[0].get("http://a/p")
 				time.Sleep(2 * time.Second)
 				want, ttfb := "1", time.Duration(0)

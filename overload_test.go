@@ -19,10 +19,10 @@ import (
 // This file tests more load than a store can take.
 
 // oneByOne makes operations wait for each other, also for an operation whose caller has left.
-func oneByOne(each time.Duration, ops ...string) fault {
+func oneByOne(each time.Duration) fault {
 	var mu sync.Mutex
 	var free time.Time // end of the operations so far; guarded by mu
-	return on(func(ctx context.Context, op string) error {
+	return func(ctx context.Context, op string) error {
 		mu.Lock()
 		if now := time.Now(); free.Before(now) {
 			free = now
@@ -31,7 +31,7 @@ func oneByOne(each time.Duration, ops ...string) fault {
 		done := time.Until(free)
 		mu.Unlock()
 		return takes(done)(ctx, op)
-	}, ops...)
+	}
 }
 
 // An asker makes numbered calls at a rate, for callers that wait for patience.
@@ -87,10 +87,10 @@ func TestOverload_Excess(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			store := wiredTo(memstore.New())
 			store.busy = true
-			store.set(oneByOne(time.Millisecond, "get", "getmany", "claim", "commit"))
+			store.set(on(oneByOne(time.Millisecond), "get", "getmany", "claim", "commit"))
 			o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store.batching(), Locker: locallock.New()}}
 			if of.elects {
-				store.set(oneByOne(time.Millisecond, "get", "getmany", "elect", "commit"))
+				store.set(on(oneByOne(time.Millisecond), "get", "getmany", "elect", "commit"))
 				o.Fleet = bellwether.Fleet{Engine: &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}}
 			}
 			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -81,7 +80,8 @@ func TestPace_StoredBodyBreaksOff(t *testing.T) {
 				io.WriteString(w, strings.Repeat("x", 1<<20))
 			})
 			s.get("http://a/p")
-			w := &stallingWriter{ResponseRecorder: httptest.NewRecorder()}
+			w := newClient()
+			w.before = func([]byte) error { time.Sleep(5 * time.Minute); return nil }
 			defer func() {
 				if p := recover(); p != http.ErrAbortHandler {
 					t.Errorf("%v: the panic %v, want ErrAbortHandler, after %d bytes", fields, p, w.Body.Len())
@@ -90,12 +90,4 @@ func TestPace_StoredBodyBreaksOff(t *testing.T) {
 			s.handler.ServeHTTP(w, request("GET", "http://a/p", fields...))
 		})
 	}
-}
-
-// A stallingWriter takes five minutes for each write.
-type stallingWriter struct{ *httptest.ResponseRecorder }
-
-func (w *stallingWriter) Write(p []byte) (int, error) {
-	time.Sleep(5 * time.Minute)
-	return w.ResponseRecorder.Write(p)
 }

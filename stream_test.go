@@ -14,13 +14,14 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// slowly answers with the number of its call: the header at once, and the body after 5 s.
-func slowly(calls *atomic.Int32) http.HandlerFunc {
+// slowly answers with the number of its call: the header after a pause, and the body after 5 s.
+func slowly(calls *atomic.Int32, pause time.Duration) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n := calls.Add(1)
 		w.Header().Set("Cache-Control", "max-age=3600")
+		time.Sleep(pause)
 		w.(http.Flusher).Flush()
-		time.Sleep(5 * time.Second)
+		time.Sleep(5*time.Second - pause)
 		fmt.Fprint(w, n)
 	}
 }
@@ -30,7 +31,7 @@ func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		store := memstore.New()
-		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: quiet{store}}}, slowly(&calls))
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: quiet{store}}}, slowly(&calls, 0))
 		go s.get("http://example.com/")
 		time.Sleep(time.Second)
 		time.AfterFunc(time.Second, func() { store.Invalidate(t.Context(), "example.com/") })
@@ -81,14 +82,7 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 			for slow, before := range map[string]time.Duration{"header at once": 0, "slow header": 2500 * time.Millisecond} {
 				inBubble(t, fmt.Sprintf("%s/%s/invalidated %v", name, slow, invalidated), func(t *testing.T) {
 					var calls atomic.Int32
-					all := sites(t, 2, open(), func(w http.ResponseWriter, r *http.Request) {
-						n := calls.Add(1)
-						w.Header().Set("Cache-Control", "max-age=3600")
-						time.Sleep(before)
-						w.(http.Flusher).Flush()
-						time.Sleep(5*time.Second - before)
-						fmt.Fprint(w, n)
-					})
+					all := sites(t, 2, open(), slowly(&calls, before))
 					go all[0].get("http://a/p")
 					time.Sleep(2 * time.Second)
 					if invalidated {
@@ -123,7 +117,7 @@ func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		store := wiredTo(memstore.New())
-		s := sites(t, 1, store.full(), slowly(&calls))[0]
+		s := sites(t, 1, store.full(), slowly(&calls, 0))[0]
 		go s.get("http://a/p")
 		time.Sleep(500 * time.Millisecond)
 		store.set(on(refuse, "fenced"))

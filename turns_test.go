@@ -12,21 +12,6 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// oneAtATime is an engine that runs one call at a time.
-func oneAtATime(each time.Duration) fault {
-	turn := make(chan struct{}, 1)
-	return func(ctx context.Context, _ string) error {
-		select {
-		case turn <- struct{}{}:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		time.Sleep(each)
-		<-turn
-		return nil
-	}
-}
-
 // If a slow engine has more calls than it answers within EngineTimeout, their queue is no outage.
 func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 	for _, by := range []way{push, notices} {
@@ -43,7 +28,7 @@ func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 				},
 			})
 			f.origin.build = 10 * time.Millisecond
-			store, locker := oneAtATime(5*time.Millisecond), oneAtATime(5*time.Millisecond)
+			store, locker := oneByOne(5*time.Millisecond), oneByOne(5*time.Millisecond)
 			f.each(func(p *process) {
 				p.store.set(func(ctx context.Context, op string) error {
 					if op == "notice" {
