@@ -267,13 +267,16 @@ func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
 
 // The handler reads its own parameters after its client, and chi's pooled routing context, have gone.
 func TestHandler_ChiParametersWhenDetached(t *testing.T) {
+	type key struct{} // of the context value with which a handler has its client leave
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: 10_000}})
 	t.Cleanup(func() { mw.Close() })
 	r := chi.NewRouter()
 	r.Use(mw.Handler)
 	r.Route("/users/{user}", func(r chi.Router) {
 		r.Get("/posts/{post}", func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Millisecond) // outlive impatient clients
+			if leave, impatient := r.Context().Value(key{}).(func()); impatient {
+				leave()
+			}
 			if got, want := "/users/"+chi.URLParam(r, "user")+"/posts/"+chi.URLParam(r, "post"), r.URL.Path; got != want {
 				t.Errorf("parameters %s in a request for %s", got, want)
 			}
@@ -286,12 +289,14 @@ func TestHandler_ChiParametersWhenDetached(t *testing.T) {
 		wg.Go(func() {
 			for i := range 250 {
 				ctx, cancel := context.WithCancel(t.Context())
+				left := make(chan struct{})
 				if i%2 == 0 {
-					time.AfterFunc(500*time.Microsecond, cancel) // leaves before the handler ends
+					ctx = context.WithValue(ctx, key{}, func() { cancel(); <-left })
 				}
 				path := fmt.Sprintf("/users/u%d/posts/p%d", g, i)
 				w := httptest.NewRecorder()
 				func() {
+					defer close(left)
 					defer func() {
 						if p := recover(); p != nil && i%2 == 1 {
 							t.Errorf("%s: %v", path, p) // the others have left
@@ -299,8 +304,8 @@ func TestHandler_ChiParametersWhenDetached(t *testing.T) {
 					}()
 					r.ServeHTTP(w, httptest.NewRequest("GET", "http://a"+path, nil).WithContext(ctx))
 				}()
-				if i%2 == 1 && w.Body.String() != path {
-					t.Errorf("%s got %q", path, w.Body)
+				if i%2 == 1 && w.Body.String() != path || i%2 == 0 && ctx.Err() == nil {
+					t.Errorf("%s got %q; the client's context: %v", path, w.Body, ctx.Err())
 				}
 				cancel()
 			}

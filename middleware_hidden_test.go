@@ -102,11 +102,10 @@ func TestHidden_OnEveryWay(t *testing.T) {
 				}
 			}
 			want(200, "fwd=uri-miss", "GET", "/p")
-			for deadline := time.Now().Add(10 * time.Second); ; { // until the page is stored
-				if _, _, h := ask("GET", "/p"); strings.Contains(h.Get("Cache-Status"), "hit") || time.Now().After(deadline) {
-					break
-				}
-			}
+			eventually(t, func() bool { // the page is stored
+				_, _, h := ask("GET", "/p")
+				return strings.Contains(h.Get("Cache-Status"), "hit")
+			})
 			want(200, ";hit", "GET", "/p")
 			want(200, ";hit", "HEAD", "/p")
 			want(304, ";hit", "GET", "/p", "If-None-Match", `"1"`)

@@ -7,11 +7,9 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"reflect"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/bellwether-go/bellwether"
 )
@@ -59,8 +57,7 @@ func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 		if !reflect.DeepEqual(got, want) || res.StatusCode != 200 || body != "page" || res.Header["Link"] != nil {
 			t.Errorf("client %d got %q, then %d %q %v, want %q and the page alone", i, got, res.StatusCode, body, res.Header, want)
 		}
-		for !strings.Contains(s.get(server.URL+"/p").Header().Get("Cache-Status"), "hit") {
-		}
+		eventually(t, func() bool { return s.hits(server.URL + "/p") })
 	}
 	s.wantCalls(t, 1)
 }
@@ -90,9 +87,7 @@ func TestInterim_IsNobodyElses(t *testing.T) {
 			}
 		})
 	}
-	for s.mw.Stats().Misses+s.mw.Stats().Collapsed < 10 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, func() bool { return s.asked() >= 10 })
 	more.Done()
 	wg.Wait()
 	if n := hinted.Load(); n != 1 {
@@ -136,13 +131,10 @@ func TestInterim_TrailersReachWhoReadsLive(t *testing.T) {
 					}
 				})
 			}
-			for s.mw.Stats().Misses+s.mw.Stats().Collapsed < 5 {
-				time.Sleep(time.Millisecond)
-			}
+			eventually(t, func() bool { return s.asked() >= 5 })
 			close(release)
 			wg.Wait()
-			for !strings.Contains(s.get(server.URL+"/p").Header().Get("Cache-Status"), "hit") {
-			}
+			eventually(t, func() bool { return s.hits(server.URL + "/p") })
 			if body, sum := get(); body != "page" || sum != "" {
 				t.Errorf("stored: %q with trailer %q, want none (RFC 9111 section 3.1)", body, sum)
 			}

@@ -285,9 +285,7 @@ func TestPass_DetachedHandlersReadTheirRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: example.com\r\nX-Mine: field\r\n\r\n")
-	for s.calls.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, func() bool { return s.calls.Load() == 1 })
 	conn.Close()
 	if got, want := <-seen, "<nil> true example.com value true true true field 0 <nil>\n"; got != want {
 		t.Errorf("the handler saw %q, want %q", got, want)
@@ -306,11 +304,13 @@ func serveHTTP2(t *testing.T, h http.Handler) *httptest.Server {
 
 // For a client of HTTP/1.0, a broken body of unknown length does not end like a whole body.
 func TestPass_HTTP10(t *testing.T) {
+	const clients = 20
+	release := map[string]chan struct{}{"/p": make(chan struct{}), "/broken": make(chan struct{})}
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		io.WriteString(w, "begun ")
 		http.NewResponseController(w).Flush()
-		time.Sleep(50 * time.Millisecond)
+		<-release[r.URL.Path]
 		if r.URL.Path == "/broken" {
 			panic(http.ErrAbortHandler)
 		}
@@ -331,18 +331,22 @@ func TestPass_HTTP10(t *testing.T) {
 		}
 		return body, err
 	}
-	var wg sync.WaitGroup
-	for range 20 {
-		wg.Go(func() {
-			if body, err := ask("/p"); body != "begun done" || err != nil {
-				t.Errorf("got %q, %v", body, err)
-			}
-			if body, err := ask("/broken"); err == nil {
-				t.Errorf("a broken body looks complete: %q", body)
-			}
-		})
+	for i, path := range []string{"/p", "/broken"} {
+		var wg sync.WaitGroup
+		for range clients {
+			wg.Go(func() {
+				switch body, err := ask(path); {
+				case path == "/broken" && err == nil:
+					t.Errorf("a broken body looks complete: %q", body)
+				case path == "/p" && (body != "begun done" || err != nil):
+					t.Errorf("got %q, %v", body, err)
+				}
+			})
+		}
+		eventually(t, func() bool { return s.asked() >= clients*(i+1) })
+		close(release[path])
+		wg.Wait()
 	}
-	wg.Wait()
 	if body, err := ask("/p"); body != "begun done" || err != nil {
 		t.Errorf("hit: %q, %v", body, err)
 	}

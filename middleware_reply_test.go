@@ -7,7 +7,6 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -676,9 +675,7 @@ func TestReply_HeadRangeAndConditions(t *testing.T) {
 		}
 	}
 	s.wantCalls(t, 2)
-	for !strings.Contains(s.get("http://a/h").Header().Get("Cache-Status"), "hit") {
-		runtime.Gosched() // until the flight has landed
-	}
+	eventually(t, func() bool { return s.hits("http://a/h") }) // the flight has landed
 	if w := s.get("http://a/h", "Range", "bytes=2-4"); w.Code != 206 || w.Body.String() != "234" {
 		t.Errorf("Range: %d %q", w.Code, w.Body)
 	}

@@ -399,9 +399,7 @@ func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 		}
 	}
 	streams.Wait()
-	for open.Load() > 0 { // the server has seen the last reset
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, func() bool { return open.Load() == 0 }) // the server has seen the last reset
 	close(over)
 	for _, path := range []string{"/honest", "/another"} {
 		began := time.Now()

@@ -54,6 +54,13 @@ func (s *site) get(url string, fields ...string) *httptest.ResponseRecorder {
 	return s.do(request(http.MethodGet, url, fields...))
 }
 
+// asked returns the number of requests that have begun or joined a flight.
+func (s *site) asked() int { return int(s.mw.Stats().Misses + s.mw.Stats().Collapsed) }
+
+func (s *site) hits(url string) bool {
+	return strings.Contains(s.get(url).Header().Get("Cache-Status"), "hit")
+}
+
 func (s *site) wantBody(t *testing.T, want, url string, fields ...string) {
 	t.Helper()
 	if w := s.get(url, fields...); w.Body.String() != want {

@@ -242,7 +242,7 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 }
 
 func TestPost_Hijack(t *testing.T) {
-	server := serve(t, newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Content-Location", "/")
 		if r.Method == "GET" {
@@ -257,7 +257,12 @@ func TestPost_Hijack(t *testing.T) {
 		rw.WriteString("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
 		rw.Flush()
 		conn.Close()
-	}).handler)
+	})
+	served := make(chan struct{}, 2)
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.handler.ServeHTTP(w, r)
+		served <- struct{}{}
+	}))
 	resp, err := http.Post(server.URL, "", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +270,7 @@ func TestPost_Hijack(t *testing.T) {
 	if resp.Body.Close(); resp.StatusCode != http.StatusInternalServerError {
 		t.Errorf("the client got %s, want the hijacked response", resp.Status)
 	}
-	time.Sleep(50 * time.Millisecond) // responses are stored after the client's reply
+	<-served // responses are stored after the client's reply
 	if resp, err = http.Get(server.URL); err != nil {
 		t.Fatal(err)
 	}
