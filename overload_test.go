@@ -16,7 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests more load than a store can take.
+// This file tests more load than a store or the rebuild slots can take.
 
 // oneByOne makes operations wait for each other, also for an operation whose caller has left.
 func oneByOne(each time.Duration) fault {

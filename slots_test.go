@@ -105,12 +105,12 @@ func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
 		var g gauge
 		var c *bellwether.Cache[string]
 		begun := map[string]int32{}
-		var begin sync.WaitGroup // of a and c
-		begin.Add(2)
+		var both sync.WaitGroup // a and c
+		both.Add(2)
 		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			asks := func(other string, patience time.Duration) {
-				begin.Done()
-				begin.Wait() // both have their slots
+				both.Done()
+				both.Wait() // until both have their slots
 				short, cancel := context.WithTimeout(ctx, patience)
 				defer cancel()
 				c.Get(short, other)
