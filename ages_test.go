@@ -59,7 +59,8 @@ func TestAge_AfterASlowCodec(t *testing.T) {
 	})
 }
 
-// takeTurns has 16 reads of other keys take all turns at the process's store for 8 s. Its faults spare k.
+// takeTurns has 16 reads of other keys take all turns at the process's store for 8 s. The caller sets
+// store.only before, so that the faults spare k.
 func takeTurns(t *testing.T, p *process) {
 	p.store.set(on(takes(8*time.Second), "get"))
 	for i := range 16 {

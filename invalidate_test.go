@@ -49,8 +49,8 @@ func sitesOf(t *testing.T, n int, fleet bellwether.Fleet, h http.HandlerFunc) []
 	var all []*site
 	for range n {
 		all = append(all, newSite(t, bellwether.HTTPOptions{Fleet: fleet}, h))
+		synctest.Wait() // the first process has begun the log, and the others have read it
 	}
-	synctest.Wait() // one process has begun the log, and the others have waited for it
 	return all
 }
 

@@ -31,7 +31,8 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
 		r.leading.fenced = false
 		// The cause that voided the load may go on. Callers gather in this pause for the next load. Without
-		// it a quick load that voids its own key would answer no caller: each would come after its begin.
+		// it a quick load that invalidates its own key would answer no caller: all callers would have come
+		// after the load began.
 		select {
 		case <-time.After(minPoll << r.leading.refused):
 		case <-ctx.Done():

@@ -10,7 +10,8 @@ import (
 // This file is the near tier switched off: an item answers the calls from before the store was asked for it.
 // The store is asked again for later calls, once for all that have come meanwhile, never without a call.
 
-// aloneTTL is the trust in an untaken item with the near tier off: not each call in an outage loads again.
+// aloneTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an outage
+// would load its key again.
 const aloneTTL = time.Second
 
 // alone is how long the process serves an item that no store has confirmed.

@@ -133,8 +133,8 @@ type Notice struct {
 	Epoch uint64
 	// Invalidated is true for an invalidation and false for a commit.
 	Invalidated bool
-	// Entry is the committed entry with its Age as of now. It is the zero Entry after an invalidation, and if
-	// the entry is too large to be sent along or its age is unknown.
+	// Entry is the committed entry with its Age as of now and with the notice's Epoch. It is the zero Entry
+	// after an invalidation, and if the entry is too large to be sent along or its age is unknown.
 	Entry Entry
 	// Made is a moment before the change was done, by this process's clock, the later the better, or zero.
 	Made time.Time

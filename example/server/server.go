@@ -199,7 +199,8 @@ func (s *server) router(site site) http.Handler {
 // noName is the Host of requests to an address.
 const noName = "localhost"
 
-// siteHost returns the name under which host's site is cached: one for all addresses, as for all processes.
+// siteHost returns the name under which host's site is cached. All addresses have one name: an address only
+// selects a process, and all processes serve one site.
 func siteHost(host string) string {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {

@@ -32,7 +32,8 @@ const (
 	maxTroubled = 4096
 	// Pause is the time from the last failure to the next probe.
 	Pause = time.Second
-	// memory is how long a failure without a later call counts for [Gate.Answers]: then nothing is known.
+	// memory is how long a failure counts for [Gate.Answers] without a later call: a cache without calls
+	// knows nothing of its engine.
 	memory = 30 * time.Second
 )
 

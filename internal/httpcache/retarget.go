@@ -107,7 +107,8 @@ func aliased(name string) string {
 	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
 }
 
-// isAlias reports whether name is an alias of a field that this package looks up.
+// isAlias reports whether name is an alias of a retargeting field, a method field, a condition, Range, or a
+// credential.
 func (opt *Options) isAlias(name string) bool {
 	name = aliased(name)
 	return name != "" && (opt.retargeting().names[name] || slices.Contains(methodFields, name) ||

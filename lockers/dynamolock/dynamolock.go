@@ -61,11 +61,11 @@
 // Then there are two holders until the first renews, and the store's epochs let only one write. A lease is at
 // most a year long.
 //
-// All processes have to use one region's endpoint. In a usual global table (multi-region eventual
-// consistency) the last writer wins, so each region elects its own holder, and versions run backwards. A
-// global table with multi-region strong consistency checks conditions correctly (an update in conflict with
-// another region's is sent again), but has no time to live: its items stay for good. All reads here are
-// consistent. A cache that answers them otherwise breaks the observation of a holder's end.
+// All processes have to use one region's endpoint, unless a global table has multi-region strong consistency.
+// In a usual global table (multi-region eventual consistency) the last writer wins, so each region elects its
+// own holder, and versions run backwards. With strong consistency conditions are checked correctly (an update
+// in conflict with another region's is sent again), but there is no time to live: items stay for good. All
+// reads here are consistent. A cache that answers them otherwise breaks the observation of a holder's end.
 //
 // An acquire or a release under way when its caller's context ends goes on to its reply, for ten seconds at
 // most, and an acquire that then succeeds is undone. A failed release is repeated in the background, with

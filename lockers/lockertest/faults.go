@@ -26,8 +26,9 @@ func calls(l driver.Locker, lease driver.Lease) []call {
 	}
 }
 
-// Hang tests a Locker against its contexts while its engine is a black hole: every method must return its
-// context's error soon after ctx ends. lease comes from l, from before, for a minute at least.
+// Hang tests a Locker against its contexts while its engine, stopped by the caller, is a black hole: every
+// method must return its context's error soon after ctx ends. lease comes from l, from before the stop, for a
+// minute at least.
 func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	const patience = 50 * time.Millisecond
@@ -55,8 +56,8 @@ func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	}
 }
 
-// Down tests a Locker's errors while its engine is gone: every method must fail, without claiming that the
-// lease is held or lost. lease is as for [Hang].
+// Down tests a Locker's errors while its engine, ended by the caller, is gone: every method must fail, without
+// claiming that the lease is held or lost. lease is as for [Hang].
 func Down(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	for _, c := range calls(l, lease) {
