@@ -14,11 +14,14 @@ import (
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
 
-// confirmBeside begins to confirm the flight's offer, if there is one, until ctx ends.
-func (f *flight[V]) confirmBeside(ctx context.Context) {
-	if e := f.engine; e.Store != nil && f.state.Load().offered != nil {
-		e.running.Go(func() { f.confirm(ctx) })
+// confirmBeside begins to confirm the flight's offer, if there is one, until end is called or ctx ends.
+func (f *flight[V]) confirmBeside(ctx context.Context) (end func()) {
+	if f.engine.Store == nil || f.state.Load().offered == nil {
+		return func() {}
 	}
+	ctx, end = context.WithCancel(ctx)
+	f.engine.running.Go(func() { f.confirm(ctx) })
+	return end
 }
 
 // confirm confirms the offer until ctx ends. Otherwise a key that another process invalidates would

@@ -33,12 +33,10 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 		return r.finishOverloaded(ctx)
 	}
 	// The wait lasts across all looks. A new wait after each look would lose the place in the queue.
-	waiting, leave := context.WithCancel(ctx)
-	defer leave()
 	request := source.Request(demand)
 	// The slot may come at the moment of any return, also of a panic in a look.
 	defer func() { r.slot = request.End() }()
-	r.confirmBeside(waiting)
+	defer r.confirmBeside(ctx)()
 	pause := e.lookEvery(maxPoll)
 	defer r.dropLook()
 	for {

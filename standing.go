@@ -130,8 +130,9 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e.enter(r.key, phaseStanding)
 	asked := e.clock.Now()
 	r.standing.asked, r.standing.length = asked, r.leaseLength()
-	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (driver.Election, error) {
-		return e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.unfitEpoch, r.standing.length)
+	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (*driver.Election, error) {
+		won, err := e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.unfitEpoch, r.standing.length)
+		return &won, err // by pointer: copies in the frames below would make the stack grow
 	})
 	came := e.clock.Now()
 	if err != nil {

@@ -208,6 +208,7 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 		return err
 	}
 	won, err := adapter.Await(ctx, func() (won driver.Election, err error) {
+		mine.Holder = adapter.Token() // here the stack has room: its growth would cost ten times the token
 		// A request under way goes on to its reply, or it may have taken a lease without a holder.
 		ctx, cancel := redislease.Detached(ctx)
 		defer cancel()

@@ -44,13 +44,13 @@ func (l *Leases) Close() { l.sub.close() }
 
 // Stand returns the lease on key that a request may take, for ttl from now on. prefix begins its
 // names in Redis. Stand opens the subscription in the background, before the request for the lease.
+// The caller gives the lease its Holder.
 func (l *Leases) Stand(prefix, key string, ttl time.Duration) *Lease {
 	channel := redissub.Channel(l.rdb, prefix+"released")
 	l.sub.start(l.rdb, channel)
 	name := adapter.Name(key)
 	return &Lease{
 		Key:     Key(prefix, key),
-		Holder:  adapter.Token(),
 		Name:    name,
 		Channel: channel,
 		leases:  l,
@@ -65,6 +65,7 @@ func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Du
 	}
 	mine := l.Stand(prefix, key, ttl)
 	won, err := adapter.Await(ctx, func() (driver.Lease, error) {
+		mine.Holder = adapter.Token()
 		ctx, cancel := Detached(ctx)
 		defer cancel()
 		if tokens {
