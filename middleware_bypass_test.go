@@ -272,6 +272,36 @@ func TestBypass_OfAStalePage(t *testing.T) {
 }
 
 // The bound on bypasses holds for a request with a body and for an empty method override.
+// Beyond the bound, requests with no-store get the stale page, and do not keep it stale for the others.
+func TestBypass_ManyOfAStalePage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var version atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("X-Slow") != "" {
+				time.Sleep(20 * time.Second) // as for a client that reads slowly
+			}
+			w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=60")
+			fmt.Fprint(w, version.Add(1))
+		})
+		s.wantBody(t, "1", "http://a/p")
+		time.Sleep(2 * time.Second)
+		for range 8 {
+			go s.get("http://a/p", "Cache-Control", "no-store", "X-Slow", "1")
+		}
+		synctest.Wait()
+		for range 4 {
+			if w := s.get("http://a/p", "Cache-Control", "no-store"); w.Body.String() != "1" {
+				t.Errorf("no-store got %q, want the stale page", w.Body)
+			}
+			synctest.Wait()
+		}
+		s.wantBody(t, "1", "http://a/p")
+		synctest.Wait()
+		s.wantBody(t, "2", "http://a/p")
+		time.Sleep(20 * time.Second)
+	})
+}
+
 func TestBypass_ManyOfAFreshPage(t *testing.T) {
 	for name, build := range map[string]func() *http.Request{
 		"a body of a byte":      func() *http.Request { return httptest.NewRequest("GET", "http://a/p", strings.NewReader("x")) },

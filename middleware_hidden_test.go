@@ -181,3 +181,33 @@ func TestHidden_BehindAPanic(t *testing.T) {
 		}
 	}
 }
+
+// The handler panics after a response that the cache does not share, or must validate each time.
+func TestHidden_BehindAPanicOfAnUnsharedPage(t *testing.T) {
+	for _, cc := range []string{"private", "no-cache, public"} {
+		fails := false
+		s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Surrogate-Key"}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Surrogate-Key", "secret")
+			if fails {
+				panic("bug")
+			}
+			w.Header().Set("Cache-Control", cc)
+			w.Header().Set("ETag", `"1"`)
+		})
+		s.get("http://a/p")
+		fails = true
+		w := httptest.NewRecorder()
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", cc)
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+			}()
+			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+		}()
+		if res := w.Result(); res.Header.Values("Surrogate-Key") != nil {
+			t.Errorf("%s: %v", cc, res.Header)
+		}
+	}
+}

@@ -1,15 +1,19 @@
 package bellwether_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
 	"reflect"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/bellwether-go/bellwether"
 )
@@ -162,4 +166,70 @@ func TestInterim_AndTrailerInOneBreath(t *testing.T) {
 			t.Fatalf("%d interim responses, %q, trailer %v", hints, body, res.Trailer)
 		}
 	}
+}
+
+// An earlyWriter is a client's writer that calls early for each interim response.
+type earlyWriter struct {
+	*httptest.ResponseRecorder
+	early func()
+}
+
+func (w earlyWriter) WriteHeader(status int) {
+	if status < 200 {
+		w.early()
+		return
+	}
+	w.ResponseRecorder.WriteHeader(status)
+}
+
+// A client that does not take its interim response delays the others for 5 s, and 5 s more as a reader.
+func TestInterim_TakenByNoClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 20}, func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Set("Cache-Control", "max-age=60")
+			for range 4 {
+				w.Write(make([]byte, 1<<20))
+			}
+		})
+		taken, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			defer func() { recover() }() // its body has broken off
+			s.handler.ServeHTTP(earlyWriter{httptest.NewRecorder(), func() { <-taken }}, request("GET", "http://a/p"))
+		}()
+		for s.asked() == 0 {
+			time.Sleep(time.Microsecond)
+		}
+		start := time.Now()
+		if w := s.get("http://a/p"); w.Code != 200 || w.Body.Len() != 4<<20 || time.Since(start) > 10*time.Second {
+			t.Errorf("another client got %d with %d bytes after %v", w.Code, w.Body.Len(), time.Since(start))
+		}
+		close(taken)
+		<-done
+	})
+}
+
+// The HTTP/2 server of net/http may read the header of an interim response after its client has left.
+func TestInterim_ClientLeaves(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "page")
+	})
+	ctx, leave := context.WithCancel(t.Context())
+	w := earlyWriter{httptest.NewRecorder(), leave}
+	func() {
+		defer func() {
+			if p := recover(); p != http.ErrAbortHandler {
+				t.Errorf("panic %v, want http.ErrAbortHandler", p)
+			}
+		}()
+		s.handler.ServeHTTP(w, request("GET", "http://a/p").WithContext(ctx))
+	}()
+	if want := (http.Header{"Link": {"</style.css>; rel=preload"}}); !reflect.DeepEqual(w.Header(), want) {
+		t.Errorf("the header is %v after the interim response, want %v", w.Header(), want)
+	}
+	s.wantBody(t, "page", "http://a/p") // the others are not hurt
 }

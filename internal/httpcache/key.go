@@ -293,6 +293,20 @@ func Respelled(u *url.URL) bool {
 	return cmp.Or(u.RawPath, u.Path) != cmp.Or(c.URL.RawPath, c.URL.Path)
 }
 
+// RespelledHost reports whether the host, apart from its port, is not canonical for a router of hosts,
+// such as http.ServeMux.
+func RespelledHost(hostport string) bool {
+	canonical, ok := CanonicalHost(hostport)
+	return ok && withoutPort(canonical) != withoutPort(hostport)
+}
+
+func withoutPort(hostport string) string {
+	if i := strings.LastIndexByte(hostport, ':'); i >= 0 && !strings.HasSuffix(hostport, "]") {
+		return hostport[:i]
+	}
+	return hostport
+}
+
 // Ordinary reports whether a request's target is a path with or without a query, and nothing else.
 func Ordinary(r *http.Request) bool {
 	ok := r.RequestURI == "" // in a request that no server has read

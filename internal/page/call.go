@@ -1,6 +1,7 @@
 package page
 
 import (
+	"context"
 	"maps"
 	"net/http"
 
@@ -70,6 +71,10 @@ func (q *query) inform(status int, interim http.Header) {
 	copyHeader(h, interim, false)
 	q.m.hidden.Remove(h)
 	q.w.WriteHeader(status)
+	if q.r.Context().Err() == context.Canceled {
+		// The client has left. The HTTP/2 server of net/http then returns while it still reads the map.
+		panic(http.ErrAbortHandler)
+	}
 	clear(h)
 	maps.Copy(h, final)
 }

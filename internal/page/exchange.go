@@ -189,8 +189,11 @@ func (x *exchange) overflow() {
 	s := x.stream()
 	if s.audience != audience.Owner {
 		// A handler can write faster than a herd wakes up. Without its place before the spool drops
-		// the start, each waiting caller would need a call of its own.
-		x.attempt.AwaitReaders(x.running.Done())
+		// the start, each waiting caller would need a call of its own. A client that does not even take
+		// its interim response delays the others here, and once more as a reader.
+		placed, cancel := context.WithTimeout(x.running, spool.Patience)
+		x.attempt.AwaitReaders(placed.Done())
+		cancel()
 	}
 	switch {
 	case x.told:

@@ -80,13 +80,12 @@ func (q *query) passUncacheable(key string, it *Item) {
 		}
 		why.AppendTo(w.Header())
 	}
-	q.next.ServeHTTP(w, q.r)
+	w.run(func() { q.next.ServeHTTP(w, q.r) })
 	if w.held != nil {
 		w.reset()
 		q.replySpare(key, spare, why)
 		return
 	}
-	w.end()
 	if cacheable {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
@@ -126,9 +125,8 @@ func (q *query) passChecked(key string, it *Item) {
 		status.FwdStatus = code
 		status.AppendTo(q.w.Header())
 	}
-	q.next.ServeHTTP(w, r)
+	w.run(func() { q.next.ServeHTTP(w, r) })
 	if w.held == nil {
-		w.end()
 		return
 	}
 	w.reset()

@@ -126,6 +126,10 @@ func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcach
 		return "method override"
 	case httpcache.Respelled(r.URL) && routed(r):
 		return "path spelling"
+	case r.Pattern != "" && httpcache.RespelledHost(r.Host):
+		// http.ServeMux routes by the host as sent: "SHOP.example" and "shop.example." may have another
+		// handler than "shop.example", and all have the same key.
+		return "host spelling"
 	case m.forbids(outer):
 		return "outer cache-control"
 	}

@@ -80,7 +80,9 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 		q.notCached()
 		return s, hopDone
 	}
-	if early && !d.OnlyIfCached { // only-if-cached must not cost the handler a run
+	// only-if-cached must not cost the handler a run. The response to no-store is for its client alone,
+	// and would pause the refresh for all others.
+	if early && !d.OnlyIfCached && !d.NoStore {
 		q.refresh(at.key, it, at.signpost)
 	}
 	if ok {
@@ -166,7 +168,8 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	if it, early, ok = cache.Hit(key, want); ok {
 		return it, early, true
 	}
-	if it != nil && it.Value.kind == plain && q.pausesRefresh(key) {
+	// A request with no-store comes here when too many like it run past the cache.
+	if it != nil && it.Value.kind == plain && (q.directives.NoStore || q.pausesRefresh(key)) {
 		cache.CountStale()
 		return it, false, true
 	}

@@ -60,12 +60,15 @@ func (u *watchedWriter) look(status int) {
 	u.m.hidden.Remove(u.ResponseWriter.Header())
 }
 
-// run runs the handler. A handler that does not return may have written before.
-func (u *watchedWriter) run(handler func()) {
+// run runs the handler, and completes the response.
+func (u *watchedWriter) run(handler func()) { u.runTo(u.end, handler) }
+
+// runTo runs the handler, then end. A handler that does not return may have written before.
+func (u *watchedWriter) runTo(end, handler func()) {
 	returned := false
 	defer func() {
 		if returned || u.done {
-			u.end()
+			end()
 		} else {
 			u.m.hidden.Remove(u.ResponseWriter.Header()) // an outer middleware may answer instead
 		}
@@ -263,6 +266,15 @@ func (u *heldWriter) Header() http.Header {
 		return u.after
 	}
 	return u.watchedWriter.Header()
+}
+
+// run runs the handler, and completes the response unless it is held back.
+func (u *heldWriter) run(handler func()) {
+	u.runTo(func() {
+		if u.held == nil {
+			u.end()
+		}
+	}, handler)
 }
 
 func newHeldWriter(m *Middleware, w http.ResponseWriter) *heldWriter {

@@ -24,12 +24,12 @@ var (
 	ErrTooSlow = errors.New("bellwether: reader is too slow for the others")
 )
 
-// A reader loses its place if other readers wait for it for patience within one stride, see [Spool]. A stride
+// A reader loses its place if other readers wait for it for Patience within one stride, see [Spool]. A stride
 // in that time (0.8 MB/s) keeps the place: otherwise one fast reader could break off all others. A stride is
 // much longer than a chunk: otherwise a chunk in that time could hold all others to its reader's pace.
 const (
-	// patience outlasts four lost packets in a row: TCP sends again after 0.2, 0.4, 0.8 and 1.6 s.
-	patience = 5 * time.Second
+	// Patience outlasts four lost packets in a row: TCP sends again after 0.2, 0.4, 0.8 and 1.6 s.
+	Patience = 5 * time.Second
 	stride   = 4 << 20
 )
 
@@ -210,10 +210,10 @@ func (s *Spool) awaitRoom() {
 	var over <-chan time.Time // nil if no reader waits: all are on their way to the end
 	held := s.waiting > 0
 	if held {
-		left := patience
+		left := Patience
 		for _, r := range s.slowest() {
 			r.advance()
-			left = min(left, patience-r.delay)
+			left = min(left, Patience-r.delay)
 		}
 		over = time.After(left)
 	}
@@ -236,7 +236,7 @@ func (s *Spool) awaitRoom() {
 }
 
 // slowest returns the readers that are more than half the limit behind. The writer waits for the last, but
-// the time of all runs: in turn, they could hold up the rest for many times patience. mu is held.
+// the time of all runs: in turn, they could hold up the rest for many times Patience. mu is held.
 func (s *Spool) slowest() []*Reader {
 	var slow []*Reader
 	for _, r := range s.readers {
@@ -387,7 +387,7 @@ func (r *Reader) delayed(d time.Duration) {
 	if r.advance() {
 		return
 	}
-	if r.delay += d; r.delay < patience {
+	if r.delay += d; r.delay < Patience {
 		return
 	}
 	r.leave(ErrTooSlow)

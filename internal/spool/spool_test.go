@@ -313,7 +313,7 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// Over the limit a reader loses its place only if others have waited for it for patience in a stride.
+// Over the limit a reader loses its place only if others have waited for it for Patience in a stride.
 func TestReader_LosesItsPlace(t *testing.T) {
 	const size = 24 << 20
 	for _, c := range []struct {
@@ -323,12 +323,12 @@ func TestReader_LosesItsPlace(t *testing.T) {
 		lose  []bool
 		most  time.Duration // the time of the readers that keep their places
 	}{
-		{"it takes nothing", 2 << 20, []int{1, 0, 0}, []bool{true, false, false}, patience},
-		{"it takes less than a stride in the time", 2 << 20, []int{stride / 6, 0}, []bool{true, false}, 3 * patience},
+		{"it takes nothing", 2 << 20, []int{1, 0, 0}, []bool{true, false, false}, Patience},
+		{"it takes less than a stride in the time", 2 << 20, []int{stride / 6, 0}, []bool{true, false}, 3 * Patience},
 		{"it takes a stride in the time", 2 << 20, []int{stride / 4, 0}, []bool{false, false}, 24 * time.Second},
-		{"the limit is small", 64 << 10, []int{1, 0, 0}, []bool{true, false, false}, patience},
-		{"nothing is collected", 0, []int{1, 0, 0}, []bool{true, false, false}, patience},
-		{"many at a time", 2 << 20, []int{1, 1, 1, 0}, []bool{true, true, true, false}, patience},
+		{"the limit is small", 64 << 10, []int{1, 0, 0}, []bool{true, false, false}, Patience},
+		{"nothing is collected", 0, []int{1, 0, 0}, []bool{true, false, false}, Patience},
+		{"many at a time", 2 << 20, []int{1, 1, 1, 0}, []bool{true, true, true, false}, Patience},
 		{"another takes nothing", 24 << 19, []int{1, stride / 4, 0}, []bool{true, false, false}, 24 * time.Second},
 		{"all are slow", 2 << 20, []int{10_000, 10_000}, []bool{false, false}, time.Hour},
 		{"it is alone", 2 << 20, []int{100}, []bool{false}, 100 * time.Hour},
@@ -383,7 +383,7 @@ func TestReader_LosesItsPlaceInTurn(t *testing.T) {
 		}
 		fast := join(t, s)
 		group.Go(func() {
-			if n, took, err := readAt(fast, 0); err != nil || n != size || took > (size/(limit/2)+1)*patience {
+			if n, took, err := readAt(fast, 0); err != nil || n != size || took > (size/(limit/2)+1)*Patience {
 				t.Errorf("CopyTo = %d, %v after %v", n, err, took)
 			}
 		})
@@ -417,8 +417,8 @@ func TestReader_OnLoss(t *testing.T) {
 		s.mu.Unlock()
 		checkRead(t, fast, body(200<<10), nil)
 		<-wrote
-		if !slices.Equal(lost, []time.Duration{time.Minute + patience}) {
-			t.Errorf("told after %v, want %v", lost, time.Minute+patience)
+		if !slices.Equal(lost, []time.Duration{time.Minute + Patience}) {
+			t.Errorf("told after %v, want %v", lost, time.Minute+Patience)
 		}
 		for range 2 {
 			if _, err := slow.Next(t.Context()); err != ErrTooSlow {
