@@ -3,8 +3,10 @@ package bellwether_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -222,6 +224,51 @@ func TestAsking_SlowOrigin(t *testing.T) {
 			wg.Wait()
 			if most, want := g.most.Load(), int32(cmp.Or(set, 128)); most != want {
 				t.Errorf("MaxRebuilds %d: %d loads at one time, want %d", set, most, want)
+			}
+		})
+	}
+}
+
+// A load asks for its own key, whose stale value ends while the load's call waits.
+func TestAsking_OwnKeyWhoseStaleValueEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *bellwether.Cache[string]
+		n := 0
+		c = bellwether.New(func(ctx context.Context, key string) (string, error) {
+			if n++; n == 1 {
+				return "v", nil
+			}
+			return c.Get(ctx, key)
+		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, Patience: 500 * time.Millisecond})
+		defer c.Close()
+		c.Get(t.Context(), "k")
+		time.Sleep(1900 * time.Millisecond)
+		began := time.Now()
+		if v, err := c.Get(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "own key") || time.Since(began) > 500*time.Millisecond {
+			t.Errorf("%q, %v after %v, want an error within Patience", v, err, time.Since(began))
+		}
+	})
+}
+
+// A batch's common load and the loads of its flights are one step of a chain.
+func TestAsking_ChainOfBatches(t *testing.T) {
+	for n, want := range map[int]bool{63: true, 64: false} {
+		synctest.Test(t, func(t *testing.T) {
+			var c *bellwether.Cache[string]
+			c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+				n, _ := strconv.Atoi(keys[0])
+				if n == 0 {
+					return map[string]string{"0": "v"}, nil
+				}
+				m, err := c.GetMany(ctx, []string{strconv.Itoa(n - 1)})
+				if err != nil {
+					return nil, errors.New(err.Error())
+				}
+				return map[string]string{keys[0]: m[strconv.Itoa(n-1)]}, nil
+			}, bellwether.Options{TTL: time.Minute})
+			defer c.Close()
+			if _, err := c.GetMany(t.Context(), []string{strconv.Itoa(n)}); (err == nil) != want {
+				t.Errorf("a chain of %d loads: %.300v", n+1, err)
 			}
 		})
 	}

@@ -168,7 +168,7 @@ func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 	defer cancel()
 	defer context.AfterFunc(e.open, cancel)()
 	budget := gate.NewBudget(e.EngineTimeout)
-	rest, err := b.readOnce(ctx, store, b.members, budget)
+	rest, err := b.readOnce(ctx, store, b.waiting(), budget)
 	for try := 1; try < gate.Trips && len(rest) > 0 && budget.Left() > 0 && e.store.Retries() && ctx.Err() == nil; try++ {
 		e.noAnswer(rest[0].key, &keyError{"reading, with others,", rest[0].key, err})
 		rest, err = b.readOnce(ctx, store, rest, budget)
@@ -178,8 +178,23 @@ func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 	}
 }
 
+// waiting returns the members whose flights have callers. Of a key with several flights this is the last.
+func (b *batch[V]) waiting() (waiting []*member[V]) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.members {
+		if m.waits {
+			waiting = append(waiting, m)
+		}
+	}
+	return waiting
+}
+
 // readOnce starts the members for which the store answers. It returns the others, and the reason.
 func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
+	if len(members) == 0 {
+		return nil, nil
+	}
 	names := make([]string, len(members))
 	for i, m := range members {
 		names[i] = b.engine.engineKey(m.key)
@@ -238,7 +253,7 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 		starts[i], makes[i] = s.Key.start.Load(), s.Key.askers
 		requests[i] = requestOf(s.Key.key, starts[i])
 	}
-	load := chain.NewLoad(ctx, b.engine.slots, makes...)
+	load := chain.NewCommonLoad(ctx, b.engine.slots, makes...)
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	var results map[string]Result[V]

@@ -747,3 +747,33 @@ func TestDetach_Fails(t *testing.T) {
 		}
 	}
 }
+
+// Error calls the cache at the silence of the log of sweeps, which no other call waits for then.
+func TestObserver_ErrorMayUseTheCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		var c *bellwether.Cache[string]
+		told := 0
+		c = bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Minute, Sweeps: true, Fleet: bellwether.Fleet{Store: store, Namespace: "n"},
+			Observers: []observe.Observer{{Error: func(string, error) {
+				if told++; told == 1 {
+					c.Set(context.Background(), "last error", "x") // a deadlock fails the bubble
+				}
+			}}},
+		})
+		defer c.Close()
+		wantValue(t, c, "k", "v")
+		time.Sleep(2 * time.Minute)
+		store.set(refuse)
+		for range 2 {
+			began := time.Now()
+			if wantValue(t, c, "k", "v"); time.Since(began) > 2*time.Second {
+				t.Errorf("after %v", time.Since(began))
+			}
+		}
+		if told == 0 {
+			t.Error("no error was told")
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -263,5 +264,17 @@ func TestOverload_MaxQueuedFull(t *testing.T) {
 			wg.Go(func() { c.Get(context.Background(), fmt.Sprint("again", i)) })
 		}
 		wg.Wait()
+	})
+}
+
+// A MaxQueued without a bound turns no call away.
+func TestOverload_MaxQueuedWithoutBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Minute, Fleet: bellwether.Fleet{Engine: memstore.New(), Namespace: "n"},
+			Limits: bellwether.Limits{MaxQueued: math.MaxInt},
+		})
+		defer c.Close()
+		wantValue(t, c, "k", "v")
 	})
 }

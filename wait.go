@@ -355,6 +355,9 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
+		if !c.mayWait() {
+			return leftFlight, nil
+		}
 		return stillWaiting, nil // most of a herd: no clock is read
 	}
 	now := e.clock.Now()
@@ -366,6 +369,8 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 			return leftFlight, nil
 		}
 		end = durations.Add(c.began, e.Patience)
+	} else if (state.offered == nil || !state.offered.Stale(now)) && !c.mayWait() {
+		return leftFlight, nil
 	}
 	if now >= end {
 		if c.stale == nil {
@@ -434,17 +439,25 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 
 // join puts the call on the key's flight, begun now if there is none. It returns false if the call
 // has its answer or error instead, or only refreshes a key that has a flight.
-func (c *waiter[V]) join(b binder[V]) bool {
+func (c *waiter[V]) join(b binder[V]) bool { return c.ready() && c.joinFlight(b) }
+
+// ready begins join. It runs the code of ctx, which is user code, without a lock. The result is false after an error.
+func (c *waiter[V]) ready() bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
 	}
-	e := c.engine
-	c.load = chain.Running(c.ctx) // before the lock: a context may be user code
+	c.load = chain.Running(c.ctx)
 	if c.load != nil && c.stale == nil {
 		if c.err = c.load.Full(); c.err != nil {
 			return false
 		}
 	}
+	return true
+}
+
+// joinFlight is join after ready.
+func (c *waiter[V]) joinFlight(b binder[V]) bool {
+	e := c.engine
 	s := e.shards.of(c.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -490,6 +503,15 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 	return err
 }
 
+// mayWait is ask for a call that has lost its stale item. It returns false after an error.
+func (c *waiter[V]) mayWait() bool {
+	if c.load != nil && !c.inChain {
+		c.err = c.flight.askers.Await(c.load)
+		c.inChain = c.err == nil
+	}
+	return c.err == nil
+}
+
 // queuedLooks times MaxQueued flights may wait for their first look, which is short beside a rebuild.
 const queuedLooks = 16
 
@@ -519,7 +541,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	}
 	m, _ := b.(*member[V])
 	queues := e.Store != nil && m.first()
-	if queues && e.unlooked.Load() >= queuedLooks*int64(e.MaxQueued) {
+	if queues && e.unlooked.Load()/queuedLooks >= int64(e.MaxQueued) {
 		// More flights would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded

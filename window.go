@@ -21,6 +21,9 @@ type window[V any] struct {
 // join adds the waiter to its key's flight, or begins the flight in the open batch. It reports
 // whether the waiter has a flight now.
 func (w *window[V]) join(c *waiter[V]) bool {
+	if !c.ready() {
+		return false
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.open == nil {
@@ -28,7 +31,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 	}
 	b := w.open
 	m := &member[V]{batch: b, key: c.key, order: len(b.members)}
-	if c.join(m); m.runFlight != nil {
+	if c.joinFlight(m); m.runFlight != nil {
 		w.engine.enter(c.key, phaseGathering)
 	}
 	if len(b.members) == maxTogether {

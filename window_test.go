@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -129,6 +130,43 @@ func TestBatchWindow_CallersLeaveDuringTheRead(t *testing.T) {
 		}
 		if s := c.Stats(); s.Degraded != 0 || s.EngineErrors != 0 {
 			t.Errorf("%d loads without a lease, %d engine errors, want 0", s.Degraded, s.EngineErrors)
+		}
+	})
+}
+
+// A context's methods are user code. The window calls them without its lock.
+func TestBatchWindow_ContextThatAsksTheCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) {
+			return map[string]string{"k": "v", "o": "v"}, nil
+		}, bellwether.Options{TTL: time.Minute, BatchWindow: time.Millisecond})
+		defer c.Close()
+		c.Get(askingContext{t.Context(), func() { c.Get(t.Context(), "o") }}, "k") // a deadlock fails the bubble
+	})
+}
+
+// A key's deserted flight and its next flight may be in one batch. The batch reads the key once.
+func TestBatchWindow_KeysOfTheReadAreDistinct(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		var got []string
+		by := batchesBy(store, func(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
+			got = slices.Clone(keys)
+			for i, key := range keys {
+				e, err := store.Get(ctx, key)
+				each(i, e, err)
+			}
+		})
+		c := bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) {
+			return map[string]string{"k": "v"}, nil
+		}, bellwether.Options{TTL: time.Minute, BatchWindow: 100 * time.Millisecond, Fleet: bellwether.Fleet{Store: by, Namespace: "n"}})
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		c.Get(ctx, "k")
+		wantValue(t, c, "k", "v")
+		if want := []string{"n:k"}; !slices.Equal(got, want) {
+			t.Errorf("GetMany of %q, want %q", got, want)
 		}
 	})
 }

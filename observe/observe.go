@@ -15,8 +15,9 @@ import (
 // quick and safe for concurrent use. Calls of Breaker and Evict do not overlap: they run on one
 // goroutine of the cache, and Close waits for it.
 //
-// The functions may call the cache, with two exceptions that would wait for themselves: Close, and Get for a
-// key whose rebuild waits for the function. A panic ends only the function's call, and Options.OnError gets
+// The functions may call the cache, with exceptions that would wait for themselves: Close, Get for a key
+// whose rebuild waits for the function, and, from Rebuild and Error, a Get that loads while its rebuild
+// holds the last slot of MaxRebuilds. A panic ends only the function's call, and Options.OnError gets
 // it, except a panic of Error. A runtime.Goexit, as of a test's FailNow, ends the goroutine of the call: a
 // caller's own, or a flight, whose callers get ErrGoexit. Durations are by this process's monotonic clock.
 type Observer struct {

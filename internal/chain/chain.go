@@ -42,6 +42,14 @@ func NewLoad(ctx context.Context, of *slots.Slots, flights ...*Flight) *Load {
 	return l
 }
 
+// NewCommonLoad returns the load of a batch's flights. Their own loads only wait for it, so it does not
+// make the chain longer than ctx's running load, which is one of them.
+func NewCommonLoad(ctx context.Context, of *slots.Slots, flights ...*Flight) *Load {
+	l := NewLoad(ctx, of, flights...)
+	l.depth = max(1, l.depth-1)
+	return l
+}
+
 type loadKey struct{}
 
 // Value returns the load itself for the key of a load, and the value of its context otherwise.

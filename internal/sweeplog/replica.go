@@ -160,13 +160,20 @@ func (t *Turn) Over() bool { return t.over }
 
 // Took takes the store's answer in and ends the turn. If the store has no log, Took begins one.
 func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry, err error) {
-	defer t.End()
 	r := t.replica
+	var told []error
+	defer func() {
+		t.End() // before Silent: an observer may call the cache, which may need the turn
+		for _, err := range told {
+			r.Silent(err)
+		}
+	}()
+	tell := func(err error) { told = append(told, err) }
 	switch {
 	case err == nil:
 		r.Learn(entry)
 	case errors.Is(err, driver.ErrNotFound), errors.Is(err, driver.ErrCorrupt):
-		if err = r.begin(ctx, budget); !errors.Is(err, driver.ErrFenced) {
+		if err = r.begin(ctx, budget, tell); !errors.Is(err, driver.ErrFenced) {
 			break
 		}
 		if entry, err = r.read(ctx, budget); err == nil { // another process has begun the log
@@ -179,7 +186,7 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 	silent := durations.Instant(0)
 	if err != nil {
 		silent = r.Now()
-		r.Silent(fmt.Errorf("reading the log of invalidations: %w", err))
+		tell(fmt.Errorf("reading the log of invalidations: %w", err))
 	}
 	// A store that does not answer cannot report sweeps.
 	r.silent.Store(int64(silent))
@@ -228,8 +235,8 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 // begin writes a log if there is none. With a log before the first load, the first sweep separates the loads
 // before it from the loads before a log was lost. The lease selects a writer, and is not worth a long wait: a
 // log without sweeps counts all earlier values as swept, so writing over another such log is harmless.
-func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
-	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2))
+func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(error)) error {
+	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2), tell)
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
 		return err
 	}
@@ -249,7 +256,7 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	for try := 1; ; try++ {
-		lease, asked, err := r.lease(ctx, budget, until)
+		lease, asked, err := r.lease(ctx, budget, until, r.Silent)
 		if err != nil {
 			return err
 		}
@@ -273,7 +280,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 }
 
 // lease waits for the log's lease, counted from asked. It is nil without a locker or its answer.
-func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant) (lease driver.Lease, asked durations.Instant, err error) {
+func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant, tell func(error)) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {
 		return nil, began, nil
@@ -289,7 +296,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 		case ctx.Err() != nil:
 			return nil, 0, ctx.Err()
 		case !errors.Is(err, driver.ErrHeld):
-			r.Silent(fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
+			tell(fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
 			return nil, asked, nil // without a lease
 		case now >= until:
 			return nil, 0, err
