@@ -498,6 +498,10 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
 		return nil
 	}
+	return c.record(f)
+}
+
+func (c *waiter[V]) record(f *flight[V]) error {
 	err := f.askers.Await(c.load)
 	c.inChain = err == nil
 	return err
@@ -506,8 +510,7 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 // mayWait is ask for a call that has lost its stale item. It returns false after an error.
 func (c *waiter[V]) mayWait() bool {
 	if c.load != nil && !c.inChain {
-		c.err = c.flight.askers.Await(c.load)
-		c.inChain = c.err == nil
+		c.err = c.record(c.flight)
 	}
 	return c.err == nil
 }
