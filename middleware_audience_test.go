@@ -748,3 +748,44 @@ func TestAudience_Cookie(t *testing.T) {
 		})
 	}
 }
+
+// Handlers send a lifetime of zero with pages that they do not want shared. A request with a Cookie gets no
+// other client's page then, and no page that was made for another and confirmed by a 304.
+func TestAudience_LifetimeOfZeroWithCookies(t *testing.T) {
+	for said, shared := range map[string]bool{
+		"Cache-Control: max-age=0": false, "Expires: 0": false,
+		"Cache-Control: public, max-age=0": true, "Cache-Control: max-age=0, stale-while-revalidate=9": true,
+	} {
+		name, value, _ := strings.Cut(said, ": ")
+		inPairs(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set(name, value)
+			w.Header().Set("ETag", `"the template's"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "page of ", r.Header.Get("Cookie"))
+		}, func(t *testing.T, p pair) {
+			p.first.get("http://a/p") // of nobody, kept for its validator
+			time.Sleep(time.Minute)
+			var wg sync.WaitGroup
+			var others atomic.Int32
+			for i := range 6 {
+				wg.Go(func() {
+					s, cookie := p.first, fmt.Sprint("u=", i)
+					if i%2 == 0 {
+						s = p.second
+					}
+					if w := s.get("http://a/p", "Cookie", cookie); w.Body.String() != "page of "+cookie {
+						others.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			if got := others.Load() > 0; got != shared {
+				t.Errorf("%s: %d of 6 clients got another client's page", said, others.Load())
+			}
+		})
+	}
+}

@@ -58,11 +58,18 @@ func JudgeAged(req Request, status int, resp http.Header, age time.Duration, rec
 	case j.Freshness.Source == SourceNone && !j.Directives.Public && !j.Directives.NoCache:
 		// The response states neither its audience nor a lifetime.
 		j.Shared, j.Reason = false, ReasonNoLifetime
-	case !j.Freshness.shareable(j.Age):
+	case !j.Freshness.shareable(j.Age),
+		j.Freshness.Lifetime == 0 && statesZero(resp, j.Directives, received) && !openToCookies(req, j.Directives):
 		j.Shared, j.Reason = false, ReasonNotFresh
 		j.Checked = Validatable(status, resp) && ValidatedFor(req, resp, opt)
 	}
 	return j
+}
+
+// openToCookies reports whether a response that is not fresh may be for other clients than the request's: the
+// request has no Cookie, or the response states that it is for a shared cache.
+func openToCookies(req Request, d Directives) bool {
+	return req.Header["Cookie"] == nil || d.Public || d.SMaxAge.Set
 }
 
 // OpenToAll reports whether a stored response may also answer a request with Authorization. RFC 9111
@@ -71,6 +78,17 @@ func JudgeAged(req Request, status int, resp http.Header, age time.Duration, rec
 func OpenToAll(resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	return d.openToAll()
+}
+
+// StatesZero reports whether a stored response states a lifetime of zero and no stale window. Handlers send
+// max-age=0 and "Expires: 0" with pages that are not to be shared. RFC 9111 would let waiting requests share them.
+func StatesZero(resp http.Header, opt Options) bool {
+	return statesZero(resp, ResponseDirectives(resp, opt.Targets...), time.Time{}) // it has a Date
+}
+
+func statesZero(resp http.Header, d Directives, received time.Time) bool {
+	f := freshnessOf(http.StatusOK, resp, d, received, Options{})
+	return f.Source >= SourceExpires && f.Lifetime == 0 && f.StaleWhileRevalidate == 0 && f.StaleIfError == 0
 }
 
 // ValidatedFor reports whether a 304 to the request proves a stored response valid for the request's
@@ -82,7 +100,7 @@ func ValidatedFor(req Request, resp http.Header, opt Options) bool {
 	if req.Credentials {
 		return d.openToAll()
 	}
-	return req.Header["Cookie"] == nil || d.Public || d.SMaxAge.Set
+	return openToCookies(req, d)
 }
 
 // Validatable reports whether a stored response can be validated (RFC 9111 section 4.3.1). Conditions

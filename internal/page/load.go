@@ -75,7 +75,7 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	h := res.head()
 	switch {
 	case !httpcache.Validatable(res.status, h),
-		res.kind == checked && !httpcache.ValidatedFor(req, h, m.options.Rules),
+		(res.kind == checked || res.freshness.Lifetime == 0 && httpcache.StatesZero(h, m.options.Rules)) && !httpcache.ValidatedFor(req, h, m.options.Rules),
 		res.kind == plain && req.Credentials && !res.forAll:
 		return nil
 	}
