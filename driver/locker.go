@@ -72,8 +72,8 @@ type HeldError struct {
 	Key string
 
 	// Until is the announced end of the lease, unless renewed, on the monotonic clock of this process. It
-	// counts from after the engine's reply, so it is never earlier than the end known to the holder. It is
-	// zero if the engine does not tell.
+	// counts from after the engine's reply, so it is never earlier than the end known to the holder. Only an
+	// Elector may leave renewals out. Until is zero if the engine does not tell.
 	Until time.Time
 
 	// Seen is the Locker's mark of the lease, for Watch: a revision, a version, a channel.

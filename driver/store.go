@@ -37,7 +37,7 @@ type Store interface {
 
 	// Claim opens a rebuild: it returns the present entry and a new epoch. The entry is the zero Entry if the
 	// key has none or the bytes are corrupt. The epoch is above all earlier epochs of the key, even across an
-	// eviction, an expiry or a restart of the engine.
+	// eviction, an expiry or a restart of the engine. A Store may forget a claim after an hour.
 	Claim(ctx context.Context, key string) (Entry, uint64, error)
 
 	// Commit stores e under e.Epoch, an epoch from Claim, and raises the floor to e.Epoch. The age of e goes

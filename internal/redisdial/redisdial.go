@@ -41,7 +41,10 @@ func Of(rdb redis.UniversalClient) *Failures {
 		return f
 	}
 	nodes.OnNewNode(func(node *redis.Client) { node.AddHook(f) })
-	if ring, ok := rdb.(*redis.Ring); ok { // the nodes of a ring exist from the start
+	if ring, ok := rdb.(interface {
+		Options() *redis.RingOptions
+		ForEachShard(context.Context, func(context.Context, *redis.Client) error) error
+	}); ok { // the nodes of a ring exist from the start
 		ring.ForEachShard(context.Background(), func(_ context.Context, node *redis.Client) error {
 			node.AddHook(f)
 			return nil

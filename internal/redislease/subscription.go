@@ -85,7 +85,7 @@ func (s *subscription) start(rdb redis.UniversalClient, channel string) {
 	if s.shut {
 		return
 	}
-	if _, ring := rdb.(*redis.Ring); ring {
+	if redissub.IsRing(rdb) {
 		s.err = errRing
 		return
 	}

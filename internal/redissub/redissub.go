@@ -41,6 +41,12 @@ func Channel(rdb redis.UniversalClient, name string) string {
 	return name + ":" + strconv.Itoa(db)
 }
 
+// IsRing reports whether rdb is a ring or a wrapper of one. The shards of a ring share no channels.
+func IsRing(rdb redis.UniversalClient) bool {
+	_, ring := rdb.(interface{ Options() *redis.RingOptions })
+	return ring
+}
+
 // A Listener receives Listen's events. Its functions do not block, do not overlap, and may be nil.
 type Listener struct {
 	// Connect is called before each attempt to connect, Up after a successful subscription.

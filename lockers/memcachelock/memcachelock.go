@@ -50,6 +50,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -283,10 +284,14 @@ func (l *lease) over() bool {
 	return !time.Now().Before(l.end)
 }
 
+// free ends the lease, however late it is called. A full memcached that evicts nothing (-M) has no room for
+// the swap, but deletes. Until the lease's end no other process takes the item over.
 func (l *lease) free() error {
-	// Even a late free ends only this lease.
-	ctx := context.Background()
-	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
+	err := l.swap(context.Background(), func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
+	if err != nil && strings.Contains(err.Error(), "out of memory") && !l.over() {
+		return l.locker.mc.Delete(l.item)
+	}
+	return err
 }
 
 // undo drops the item as soon as memcached answers, within undoTimeout. After a request without an answer it

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -419,6 +420,23 @@ func TestTryAcquire_LostReply(t *testing.T) {
 			proxy.SwallowReplyTo(command + item(key))
 		},
 	}.Run(t, "acquire", "refused acquire", "takeover")
+}
+
+// TestRelease_Full releases on a full memcached that evicts nothing (-M).
+func TestRelease_Full(t *testing.T) {
+	server := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
+	mc := newClient(t, server.Addr)
+	l := memcachelock.New(mc)
+	lease := leasetest.Acquire(t, l, "key", time.Minute)
+	for size := 100_000; size >= 1; size /= 2 {
+		for i := 0; mc.Set(&memcache.Item{Key: fmt.Sprint("room:", size, ":", i), Value: make([]byte, size)}) == nil; i++ {
+		}
+	}
+	if err := lease.Renew(t.Context(), time.Minute); err == nil {
+		t.Fatal("the server has room for a renewal")
+	}
+	leasetest.Release(t, lease)
+	leasetest.Release(t, leasetest.Acquire(t, l, "key", time.Minute))
 }
 
 func TestNew_NoClient(t *testing.T) {

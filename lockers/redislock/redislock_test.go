@@ -269,11 +269,14 @@ func TestWatch_Ring(t *testing.T) {
 	server := testserver.Redis(t)
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}})
 	defer ring.Close()
-	l, key := redislock.New(ring), newKey()
-	defer l.Close()
-	leasetest.Acquire(t, l, key, time.Minute)
-	if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil {
-		t.Error("a Ring's lease was watched without an error, although its shards share no channel")
+	type wrapped struct{ *redis.Ring }
+	for _, rdb := range []redis.UniversalClient{ring, wrapped{ring}} {
+		l, key := redislock.New(rdb), newKey()
+		defer l.Close()
+		leasetest.Acquire(t, l, key, time.Minute)
+		if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil || strings.Contains(err.Error(), "panic") {
+			t.Errorf("%T: a Ring's lease was watched with the error %v, although its shards share no channel", rdb, err)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package zklock_test
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -105,12 +106,14 @@ func TestQueues_LeaveNothing(t *testing.T) {
 
 func TestPrefix(t *testing.T) {
 	server := shared(t)
-	l, other := newLocker(t, server.Addr), newLocker(t, server.Addr)
-	l.Prefix = "/shop/eu/locks"
-	for _, key := range []string{newKey(), ".", "..", "zookeeper", ""} {
-		lease := leasetest.Acquire(t, l, key, time.Minute)
-		leasetest.MustBeHeld(t, l, key)
-		leasetest.Acquire(t, other, key, time.Minute) // another prefix is another key
-		leasetest.Release(t, lease)
+	for _, prefix := range []string{"/shop/eu/locks", "/shop/us/", "/", ""} {
+		l, same, other := newLocker(t, server.Addr), newLocker(t, server.Addr), newLocker(t, server.Addr)
+		l.Prefix, same.Prefix = prefix, strings.TrimSuffix(prefix, "/")
+		for _, key := range []string{newKey(), ".", "..", "zookeeper", ""} {
+			lease := leasetest.Acquire(t, l, key, time.Minute)
+			leasetest.MustBeHeld(t, same, key)
+			leasetest.Release(t, leasetest.Acquire(t, other, key, time.Minute)) // another prefix is another key
+			leasetest.Release(t, lease)
+		}
 	}
 }

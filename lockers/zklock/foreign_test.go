@@ -124,7 +124,7 @@ func TestPrefix_BelowANodeWithoutPermission(t *testing.T) {
 // TestPrefix_Invalid has each call fail for good: no attempt in the background follows.
 func TestPrefix_Invalid(t *testing.T) {
 	server := shared(t)
-	for _, prefix := range []string{"bellwether", "/bell\x00wether", "/bellwether/"} {
+	for _, prefix := range []string{"bellwether", "/bell\x00wether", "/bell//wether"} {
 		l := newLocker(t, server.Addr)
 		l.Prefix = prefix
 		_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)

@@ -41,7 +41,7 @@ func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (drive
 	}
 	l.start()
 	token := adapter.Token()
-	mine := newLease(l, &ticket{dir: l.Prefix + "/" + adapter.Name(key) + ":queue", token: token}, token)
+	mine := newLease(l, &ticket{dir: l.parent() + "/" + adapter.Name(key) + ":queue", token: token}, token)
 	return adapter.Await(ctx, func() (driver.Lease, error) {
 		if err := l.queue(ctx, mine, ttl); err != nil {
 			if mine.node.(*ticket).asked {
@@ -150,7 +150,7 @@ func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 	_, err := conn.CreateContainer(dir, nil, zk.FlagContainer, l.ACL)
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
-		return l.makePrefix(conn, l.Prefix) // and the caller comes again
+		return l.makePrefix(conn, l.parent()) // and the caller comes again
 	case errors.Is(err, zk.ErrNodeExists):
 		return nil
 	}

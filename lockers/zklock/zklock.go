@@ -24,7 +24,7 @@ const maxUnanswered = 3
 // A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are safe for
 // concurrent use. Create a Locker with [New], set its fields before first use, and close it.
 type Locker struct {
-	// Prefix is the path of the parent of all nodes. The Locker creates a missing Prefix and its missing
+	// Prefix is the path of the parent of all nodes, with or without a slash at its end. The Locker creates a missing Prefix and its missing
 	// parents, which needs permission at the lowest node that exists. The default is "/bellwether".
 	Prefix string
 
@@ -144,7 +144,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 			return mine.begin(stat, start.Add(ttl))
 		case errors.Is(err, zk.ErrNodeExists):
 		case errors.Is(err, zk.ErrNoNode):
-			if err := l.makePrefix(conn, l.Prefix); err != nil {
+			if err := l.makePrefix(conn, l.parent()); err != nil {
 				return mine.wrap("acquire", errors.Join(unanswered, err))
 			}
 			continue
@@ -207,10 +207,13 @@ type pair struct {
 }
 
 func (l *Locker) pair(name, token string) pair {
-	return pair{l.Prefix + "/" + name + ":lease", l.holderPath(token), l.ACL}
+	return pair{l.parent() + "/" + name + ":lease", l.holderPath(token), l.ACL}
 }
 
-func (l *Locker) holderPath(token string) string { return l.Prefix + "/" + token + ":holder" }
+func (l *Locker) holderPath(token string) string { return l.parent() + "/" + token + ":holder" }
+
+// parent is Prefix without slashes at its end, "" for the root.
+func (l *Locker) parent() string { return strings.TrimRight(l.Prefix, "/") }
 
 // create takes a free lease. zk.ErrNodeExists means that it is held, zk.ErrNoNode a missing parent.
 func (p pair) create(conn *zk.Conn, v value) (*zk.Stat, error) {
@@ -274,7 +277,7 @@ func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	return v, stat, nil
 }
 
-// makePrefix creates path, which is Prefix or a node above it, and its missing parents. It begins at
+// makePrefix creates path, which is parent or a node above it, and its missing parents. It begins at
 // the far end: nodes further up may forbid new children. The nodes stay.
 func (l *Locker) makePrefix(conn *zk.Conn, path string) error {
 	_, err := conn.Create(path, nil, zk.FlagPersistent, l.ACL)

@@ -487,17 +487,23 @@ func (s *Store) invalidate(ctx context.Context, n names) error {
 // evict removes both items of a key if there is no room for a new floor: a full memcached without evictions
 // still deletes. The floor goes first: without it the entry is not served, and earlier claims are refused.
 func (s *Store) evict(n names) error {
-	for _, name := range []string{n.m, n.v} {
-		if err := s.mc.Delete(name); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
-			return err
-		}
+	if err := s.drop(n.m); err != nil {
+		return err
+	}
+	return s.drop(n.v)
+}
+
+func (s *Store) drop(name string) error {
+	if err := s.mc.Delete(name); !errors.Is(err, memcache.ErrCacheMiss) {
+		return err
 	}
 	return nil
 }
 
 // remove removes an entry with an epoch up to epoch, and bytes that are no entry. A plain delete might hit a
 // newer entry. A swap with an expiration in the past removes only the entry that was read. An entry in its
-// place is newer, or of a commit about to be refused.
+// place is newer, or of a commit about to be refused. A full memcached has no room for the swap: there a delete
+// may evict a newer entry.
 func (s *Store) remove(n names, epoch uint64) error {
 	v, err := s.mc.Get(n.v)
 	if errors.Is(err, memcache.ErrCacheMiss) {
@@ -509,7 +515,9 @@ func (s *Store) remove(n names, epoch uint64) error {
 	if e, _, err := decode(n.key, v.Value, time.Now()); err == nil && e.Epoch > epoch {
 		return nil
 	}
-	_, err = s.swap(v, n.v, nil, -1)
+	if _, err = s.swap(v, n.v, nil, -1); errors.Is(err, errFull) {
+		return s.drop(n.v)
+	}
 	return err
 }
 

@@ -814,6 +814,38 @@ func TestStore_InvalidateFull(t *testing.T) {
 	}
 }
 
+// TestStore_InvalidateFullTombstone has a full memcached with room for a floor, and none for the item that
+// replaces an entry until its removal.
+func TestStore_InvalidateFullTombstone(t *testing.T) {
+	srv := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
+	s := open(t, "test:", srv.Addr)
+	put(t, s, "k", "v", time.Hour)
+	floors := 0 // items in the class of a floor
+	for size := 100_000; size >= 1; size /= 2 {
+		for i := 0; ; i++ {
+			if err := s.mc.Set(&memcache.Item{Key: fmt.Sprint("room:", size, ":", i), Value: make([]byte, size)}); err != nil {
+				break
+			}
+			if size == 48 {
+				floors++
+			}
+		}
+	}
+	if floors == 0 {
+		t.Fatal("no class has room for a floor alone")
+	}
+	if err := s.mc.Delete("room:48:0"); err != nil {
+		t.Fatal(err)
+	}
+	invalidate(t, s, "k")
+	if it, err := s.mc.Get(s.names("k").v); !errors.Is(err, memcache.ErrCacheMiss) {
+		t.Errorf("the entry's item is %+v, err = %v, want none", it, err)
+	}
+	if it, err := s.mc.Get(s.names("k").m); err != nil || it == nil {
+		t.Errorf("the floor's item: %v, so the test has no room for a floor", err)
+	}
+}
+
 // TestStore_FloorsEnd sees floors kept for as long as their entries, or for an hour, and no longer.
 func TestStore_FloorsEnd(t *testing.T) {
 	srv := testserver.Memcached(t).OwnOrSkip(t)

@@ -389,7 +389,7 @@ func (s *Store) tidy() time.Time {
 }
 
 func (s *Store) makeRoom() {
-	for s.bytes > s.MaxBytes {
+	for s.bytes > s.MaxBytes && s.used.Len() > 0 { // a negative MaxBytes keeps nothing
 		s.drop(s.used.Back().Value.(*record))
 	}
 }

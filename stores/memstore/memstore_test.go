@@ -116,6 +116,19 @@ func TestStore_StaysWithinMaxBytes(t *testing.T) {
 	}
 }
 
+func TestStore_NegativeMaxBytes(t *testing.T) {
+	s := New()
+	s.MaxBytes = -1
+	_, epoch, err := s.Claim(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Minute, Epoch: epoch}
+	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, driver.ErrTooLarge) {
+		t.Errorf("Commit: %v, want ErrTooLarge", err)
+	}
+}
+
 func TestStore_TooLargeForItsMemory(t *testing.T) {
 	s := New()
 	s.MaxBytes = 10 << 10

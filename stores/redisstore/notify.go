@@ -9,7 +9,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/redissub"
-	"github.com/redis/go-redis/v9"
 )
 
 // This file receives the commits and invalidations of other processes.
@@ -26,7 +25,7 @@ func (s *Store) channel() string { return s.servers.Changes(s.Prefix, s.MaxNotic
 // With a cluster, the cluster's bus carries the channel, and Notify listens at a random node. The shards of a
 // Ring do not share channels: f is never called.
 func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
-	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {
+	if redissub.IsRing(s.rdb) || s.MaxNotice < 0 {
 		<-ctx.Done()
 		return
 	}

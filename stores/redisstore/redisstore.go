@@ -38,8 +38,8 @@ type Store struct {
 	// they would decide the cluster slot. Default: "bellwether:". Set Prefix before first use.
 	Prefix string
 
-	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the text of a
-	// failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use. Redis takes
+	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the validator, the
+	// tags, the text of a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use. Redis takes
 	// 512 MB, but answers no other request while a commit's script copies, about 5 to 25 ms per MiB.
 	MaxValue int
 
