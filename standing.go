@@ -139,7 +139,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 		if ctx.Err() != nil {
 			return storeReply{asked: asked, err: err}
 		}
-		r.noAnswer(ctx, "standing for the election of", err)
+		r.noAnswer(ctx, "taking the lease of", err)
 		r.standing.ballot = &ballot{}
 		return r.read(ctx, r.budget)
 	}

@@ -30,7 +30,7 @@ var (
 	ErrClosed = errors.New("bellwether: cache is closed")
 
 	// ErrOverloaded ends a call when there is no room for its rebuild.
-	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
+	ErrOverloaded = errors.New("bellwether: more keys wait for a rebuild than MaxQueued")
 
 	// ErrInvalidated cancels a load whose key is invalidated.
 	ErrInvalidated = errors.New("bellwether: key invalidated during its rebuild")

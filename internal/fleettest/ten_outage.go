@@ -37,7 +37,7 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 		refused, values := 0, 0
 		for v, n := range r.Values {
 			switch {
-			case strings.Contains(v, "too many rebuilds"):
+			case strings.Contains(v, "MaxQueued"):
 				refused += n
 			case strings.HasPrefix(v, fmt.Sprint("many-", i, "-")):
 				values += n

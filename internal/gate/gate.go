@@ -367,6 +367,9 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	defer func() { g.turns.done(start, answered) }()
 	// Asked after the turn: queued calls must not find out one by one that the engine is down.
 	report, err := g.circuit.Allow()
+	if errors.Is(err, gobreaker.ErrTooManyRequests) {
+		err = errors.New("another call tests the engine")
+	}
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}

@@ -127,7 +127,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	if now != nil {
 		t, err := now.Result()
 		if err != nil {
-			return got, fmt.Errorf("with the time: %w", err)
+			return got, fmt.Errorf("reading the server's time: %w", err)
 		}
 		seen = sh.clock.See(redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)})
 	}
