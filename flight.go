@@ -345,12 +345,13 @@ func (f *flight[V]) keepResult(it *items.Item[V]) {
 	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
-// give ends the flight with an item past its windows for callers that began before then. The near item goes.
+// give ends the flight with an item past its windows for callers that began before then. An earlier near item
+// goes. A later one is from a Set, or of a successor.
 func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	f.keepResult(it)
+	f.engine.advanceNear(f.key, it)
 	f.land(it, then, nil)
 }
 

@@ -132,8 +132,13 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		r.leading.refused++
 		return false
 	}
+	// Offers are confirmed also after a Set or a soft sweep, which cancel the load: it may ignore its context,
+	// or go on for a batch's other keys.
+	offers := r.confirmOffers(limited)
 	for {
 		select {
+		case <-offers:
+			offers = r.confirmOffers(limited)
 		case l := <-result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
 				r.leading.refused++
@@ -167,7 +172,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	}
 }
 
-// startLoad starts the load, the lease's keeper and the confirmation of the offer. result is nil if the
+// startLoad starts the load and the lease's keeper. result is nil if the
 // key was invalidated since the claim, or the cache is closed.
 func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e, lease := r.engine, r.leading.lease
@@ -188,7 +193,6 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 		lost = make(chan struct{})
 		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
-	r.confirmBeside(loading)
 	a := attempt[V]{flight: r.flight, present: r.present, loadBegan: r.leading.loadBegan, position: r.witness.position}
 	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit

@@ -22,12 +22,13 @@ func (s *settings) alone() time.Duration {
 	return s.NearTTL
 }
 
-// trusts reports whether the item may answer the call now without asking the store.
+// trusts reports whether the item may answer the call now without asking the store. If the store was asked for
+// it after the call began, it may: the reply may have been under way for longer than NearTTL.
 func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	if c.engine.eachCall {
 		return c.began < it.TrustedUntil
 	}
-	return now < it.TrustedUntil
+	return now < it.TrustedUntil || c.began <= it.TrustedUntil-instant(c.engine.NearTTL)
 }
 
 // doubt makes the flight ask the store again, for a later call. It does nothing with the near tier on.

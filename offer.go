@@ -14,14 +14,31 @@ import (
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
 
-// confirmBeside begins to confirm the flight's offer, if there is one, until end is called or ctx ends.
+// confirmBeside confirms the flight's present offer, if there is one, until end is called or ctx ends.
 func (f *flight[V]) confirmBeside(ctx context.Context) (end func()) {
-	if f.engine.Store == nil || f.state.Load().offered == nil {
+	if f.state.Load().offered == nil {
 		return func() {}
 	}
 	ctx, end = context.WithCancel(ctx)
-	f.engine.running.Go(func() { f.confirm(ctx) })
+	f.confirmOffers(ctx)
 	return end
+}
+
+// confirmOffers begins to confirm the flight's offer until ctx ends. next is closed when there may be another
+// offer to confirm: at the end of this one, or at the flight's next change if it has none.
+func (f *flight[V]) confirmOffers(ctx context.Context) (next <-chan struct{}) {
+	if f.engine.Store == nil {
+		return nil
+	}
+	if state := f.state.Load(); state.offered == nil {
+		return state.news
+	}
+	ended := make(chan struct{})
+	f.engine.running.Go(func() {
+		defer close(ended)
+		f.confirm(ctx)
+	})
+	return ended
 }
 
 // confirm confirms the offer until ctx ends. Otherwise a key that another process invalidates would
@@ -70,11 +87,12 @@ func (f *flight[V]) withhold() {
 	}
 }
 
-// reoffer replaces the offer after its confirmation, unless a sweep has withdrawn it meanwhile.
+// reoffer replaces the offer after its confirmation, unless an invalidation or a sweep has withdrawn it, or a
+// Set has replaced it meanwhile.
 func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if !f.outdated() && f.state.Load().offered == was {
+	if f.state.Load().offered == was {
 		f.change(func(s *flightState[V]) { s.offered = it })
 	}
 }

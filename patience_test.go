@@ -9,6 +9,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -72,6 +73,37 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 			if n := int(loads.Load()); n != c.loads {
 				t.Errorf("%d keys were loaded, want %d", n, c.loads)
 			}
+		})
+	}
+}
+
+// A store whose replies take longer than NearTTL does not take the stale value from the callers.
+func TestPatience_RepliesSlowerThanNearTTL(t *testing.T) {
+	for _, near := range []time.Duration{-1, 1, 5 * time.Millisecond, 100 * time.Millisecond} {
+		inBubble(t, fmt.Sprint("NearTTL ", near), func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			var took atomic.Int64
+			c := bellwether.New(func(context.Context, string) (string, error) {
+				time.Sleep(time.Duration(took.Load()))
+				return "v", nil
+			}, bellwether.Options{
+				TTL: time.Minute, StaleWhileRevalidate: time.Hour,
+				Fleet: bellwether.Fleet{Store: store, Locker: locallock.New(), Namespace: "n", NearTTL: near},
+			})
+			defer c.Close()
+			c.Get(t.Context(), "k")
+			store.set(takes(150 * time.Millisecond))
+			took.Store(int64(10 * time.Second))
+			time.Sleep(2 * time.Minute)
+			for range 3 {
+				began := time.Now()
+				c.Get(t.Context(), "k")
+				if waited := time.Since(began); waited > time.Second {
+					t.Errorf("a caller with a stale value waited for %v", waited)
+				}
+				time.Sleep(time.Second)
+			}
+			time.Sleep(10 * time.Second) // the load ends
 		})
 	}
 }

@@ -207,3 +207,79 @@ func TestRefresh_Refused(t *testing.T) {
 		}
 	})
 }
+
+// A Refresh rebuilds also a key whose flight ends without a load: its look finds a fresh value in the store.
+func TestRefresh_WhileAFlightLooks(t *testing.T) {
+	for _, near := range []time.Duration{0, -1} {
+		inBubble(t, fmt.Sprint("NearTTL ", near), func(t *testing.T) {
+			p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{Fleet: bellwether.Fleet{NearTTL: near}})
+			p.gets(t, "loaded 1")
+			time.Sleep(2 * time.Second) // beyond NearTTL
+			p.store.set(takes(100 * time.Millisecond))
+			go p.Get(t.Context(), "k")
+			synctest.Wait()
+			for range 3 { // share one load
+				p.refreshes(t)
+			}
+			time.Sleep(time.Minute)
+			if n := p.loads.Load(); n != 2 {
+				t.Errorf("%d loads, want 2", n)
+			}
+			p.gets(t, "loaded 2")
+		})
+	}
+}
+
+// A Refresh survives the flight that it meets, whose only caller leaves before the election.
+func TestRefresh_OfADesertedFlight(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{TTL: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 1}})
+		f.origin.set(func(o *source) { o.build = 5 * time.Second })
+		p := f.processes[0]
+		go p.Get(t.Context(), "other")
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		go p.Get(ctx, "k")
+		synctest.Wait()
+		if err := p.Refresh(t.Context(), "k"); err != nil {
+			t.Errorf("Refresh: %v", err)
+		}
+		time.Sleep(time.Minute)
+		if _, _, ok := p.Peek("k"); !ok {
+			t.Error("the key has no value a minute after its Refresh")
+		}
+	})
+}
+
+// A Refresh that waits for a flight ends with the cache, and reports a failure that no caller gets.
+func TestRefresh_BehindAFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads, told := 0, 0
+		store := wiredTo(memstore.New())
+		c := bellwether.New(func(context.Context, string) (string, error) {
+			if loads++; loads > 1 {
+				return "", errors.New("down")
+			}
+			return "v", nil
+		}, bellwether.Options{
+			TTL: time.Hour, OnError: func(string, error) { told++ },
+			Fleet: bellwether.Fleet{Store: store, Locker: locallock.New(), Namespace: "n"},
+		})
+		c.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		store.set(takes(100 * time.Millisecond))
+		go c.Get(t.Context(), "k")
+		synctest.Wait()
+		c.Refresh(t.Context(), "k")
+		time.Sleep(time.Second)
+		if loads != 2 || told != 1 {
+			t.Errorf("%d loads, %d failures told; want 2 and 1", loads, told)
+		}
+		time.Sleep(time.Hour)
+		go c.Get(t.Context(), "k")
+		synctest.Wait()
+		c.Refresh(t.Context(), "k")
+		c.Close() // waits for the Refresh
+	})
+}

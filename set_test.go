@@ -514,3 +514,85 @@ func TestSet_BeforeTheLog(t *testing.T) {
 		}
 	})
 }
+
+// The callers of a key with a load that goes on get the set value for as long as the store has it.
+func TestSet_ValueOutlastsNearTTLBesideALoad(t *testing.T) {
+	const took = 20 * time.Second
+	quick := func(t *testing.T, get func(context.Context, string) (string, error), key, want string) {
+		for range 10 {
+			began := time.Now()
+			v, err := get(t.Context(), key)
+			if waited := time.Since(began); waited > 600*time.Millisecond || v != want || err != nil {
+				t.Errorf("Get of %s: %q, %v after %v; want %q", key, v, err, waited, want)
+			}
+			time.Sleep(700 * time.Millisecond)
+		}
+		time.Sleep(took)
+	}
+	inBubble(t, "deaf", func(t *testing.T) {
+		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
+		p.took.Store(int64(took))
+		p.deaf.Store(true)
+		go p.Get(t.Context(), "k")
+		time.Sleep(time.Second)
+		p.sets(t, "set")
+		quick(t, p.Get, "k", "set")
+	})
+	batch := func(t *testing.T, o bellwether.Options) *bellwether.Cache[string] {
+		o.Fleet = bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "n"}
+		c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+			select {
+			case <-time.After(took):
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+			values := map[string]string{}
+			for _, key := range keys {
+				values[key] = "loaded"
+			}
+			return values, nil
+		}, o)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	inBubble(t, "a batch's key", func(t *testing.T) {
+		c := batch(t, bellwether.Options{TTL: time.Hour})
+		go c.GetMany(t.Context(), []string{"a", "b"})
+		time.Sleep(time.Second)
+		if err := c.Set(t.Context(), "a", "set"); err != nil {
+			t.Fatal(err)
+		}
+		quick(t, c.Get, "a", "set")
+	})
+	inBubble(t, "a soft sweep of a batch's stale key", func(t *testing.T) {
+		c := batch(t, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, Sweeps: true})
+		c.GetMany(t.Context(), []string{"a", "b"})
+		time.Sleep(2 * time.Minute)
+		c.GetMany(t.Context(), []string{"a", "b"}) // begins a load
+		time.Sleep(time.Second)
+		if err := c.InvalidateMatching(t.Context(), bellwether.Match{Keys: []string{"a"}, Soft: true}); err != nil {
+			t.Fatal(err)
+		}
+		quick(t, c.Get, "a", "loaded")
+	})
+}
+
+// After four invalidations a fifth load is not cancelled, and its value is void beside a later Set.
+func TestSet_DuringALastLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSetter(t, nil, nil, bellwether.Options{})
+		p.took.Store(int64(time.Second))
+		go p.Get(t.Context(), "k")
+		for range 4 {
+			time.Sleep(500 * time.Millisecond)
+			p.Invalidate(t.Context(), "k")
+		}
+		time.Sleep(500 * time.Millisecond)
+		if n := p.loads.Load(); n != 5 {
+			t.Fatalf("%d loads, want the fifth", n)
+		}
+		p.sets(t, "set")
+		time.Sleep(5 * time.Second)
+		p.gets(t, "set")
+	})
+}

@@ -132,9 +132,28 @@ func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) err
 	c := e.refresher(context.WithoutCancel(ctx), key, it)
 	other := c.want.Accept
 	c.want.Accept = func(it *items.Item[V], at instant) bool { return it.Born > now && other(it, at) }
-	c.join(b)
+	if c.join(b); c.flight != nil && c.collapsed {
+		e.behind(func() { c.refreshAfter(b) })
+		return nil
+	}
 	c.leave()
 	return c.err
+}
+
+// refreshAfter begins the rebuild when the key's flight has ended without one: its look may find the fresh
+// item that is to be replaced, or all its callers leave.
+func (c *waiter[V]) refreshAfter(b binder[V]) {
+	for c.flight != nil && c.collapsed {
+		if _, err := c.flight.landing(c.engine.open); err != nil {
+			return // closed
+		}
+		c.flight = nil
+		c.joinFlight(b)
+	}
+	c.leave()
+	if c.err != nil && !errors.Is(c.err, ErrClosed) {
+		c.engine.OnError(c.key, &keyError{"refreshing", c.key, c.err})
+	}
 }
 
 // refresher returns a waiter for the rebuild of the item it. The waiter is not counted as a call.
@@ -470,7 +489,10 @@ func (c *waiter[V]) joinFlight(b binder[V]) bool {
 		return c.begin(s, b)
 	}
 	if c.refreshes {
-		return false // the key's flight does the rebuild
+		if f.current == nil { // otherwise its load does the rebuild
+			c.flight = f
+		}
+		return false
 	}
 	if c.err = c.ask(f); c.err != nil {
 		return false
