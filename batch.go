@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -329,8 +330,13 @@ func (c *manyCall[V]) begin(together []pending[V]) {
 			continue
 		}
 		c.waiters.Go(func() {
-			a.wait(c.single)
-			c.take(a)
+			fault.Run(func() error { a.wait(c.single); return nil }, func(err error) {
+				if err != nil { // of the methods of the call's context
+					a.leave()
+					a.err = err
+				}
+				c.take(a)
+			})
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,4 +186,49 @@ func TestBatchError(t *testing.T) {
 	if !errors.Is(e, a) || !errors.Is(e, context.Canceled) || errors.Is(e, bellwether.ErrNotFound) || !slices.Equal(e.Unwrap(), []error{a, b}) {
 		t.Error(e.Unwrap())
 	}
+}
+
+// A context whose Err panics.
+type panickingContext struct {
+	context.Context
+	armed *atomic.Bool
+}
+
+func (c panickingContext) Err() error {
+	if c.armed.Load() {
+		panic("from Err")
+	}
+	return c.Context.Err()
+}
+
+// The waits of GetMany run on goroutines of the cache, and so do the methods of the call's context.
+func TestGetMany_PanicOfTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.New(func(context.Context, string) (string, error) {
+			time.Sleep(time.Second)
+			return "v", nil
+		}, bellwether.Options{TTL: time.Minute})
+		defer c.Close()
+		within, cancel := context.WithCancel(t.Context())
+		ctx := panickingContext{within, new(atomic.Bool)}
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			ctx.armed.Store(true)
+			cancel()
+		}()
+		_, err := c.GetMany(ctx, []string{"a", "b"})
+		var failed *bellwether.BatchError
+		if !errors.As(err, &failed) {
+			t.Fatalf("GetMany: %v, want a BatchError", err)
+		}
+		for _, key := range []string{"a", "b"} {
+			if _, is := errors.AsType[*bellwether.PanicError](failed.Errors[key]); !is {
+				t.Errorf("%s: %v, want the panic", key, failed.Errors[key])
+			}
+		}
+		time.Sleep(time.Minute)
+		if v, err := c.Get(t.Context(), "a"); v != "v" || err != nil {
+			t.Errorf("Get: %q, %v", v, err)
+		}
+	})
 }

@@ -50,8 +50,11 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	if usual == 0 {
 		return 0
 	}
-	// A load ends at RebuildTimeout in any case.
-	return max(minHedge, time.Duration(min(e.Hedge*float64(usual), float64(e.RebuildTimeout))))
+	after := e.Hedge * float64(usual)
+	if after >= float64(e.RebuildTimeout) { // a load ends then in any case, and a greater float is no duration
+		return max(minHedge, e.RebuildTimeout)
+	}
+	return max(minHedge, time.Duration(after))
 }
 
 func (r *run[V]) built(took time.Duration) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -195,6 +196,7 @@ func TestHedge_None(t *testing.T) {
 		for name, o := range map[string]bellwether.Options{
 			"off":         {},
 			"stale":       {Hedge: 3, HedgeShare: 1, TTL: time.Second, StaleWhileRevalidate: time.Hour},
+			"endless":     {Hedge: 1e300, HedgeShare: 1, RebuildTimeout: math.MaxInt64, MaxWait: time.Hour},
 			"MaxRebuilds": {Hedge: 3, HedgeShare: 1, Limits: bellwether.Limits{MaxRebuilds: 1}},
 		} {
 			f := newFleet(t, 3, by, o)
