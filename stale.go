@@ -69,7 +69,7 @@ func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) item
 		return l
 	}
 	l.CountFailure()
-	l.RetryAt = durations.Add(now, backOff(l.Failures, errorTTL, longest))
+	l.RetryAt = durations.Add(now, items.BackOff(l.Failures, errorTTL, longest))
 	return l
 }
 
@@ -100,16 +100,6 @@ func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.
 	x = (x ^ x>>32) * 0xd6e8feb86659fd93
 	x ^= x >> 32
 	return ttl - time.Duration(float64(ttl)*jitter*float64(x>>11)/(1<<53))
-}
-
-// backOff returns the pause after the nth failure in a row: ErrorTTL, doubled with each further failure
-// up to longest, less a random part of up to a half, to keep the next tries of several keys apart.
-func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
-	d := max(0, errorTTL)
-	for ; n > 1 && 0 < d && d < longest; n-- {
-		d = min(durations.Add(d, d), longest)
-	}
-	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
 // Polling slows with the wait: a value is seen at most 2 ms or a sixteenth of its build time late. The reads

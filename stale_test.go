@@ -119,39 +119,6 @@ func TestFailed_AfterWhatIsNotRemembered(t *testing.T) {
 	}
 }
 
-func TestBackOff(t *testing.T) {
-	for _, test := range []struct {
-		n                   uint32
-		unit, longest, full time.Duration
-	}{
-		{1, time.Second, 20 * time.Second, time.Second},
-		{2, time.Second, 20 * time.Second, 2 * time.Second},
-		{5, time.Second, 20 * time.Second, 16 * time.Second},
-		{6, time.Second, 20 * time.Second, 20 * time.Second},
-		{math.MaxUint32, time.Second, 20 * time.Second, 20 * time.Second},
-		{1, time.Second, time.Second, time.Second},
-		{1, endless, endless, endless},
-		{6, endless, endless, endless},
-		{6, endless / 16, endless, endless},
-		{3, 0, time.Second, 0},
-		{3, -time.Second, time.Second, 0},
-		{1, 1, 1, 1},
-	} {
-		least, most := endless, time.Duration(0)
-		for range 2000 {
-			d := backOff(test.n, test.unit, test.longest)
-			least, most = min(least, d), max(most, d)
-		}
-		if least < test.full-test.full/2 || most > test.full {
-			t.Errorf("backOff(%d, %v) is in %v .. %v, want in %v .. %v", test.n, test.unit, least, most, test.full/2, test.full)
-		}
-		// The jitter spreads keys that fail together.
-		if span := test.full / 2; most-least < span-span/20 {
-			t.Errorf("backOff(%d, %v) spreads over %v, want nearly %v", test.n, test.unit, most-least, span)
-		}
-	}
-}
-
 func TestPollInterval_Bounds(t *testing.T) {
 	for _, waited := range []time.Duration{0, 1, time.Millisecond, 40 * time.Millisecond, time.Second, time.Hour, endless} {
 		d := min(max(waited/16, minPoll), maxPoll)

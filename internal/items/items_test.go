@@ -75,3 +75,36 @@ func TestAdopt(t *testing.T) {
 		}
 	}
 }
+
+func TestBackOff(t *testing.T) {
+	for _, test := range []struct {
+		n                   uint32
+		unit, longest, full time.Duration
+	}{
+		{1, time.Second, 20 * time.Second, time.Second},
+		{2, time.Second, 20 * time.Second, 2 * time.Second},
+		{5, time.Second, 20 * time.Second, 16 * time.Second},
+		{6, time.Second, 20 * time.Second, 20 * time.Second},
+		{math.MaxUint32, time.Second, 20 * time.Second, 20 * time.Second},
+		{1, time.Second, time.Second, time.Second},
+		{1, durations.Forever, durations.Forever, durations.Forever},
+		{6, durations.Forever, durations.Forever, durations.Forever},
+		{6, durations.Forever / 16, durations.Forever, durations.Forever},
+		{3, 0, time.Second, 0},
+		{3, -time.Second, time.Second, 0},
+		{1, 1, 1, 1},
+	} {
+		least, most := durations.Forever, time.Duration(0)
+		for range 2000 {
+			d := BackOff(test.n, test.unit, test.longest)
+			least, most = min(least, d), max(most, d)
+		}
+		if least < test.full-test.full/2 || most > test.full {
+			t.Errorf("BackOff(%d, %v) is in %v .. %v, want in %v .. %v", test.n, test.unit, least, most, test.full/2, test.full)
+		}
+		// The jitter spreads keys that fail together.
+		if span := test.full / 2; most-least < span-span/20 {
+			t.Errorf("BackOff(%d, %v) spreads over %v, want nearly %v", test.n, test.unit, most-least, span)
+		}
+	}
+}

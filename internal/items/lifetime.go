@@ -1,6 +1,7 @@
 package items
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -108,4 +109,14 @@ func (l *Lifetime) Way(now durations.Instant) observe.Way {
 		return observe.WayHit
 	}
 	return observe.WayStale
+}
+
+// BackOff returns the pause after the nth failure in a row: errorTTL, doubled with each further failure
+// up to longest, less a random part of up to a half, to keep the next tries of several keys apart.
+func BackOff(n uint32, errorTTL, longest time.Duration) time.Duration {
+	d := max(0, errorTTL)
+	for ; n > 1 && 0 < d && d < longest; n-- {
+		d = min(durations.Add(d, d), longest)
+	}
+	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
