@@ -287,8 +287,11 @@ func httpURL(s string) (*url.URL, error) {
 		return nil, nil
 	}
 	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.Fragment != "" {
-		return nil, errors.New("want http://host[:port][/path] or https://..., without a user or a fragment")
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, errors.New("want http://host[:port][/path] or https://..., without a user, a query or a fragment")
+	}
+	if n, err := strconv.ParseUint(u.Port(), 10, 16); u.Port() != "" && (err != nil || n == 0) {
+		return nil, errors.New("want http://host[:port][/path] or https://..., with a port from 1 to 65535")
 	}
 	return u, nil
 }

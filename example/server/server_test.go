@@ -493,6 +493,10 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-upstream 127.0.0.1:80", []string{"-upstream", "127.0.0.1:80", "http://"}},
 		{"-upstream ftp://host", []string{"-upstream", "ftp://host", "http://"}},
 		{"-upstream http://user:word@host", []string{"-upstream", "without a user"}},
+		{"-upstream http://host:99999", []string{"-upstream", "http://host:99999", "from 1 to 65535"}},
+		{"-upstream https://[::1]:0/path", []string{"-upstream", "from 1 to 65535"}},
+		{"-upstream http://host/?q=1", []string{"-upstream", "http://host/?q=1", "without a user, a query"}},
+		{"-dynamodb http://host:65536", []string{"-dynamodb", "from 1 to 65535"}},
 		{"-addr 8080", []string{"-addr", "8080", "host:port"}},
 		{"-admin host:http", []string{"-admin", "host:port"}},
 		{"-colour blue", []string{"-colour", "-h"}},
@@ -514,6 +518,17 @@ func TestCommand_Refuses(t *testing.T) {
 				t.Errorf("stderr %q, stdout %q; want one line and nothing", line, &stdout)
 			}
 		})
+	}
+}
+
+func TestParse_Upstream(t *testing.T) {
+	for _, url := range []string{
+		"http://host", "https://host", "http://host:", "http://host:1", "http://host:65535/", "http://host:8080/base%2Fpath",
+		"http://[::1]", "http://[fe80::1%25eth0]:80", "http://host/?",
+	} {
+		if c, err := parse([]string{"-upstream", url}); err != nil || c.upstream.String() != url {
+			t.Errorf("%s: %v, %v", url, c.upstream, err)
+		}
 	}
 }
 
