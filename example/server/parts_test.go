@@ -155,6 +155,103 @@ func TestProxy_UpstreamDown(t *testing.T) {
 	}
 }
 
+// An upstream's status that no server may send is a 502 and a line of the log, not a panic.
+func TestProxy_InvalidStatus(t *testing.T) {
+	for _, status := range []string{"000", "099"} {
+		upstream := rawUpstream(t, "HTTP/1.1 "+status+" Odd\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+		var log bytes.Buffer
+		proxy, transport := newProxy(upstream, newRepeats(slog.New(slog.NewTextHandler(&log, nil))))
+		for range 3 {
+			w := httptest.NewRecorder()
+			proxy.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+			if w.Code != http.StatusBadGateway {
+				t.Errorf("%s: status %d, want 502", status, w.Code)
+			}
+		}
+		transport.CloseIdleConnections()
+		if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), "status "+status) {
+			t.Errorf("%s: the log is %q, want one line with the status", status, log.String())
+		}
+		front, _ := newTestServer(t, "-upstream", upstream.String())
+		if got := do("GET", front.URL+"/"); got.err != nil || got.status != http.StatusBadGateway {
+			t.Errorf("%s: a client got %v, want 502", status, got)
+		}
+	}
+}
+
+// rawUpstream is an upstream that answers each connection's request with the reply.
+func rawUpstream(t *testing.T, reply string) *url.URL {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+					io.WriteString(c, reply)
+				}
+			}()
+		}
+	}()
+	return &url.URL{Scheme: "http", Host: listener.Addr().String()}
+}
+
+// askRaw sends the bytes of a request to a server, and returns the status of the reply.
+func askRaw(t *testing.T, server *httptest.Server, request string) int {
+	t.Helper()
+	c, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, request)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+// A request without a Host has no name for the upstream.
+func TestProxy_NoHost(t *testing.T) {
+	got := make(chan http.Header, 1)
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r.Header }))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	for _, request := range []string{"GET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\nX-Forwarded-Host: evil.test\r\n\r\n"} {
+		if status := askRaw(t, front, request); status != http.StatusOK {
+			t.Errorf("%q: status %d", request, status)
+		}
+		if names, ok := (<-got)["X-Forwarded-Host"]; ok {
+			t.Errorf("%q: the upstream got X-Forwarded-Host %q, want no such field", request, names)
+		}
+	}
+}
+
+// The server opens no tunnels, and does not ask the upstream for one.
+func TestProxy_Connect(t *testing.T) {
+	var asked atomic.Int32
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { asked.Add(1) }))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	for _, target := range []string{"a:80", "/", "/page"} {
+		if status := askRaw(t, front, "CONNECT "+target+" HTTP/1.1\r\nHost: a:80\r\n\r\n"); status != http.StatusNotImplemented {
+			t.Errorf("CONNECT %s: status %d, want 501", target, status)
+		}
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("the upstream was asked %d times", n)
+	}
+}
+
 // An upstream that drops connections gets a request from one kept and one new connection, not from all kept.
 func TestProxy_UpstreamDropsConnections(t *testing.T) {
 	const kept = 50

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -24,7 +25,7 @@ import (
 // names: they are not in the key, so one client could choose the answer for all. X-Forwarded-For names the
 // client whose request began the rebuild: an answer by it must be private.
 //
-// An upstream that does not answer is a 502. The cache hands it to all waiting clients, or serves a
+// An upstream that does not answer, or answers with an invalid status, is a 502. The cache hands it to all waiting clients, or serves a
 // stale response. A broken body is a panic with http.ErrAbortHandler, by which the cache recognises it.
 func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.Transport) {
 	transport := &http.Transport{
@@ -52,9 +53,16 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // also an unparsable query, which the key has too
 			r.SetURL(upstream)
 			r.SetXForwarded()
-			if r.In.Host == noName { // requested by address
+			if r.In.Host == noName || r.In.Host == "" { // requested by address, or by HTTP/1.0
 				r.Out.Header.Del("X-Forwarded-Host")
 			}
+		},
+		// net/http's server panics on such a status.
+		ModifyResponse: func(r *http.Response) error {
+			if r.StatusCode < 100 || r.StatusCode > 999 {
+				return fmt.Errorf("the response has the invalid status %03d", r.StatusCode)
+			}
+			return nil
 		},
 		FlushInterval: -1, // flush every write: clients read streams while they grow
 		ErrorLog:      quiet.logger("upstream body"),
@@ -106,4 +114,9 @@ func repeatable(r *http.Request) bool {
 		return true
 	}
 	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
+}
+
+// refuseTunnel answers a CONNECT. The proxy would ask the upstream for a tunnel to the upstream itself.
+func refuseTunnel(w http.ResponseWriter, _ *http.Request) {
+	http.Error(w, http.StatusText(http.StatusNotImplemented), http.StatusNotImplemented)
 }

@@ -174,6 +174,7 @@ func (s *server) site(quiet *repeats) site {
 	return site{
 		routes: func(r chi.Router) {
 			r.Handle("/*", proxy)
+			r.Connect("/*", refuseTunnel)
 			r.MethodNotAllowed(proxy.ServeHTTP) // methods that chi does not know
 		},
 		drain: func() {},
