@@ -1,10 +1,13 @@
 package bellwether_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -348,6 +351,107 @@ func TestFailures_LongestRetryAfter(t *testing.T) {
 		synctest.Wait() // a third load would run in the background
 		if loads, _ := f.origin.count(); v != "v1" || err != nil || loads != 2 {
 			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, loads)
+		}
+	})
+}
+
+// Without a page to serve, the pauses between the runs of a failing handler double, for a 503 as for a panic.
+func TestFailures_PausesOfAHandlerDouble(t *testing.T) {
+	for name, fail := range map[string]func(w http.ResponseWriter){
+		"503":   func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
+		"panic": func(http.ResponseWriter) { panic("origin") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const took, step = 10 * time.Millisecond, 20 * time.Millisecond
+			var (
+				mu    sync.Mutex
+				begin time.Time
+				asked []time.Duration
+			)
+			h := func(w http.ResponseWriter, _ *http.Request) {
+				mu.Lock()
+				asked = append(asked, time.Since(begin))
+				mu.Unlock()
+				time.Sleep(took)
+				fail(w)
+			}
+			inPairs(t, bellwether.HTTPOptions{TTL: time.Minute}, h, func(t *testing.T, p pair) {
+				begin, asked = time.Now(), nil
+				for time.Since(begin) < 20*time.Second {
+					for _, s := range []*site{p.first, p.second} {
+						w := s.get("http://a/p")
+						if w.Code == http.StatusOK {
+							t.Fatalf("status %d of a broken handler", w.Code)
+						}
+						age, _ := strconv.Atoi(cmp.Or(w.Header().Get("Age"), "0"))
+						if since := time.Since(begin) - asked[len(asked)-1]; name == "503" && (w.Header().Get("Cache-Control") != "" || age != int((since-took)/time.Second) && since > took) {
+							t.Errorf("%v after the handler's header: Age %d, Cache-Control %q", since-took, age, w.Header().Get("Cache-Control"))
+						}
+					}
+					time.Sleep(step)
+				}
+				for i := 1; i < len(asked); i++ {
+					full := min(time.Second<<(i-1), 5*time.Second)
+					if gap := asked[i] - asked[i-1] - took; gap < full/2 || gap > full+2*step {
+						t.Errorf("pause %d is %v, want %v to %v; the handler was asked at %v", i, gap, full/2, full, asked)
+						break
+					}
+				}
+				if n := len(asked); n < 5 || n > 10 {
+					t.Errorf("the handler was asked at %v", asked)
+				}
+			})
+		})
+	}
+}
+
+// Errors within a pause, of clients that decline the stored error, do not make the next pauses longer.
+func TestFailures_PausesGrowOncePerPause(t *testing.T) {
+	const took, step = 10 * time.Millisecond, 20 * time.Millisecond
+	var last atomic.Int64
+	h := func(w http.ResponseWriter, _ *http.Request) {
+		last.Store(time.Now().UnixNano())
+		time.Sleep(took)
+		http.Error(w, "sorry", http.StatusServiceUnavailable)
+	}
+	inPairs(t, bellwether.HTTPOptions{TTL: time.Minute}, h, func(t *testing.T, p pair) {
+		for range 5 {
+			p.first.get("http://a/p", "Cache-Control", "no-cache")
+			p.second.get("http://a/p", "Cache-Control", "no-cache")
+		}
+		from := last.Load()
+		if n := p.calls(); n != 10 {
+			t.Fatalf("%d runs for 10 clients that decline the error", n)
+		}
+		for last.Load() == from {
+			p.second.get("http://a/p")
+			time.Sleep(step)
+		}
+		if gap := time.Duration(last.Load() - from); gap < time.Second/2 || gap > time.Second+took+2*step {
+			t.Errorf("the handler was asked again after %v, want 0.5 s to 1 s", gap)
+		}
+	})
+}
+
+// An early refresh does not shorten the pause after an error.
+func TestFailures_NoEarlyRefreshInThePause(t *testing.T) {
+	const took, step = 5 * time.Second, 20 * time.Millisecond
+	var end, shortest atomic.Int64
+	h := func(w http.ResponseWriter, _ *http.Request) {
+		shortest.Store(min(shortest.Load(), time.Now().UnixNano()-end.Load()))
+		time.Sleep(took)
+		end.Store(time.Now().UnixNano())
+		http.Error(w, "sorry", http.StatusServiceUnavailable)
+	}
+	inPairs(t, bellwether.HTTPOptions{TTL: time.Minute, EarlyRefresh: 1}, h, func(t *testing.T, p pair) {
+		end.Store(0)
+		shortest.Store(int64(time.Hour))
+		for began := time.Now(); time.Since(began) < 30*time.Second; time.Sleep(step) {
+			p.first.get("http://a/p")
+			p.second.get("http://a/p")
+		}
+		if gap := time.Duration(shortest.Load()); gap < time.Second/2 || gap > 5*time.Second {
+			t.Errorf("the shortest pause after an error is %v, want 0.5 s at least", gap)
 		}
 	})
 }

@@ -31,8 +31,8 @@ type HTTPOptions struct {
 	// runs while the handler writes its header, and must not change r or header. Its panic is the
 	// handler's. Zero Freshness: only waiting clients share the response. Nil: said.
 	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
-	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504 without its
-	// own. Zero means 1 s. Negative: off, an error answers only waiting requests.
+	// ErrorTTL is the first pause after a failure, also after a 500, 502, 503 or 504 without a freshness of
+	// its own. Zero means 1 s. Negative: off, an error answers only waiting requests.
 	ErrorTTL time.Duration
 	// MaxErrorTTL is the longest pause after failures. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
@@ -200,7 +200,7 @@ func (o *HTTPOptions) options() Options {
 func (o *HTTPOptions) pages(s settings) page.Options {
 	po := page.Options{
 		Shared: s.Store != nil, EarlyRefresh: s.EarlyRefresh > 0,
-		Patience: s.Patience > 0, TTL: s.TTL, ErrorTTL: s.ErrorTTL, EngineTimeout: s.EngineTimeout, RebuildTimeout: s.RebuildTimeout,
+		Patience: s.Patience > 0, TTL: s.TTL, ErrorTTL: s.ErrorTTL, MaxErrorTTL: s.MaxErrorTTL, EngineTimeout: s.EngineTimeout, RebuildTimeout: s.RebuildTimeout,
 		MaxBody: o.MaxBodyBytes, MaxHeld: o.MaxHeldBytes, MaxStreams: o.MaxStreams, PassThrough: o.MaxPassThrough, UncacheableTTL: o.HitForMissTTL,
 		IgnoreRequestDirectives: o.IgnoreRequestDirectives, HideStatusKey: o.HideStatusKey,
 		Unsafe: page.Unsafe(o.UnsafeInvalidation), InvalidateLocations: o.InvalidateLocations,

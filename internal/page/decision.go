@@ -62,9 +62,11 @@ type decision struct {
 
 func (l *load) decide(a answer, now time.Time) *decision {
 	post, found := l.signpost(a.header)
+	failures := l.failures(l.m.cache.Now())
 	v := facts{
 		request: l.request(), status: a.status, header: a.header, judged: a.judged,
-		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL, errorTTL: l.m.options.ErrorTTL,
+		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL,
+		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
 	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated}
 	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}, counted: !d.ownersAlone()}
@@ -86,6 +88,9 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	}
 	if v.audience == audience.Owner {
 		d.response.kind = uncacheable
+	}
+	if v.pauses {
+		d.response.failures = failures
 	}
 	// An unshareable response makes only its own variant uncacheable, not all other users' variants.
 	if post != nil {
@@ -189,7 +194,10 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 func (l *load) keep(d *decision) (*Response, error) {
 	live := d.content()
 	s := live.live
-	done := &Response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	done := &Response{
+		status: live.status, failures: live.failures, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness,
+		fwd: live.fwd, fwdStatus: live.fwdStatus,
+	}
 	if d.validated {
 		done.complete(s.header, l.asks.about.body)
 	} else {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/go-chi/chi/v5"
 )
@@ -55,6 +56,27 @@ func (l *load) base() string { return l.owner.query.target.key }
 // servable reports whether the cache may still serve the key's response, at least when loads fail.
 func (l *load) servable() bool {
 	return l.before != nil && l.m.cache.Now() < max(l.before.StaleUntil, l.before.ErrorUntil)
+}
+
+// failures is the number of the key's failures in a row, if the handler fails now. A failure in the pause after the
+// last failure is not counted: clients that decline the stored error must not prolong the pauses.
+func (l *load) failures(now instant) uint32 {
+	it := l.attempt.Present() // before may be the page that the last error has displaced
+	if it == nil || l.owner.excluded {
+		return 1
+	}
+	var n uint32
+	var due instant
+	if it.RemembersFailures() {
+		n, due = it.Failures, it.RetryAt
+	}
+	if it.Kind == driver.KindValue && it.Value.failures > 0 {
+		n, due = max(n, it.Value.failures), max(due, it.FreshUntil)
+	}
+	if n > 0 && now < due {
+		return n
+	}
+	return n + 1
 }
 
 // sharesByDefault: the key's responses are for everyone, by TTL or because one was.

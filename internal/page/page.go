@@ -19,6 +19,7 @@ type Options struct {
 
 	TTL            time.Duration
 	ErrorTTL       time.Duration
+	MaxErrorTTL    time.Duration
 	EngineTimeout  time.Duration
 	RebuildTimeout time.Duration
 

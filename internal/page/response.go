@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"sync/atomic"
 
@@ -45,6 +46,7 @@ const (
 type Response struct {
 	kind      responseKind
 	status    int
+	failures  uint32              // the server errors in a row, if its lifetime is the pause after this server error
 	fields    fields              // without the connection's fields; empty while it is live
 	guessed   bool                // its Content-Type is a guess from the body
 	forAll    bool                // it may answer requests with credentials
@@ -126,12 +128,12 @@ func (r *Response) tags(fields []string) []string {
 
 // A stored response is
 //
-//	version(1) | kind(1) | flags(1) | uvarint status | strings mark, reason |
+//	version(1) | kind(1) | flags(1) | uvarints status, failures | strings mark, reason |
 //	uvarint n, n strings names | fields | body
 //
 // Strings are as in fields. No fields are a zero. The Entry around it has lifetime, windows and age.
 const (
-	responseVersion = 4
+	responseVersion = 5
 
 	flagNoStale = 1 << 0
 	flagNoCache = 1 << 1
@@ -163,6 +165,7 @@ func Marshal(r *Response) ([]byte, error) {
 	b := make([]byte, 0, 64+len(vary.mark)+len(r.reason)+len(r.fields)+int(r.body.Len()))
 	b = append(b, responseVersion, byte(r.kind), flags)
 	b = binary.AppendUvarint(b, uint64(r.status))
+	b = binary.AppendUvarint(b, uint64(r.failures))
 	b = appendString(b, vary.mark)
 	b = appendString(b, r.reason)
 	b = binary.AppendUvarint(b, uint64(len(vary.names)))
@@ -183,7 +186,7 @@ func Unmarshal(data []byte) (*Response, error) {
 	if version != responseVersion || kind > byte(checked) {
 		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
 	}
-	r := &Response{kind: responseKind(kind), status: int(d.uvarint(999))}
+	r := &Response{kind: responseKind(kind), status: int(d.uvarint(999)), failures: uint32(d.uvarint(math.MaxUint32))}
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
 	r.guessed, r.forAll = flags&flagGuessed != 0, flags&flagForAll != 0
 	var names []string

@@ -20,6 +20,7 @@ func sampleResponses() []*Response {
 			fields:    fieldsOf(http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}}),
 			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
 		},
+		{status: 503, failures: 300},
 		{
 			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), fields: fieldsOf(http.Header{"Etag": {`"e"`}}),
 			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
@@ -73,7 +74,7 @@ func FuzzResponse(f *testing.F) {
 
 // A number beyond any header costs nothing.
 func TestUnmarshal_ManyNames(t *testing.T) {
-	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
+	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
 	data = append(data, make([]byte, 2<<20)...)
 	var r *Response
 	var err error

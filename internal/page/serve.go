@@ -240,8 +240,12 @@ func (c *call) Bind() Loader {
 	}
 }
 
-// refresh rebuilds in the background, without a reader to keep up and a client for interim responses.
+// refresh rebuilds in the background, without a reader to keep up and a client for interim responses. An early
+// refresh of an error would end the pause that spares a broken handler.
 func (q *query) refresh(key string, it, signpost *Item) {
+	if it.Value.failures > 0 {
+		return
+	}
 	c := q.call(signpost)
 	c.aside = make(chan func())
 	c.leave()

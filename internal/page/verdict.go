@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -14,6 +15,7 @@ type verdict struct {
 	audience  audience.Audience // the cache keeps a response for Everyone
 	checked   bool              // the cache keeps the response for validation: the handler must confirm it for each request
 	reason    string            // why the response is not for everyone; for Cache-Status
+	pauses    bool              // the response is a server error, and its lifetime is the pause after it
 	freshness httpcache.Freshness
 }
 
@@ -27,26 +29,26 @@ type facts struct {
 	servable bool                // the cache may still serve that response, at least when loads fail
 	lost     bool                // no request could find the response by its Vary
 	ttl      time.Duration       // HTTPOptions.TTL
-	errorTTL time.Duration       // HTTPOptions.ErrorTTL
+	pause    time.Duration       // until the next try, if the response is a failure
 }
 
 func (f facts) verdict() verdict {
-	v := verdict{audience.Owner, f.judged.Checked, f.judged.Reason, f.judged.Freshness}
+	v := verdict{audience: audience.Owner, checked: f.judged.Checked, reason: f.judged.Reason, freshness: f.judged.Freshness}
 	if f.judged.Shared {
 		v.audience = audience.Everyone
 	}
 	if f.unplannedError() {
 		// A broken origin must not get a request from each client of a herd. If the key's responses are for
-		// everyone, or the error is public, it answers all requests until ErrorTTL, which counts from now,
+		// everyone, or the error is public, it answers all requests in the pause, which counts from now,
 		// not by Age. Otherwise it may be about its client, and answers only that client's waiting requests.
 		// It has no stale windows, because no response falls back on an error.
 		v.audience, v.freshness = audience.Alike, httpcache.Freshness{}
 		if f.judged.Directives.Public || f.ttl > 0 || f.had {
-			v.audience, v.freshness.Lifetime = audience.Everyone, f.judged.Age+max(0, f.errorTTL)
+			v.audience, v.pauses, v.freshness.Lifetime = audience.Everyone, true, durations.Add(f.judged.Age, f.pause)
 		}
 	}
 	if reason := f.withheld(v.freshness); reason != "" && (v.audience != audience.Owner || v.checked) {
-		v.audience, v.checked, v.reason = audience.Owner, false, reason
+		v.audience, v.checked, v.pauses, v.reason = audience.Owner, false, false, reason
 	}
 	return v
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
@@ -21,7 +22,9 @@ func TestVerdict(t *testing.T) {
 		had, over   bool // the key has had a response for everyone; that response may no longer be served
 		lost        bool
 		ttl         time.Duration
+		off         bool // failures have no pause
 		want        audience.Audience
+		pauses      bool
 		checked     bool
 		reason      string
 		lifetime    time.Duration
@@ -40,9 +43,12 @@ func TestVerdict(t *testing.T) {
 		{name: "to credentials, for all, over, and a page is served", status: 200, cc: "public, max-age=0, stale-while-revalidate=9", credentials: true, had: true, want: audience.Owner, reason: "authorization"},
 		{name: "to credentials, for all, over, and no page is served", status: 200, cc: "public, max-age=0, stale-while-revalidate=9", credentials: true, had: true, over: true, want: audience.Everyone},
 		{name: "an error of a key of nobody knows whom", status: 503, want: audience.Alike, reason: "status-without-lifetime"},
-		{name: "an error where TTL is set", status: 503, ttl: 60 * s, want: audience.Everyone, lifetime: 2 * s, reason: "status-without-lifetime"},
-		{name: "an error where the key has had a response for all", status: 503, had: true, want: audience.Everyone, lifetime: 2 * s, reason: "status-without-lifetime"},
-		{name: "an error that says public", status: 500, cc: "public", want: audience.Everyone, lifetime: 2 * s},
+		{name: "an error where TTL is set", status: 503, ttl: 60 * s, want: audience.Everyone, pauses: true, lifetime: 2 * s, reason: "status-without-lifetime"},
+		{name: "an error where the key has had a response for all", status: 503, had: true, want: audience.Everyone, pauses: true, lifetime: 2 * s, reason: "status-without-lifetime"},
+		{name: "an old error where TTL is set", status: 503, fields: "Age: 300", ttl: 60 * s, want: audience.Everyone, pauses: true, lifetime: 302 * s},
+		{name: "an error where TTL is set, without pauses", status: 503, ttl: 60 * s, off: true, want: audience.Everyone, pauses: true},
+		{name: "an error where TTL is set, and a Vary that nobody could find", status: 503, ttl: 60 * s, lost: true, want: audience.Owner, reason: "vary", lifetime: 2 * s},
+		{name: "an error that says public", status: 500, cc: "public", want: audience.Everyone, pauses: true, lifetime: 2 * s},
 		{name: "an error with its own freshness", status: 503, cc: "max-age=9", want: audience.Everyone, lifetime: 9 * s},
 		{name: "a private error", status: 503, cc: "private", ttl: 60 * s, had: true, want: audience.Owner, reason: "private"},
 		{name: "an error that is not to be stored", status: 503, cc: "no-store", ttl: 60 * s, had: true, want: audience.Owner, reason: "no-store"},
@@ -61,12 +67,60 @@ func TestVerdict(t *testing.T) {
 		}
 		req := httpcache.Request{Header: http.Header{}, Credentials: r.credentials}
 		rules := httpcache.Options{DefaultLifetime: r.ttl, Retargeting: httpcache.NewRetargeting()}
+		pause := 2 * s
+		if r.off {
+			pause = 0
+		}
 		got := facts{
 			request: req, status: r.status, header: h, judged: httpcache.Judge(req, r.status, h, now, now, rules),
-			had: r.had, servable: r.had && !r.over, lost: r.lost, ttl: r.ttl, errorTTL: 2 * s,
+			had: r.had, servable: r.had && !r.over, lost: r.lost, ttl: r.ttl, pause: pause,
 		}.verdict()
-		if got.audience != r.want || got.checked != r.checked || got.freshness.Lifetime != r.lifetime || got.audience == audience.Owner && got.reason != r.reason {
-			t.Errorf("%s: %+v, want audience %d, checked %t, lifetime %v, reason %q", r.name, got, r.want, r.checked, r.lifetime, r.reason)
+		if got.audience != r.want || got.checked != r.checked || got.pauses != r.pauses || got.freshness.Lifetime != r.lifetime || got.audience == audience.Owner && got.reason != r.reason {
+			t.Errorf("%s: %+v, want audience %d, checked %t, pauses %t, lifetime %v, reason %q", r.name, got, r.want, r.checked, r.pauses, r.lifetime, r.reason)
+		}
+	}
+}
+
+// presentAttempt is an attempt that only knows the key's item.
+type presentAttempt struct {
+	Attempt
+	item *Item
+}
+
+func (a presentAttempt) Present() *Item { return a.item }
+
+func TestLoad_Failures(t *testing.T) {
+	const now = 100 * time.Second
+	held := func(res *Response, end instant) *Item {
+		it := &Item{Kind: driver.KindValue, Value: res}
+		it.Held, it.FreshUntil = true, end
+		return it
+	}
+	failed := func(it *Item, n uint32, due instant) *Item {
+		it.Failures, it.RetryAt = n, due
+		return it
+	}
+	for name, test := range map[string]struct {
+		item     *Item
+		excluded bool
+		want     uint32
+	}{
+		"nothing known":                          {nil, false, 1},
+		"a page":                                 {held(&Response{status: 200}, 0), false, 1},
+		"an error with a lifetime":               {held(&Response{status: 503}, 0), false, 1},
+		"an error":                               {held(&Response{status: 503, failures: 3}, now), false, 4},
+		"an error, in its pause":                 {held(&Response{status: 503, failures: 3}, now+1), false, 3},
+		"an error for other requests of the URL": {held(&Response{status: 503, failures: 3}, now), true, 1},
+		"an error that has displaced a page":     {held(&Response{status: 503, failures: 3, instead: held(&Response{status: 200}, 0)}, now), false, 4},
+		"a panic":                                {failed(&Item{}, 2, now), false, 3},
+		"panics since the page":                  {failed(held(&Response{status: 200}, 0), 2, now), false, 3},
+		"a panic since the error":                {failed(held(&Response{status: 503, failures: 3}, now-2), 1, now), false, 4},
+		"a panic since the error, in its pause":  {failed(held(&Response{status: 503, failures: 3}, now-2), 1, now+1), false, 3},
+		"a failure that is not remembered":       {failed(&Item{}, 1, 0), false, 1},
+	} {
+		l := &load{owner: &call{excluded: test.excluded}, attempt: presentAttempt{item: test.item}}
+		if got := l.failures(now); got != test.want {
+			t.Errorf("%s: the handler's failure is the %dth in a row, want the %dth", name, got, test.want)
 		}
 	}
 }
