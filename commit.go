@@ -53,11 +53,10 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	default:
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}
-	// This entry tells the waiting processes that no value will come: otherwise they would take
-	// turns, each to find the same. A store out of memory may have room for so small an entry.
+	// A store out of memory may have room for so small an entry.
 	entry.Kind, entry.Value = driver.KindUnshared, nil
 	if !lives {
-		entry.born, entry.TTL = forever, durations.Add(unsharedTTL, 2*entry.BuildTime) // from when it is sent
+		entry = unshared(entry.Epoch, entry.BuildTime)
 	}
 	marked := r.write(ctx, entry)
 	switch {
@@ -100,9 +99,31 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 }
 
-// unsharedTTL is the least life of the KindUnshared entry of an item without a life of its own. Two
-// loads' time is added, in which the waiting processes make their own values.
+// unsharedTTL is the least life of a KindUnshared entry for no value. Two loads' time is added, in which the
+// waiting processes make their own values.
 const unsharedTTL = time.Second
+
+// unshared returns the entry that tells the waiting processes that no value will come: otherwise they would take
+// turns, each to find the same. Its life counts from when it is sent.
+func unshared(epoch uint64, took time.Duration) outgoing {
+	e := driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, BuildTime: took, TTL: durations.Add(unsharedTTL, 2*took)}
+	return outgoing{e, forever}
+}
+
+// endTurns commits the unshared entry for a load that has failed for its caller's client alone.
+func (r *run[V]) endTurns(ctx context.Context, epoch uint64, took time.Duration) {
+	e := r.engine
+	if e.Store == nil || r.storeDown || r.looking.unshared != 0 {
+		return
+	}
+	switch err := r.write(ctx, unshared(epoch, took)); {
+	case err == nil, errors.Is(err, driver.ErrFenced): // fenced: a later value counts
+	case errors.Is(err, ErrUnavailable):
+		r.noAnswer(ctx, "committing", err)
+	default:
+		e.OnError(r.key, &keyError{"committing", r.key, err})
+	}
+}
 
 // probeKey is the key of probe and Ping. Processes may overwrite each other's entry there.
 const probeKey = "\x00probe"

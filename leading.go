@@ -214,7 +214,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	r.loaded, r.failure, r.committed = true, nil, 0
 	switch {
 	case errors.Is(l.err, fault.ErrNothing):
-		return r.finishNothing(ctx, l.err)
+		return r.finishNothing(ctx, l, epoch)
 	case l.err == nil || fault.NotFound(l.err):
 		return r.finishFound(ctx, now, l, epoch)
 	case ctx.Err() != nil:
@@ -240,9 +240,9 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
+func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	if failure, ok := errors.AsType[*fault.Own](err); ok {
+	if failure, ok := errors.AsType[*fault.Own](l.err); ok {
 		e.count.loadFailures.Add(1)
 		r.failure = failure.Err
 	}
@@ -251,6 +251,9 @@ func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 	}
 	if it := r.present; it != nil {
 		e.keep(r.key, it, func() bool { return !r.outdated() })
+	}
+	if errors.Is(l.err, fault.ErrOwn) && epoch != 0 && (r.present == nil || !r.present.Held) {
+		r.endTurns(ctx, epoch, l.took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
 	return true

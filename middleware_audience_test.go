@@ -789,3 +789,119 @@ func TestAudience_LifetimeOfZeroWithCookies(t *testing.T) {
 		})
 	}
 }
+
+// inFleets runs a test with a store and a locker, with one engine for both, and without notices of the store.
+func inFleets(t *testing.T, test func(t *testing.T, process func(h http.HandlerFunc) *site)) {
+	for name, fleet := range map[string]func() bellwether.Fleet{
+		"two engines": func() bellwether.Fleet { return bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()} },
+		"no notices": func() bellwether.Fleet {
+			return bellwether.Fleet{Store: quiet{memstore.New()}, Locker: locallock.New()}
+		},
+		"one engine": func() bellwether.Fleet { return bellwether.Fleet{Engine: memstore.New()} },
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{Fleet: fleet()}
+			test(t, func(h http.HandlerFunc) *site {
+				s := newSite(t, o, h)
+				time.Sleep(time.Second) // the log is read
+				return s
+			})
+		})
+	}
+}
+
+// Failures that clients may not share do not queue: after the first one, no process waits for another's load.
+func TestAudience_FailuresOfClientsDoNotQueue(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cookie func(i int) string // of the ith client of 30
+		pause  time.Duration      // of the handler
+		loads  int32              // at most
+		rounds time.Duration      // loads that the slowest client waits for
+	}{
+		"a cookie each":     {func(i int) string { return fmt.Sprint("c=", i) }, time.Second, 30, 4},
+		"no cookies":        {func(int) string { return "" }, time.Second, 3, 2},
+		"one with a cookie": {func(i int) string { return strings.Repeat("c", max(0, 1-i)) }, time.Second, 4, 2},
+		"slowly":            {func(i int) string { return fmt.Sprint("c=", i) }, 8 * time.Second, 30, 4},
+	} {
+		for how, fail := range map[string]func(w http.ResponseWriter, cookie string){"503": ownFailures["503"], "panic": ownFailures["panic"]} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				inFleets(t, func(t *testing.T, process func(h http.HandlerFunc) *site) {
+					var fleet []*site
+					for range 3 {
+						fleet = append(fleet, process(func(w http.ResponseWriter, r *http.Request) {
+							time.Sleep(tt.pause)
+							fail(w, r.Header.Get("Cookie"))
+						}))
+					}
+					var wg sync.WaitGroup
+					began := time.Now()
+					for i := range 30 {
+						wg.Go(func() {
+							var fields []string
+							cookie := tt.cookie(i)
+							if cookie != "" {
+								fields = []string{"Cookie", cookie}
+							}
+							w := fleet[i%3].get("http://a/p", fields...)
+							if how == "503" && (w.Code != 503 || w.Body.String() != "account of "+cookie+"\n") {
+								t.Errorf("the client with the cookie %q got %d %q", cookie, w.Code, w.Body)
+							}
+							if took := time.Since(began); took > tt.rounds*tt.pause+tt.pause/2 {
+								t.Errorf("a client waited for %v, with loads of %v", took, tt.pause)
+							}
+						})
+						if i == 0 {
+							synctest.Wait() // the first client's load is under way
+						}
+					}
+					wg.Wait()
+					loads := int32(0)
+					for _, s := range fleet {
+						loads += s.calls.Load()
+					}
+					if loads > tt.loads {
+						t.Errorf("%d loads, want %d at most", loads, tt.loads)
+					}
+				})
+			})
+		}
+	}
+}
+
+// After one client's failure the first page for all answers the waiting clients of its process, and soon all others.
+func TestAudience_PageForAllAfterOneClientsFailure(t *testing.T) {
+	inFleets(t, func(t *testing.T, process func(h http.HandlerFunc) *site) {
+		h := func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			if r.Header.Get("Cookie") == "bad" {
+				http.Error(w, "account of bad", http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "page")
+		}
+		fleet := []*site{process(h), process(h)}
+		var wg sync.WaitGroup
+		wg.Go(func() { fleet[0].get("http://a/p", "Cookie", "bad") })
+		synctest.Wait()
+		for _, s := range fleet {
+			for range 20 {
+				wg.Go(func() { s.wantBody(t, "page", "http://a/p") })
+			}
+		}
+		wg.Wait()
+		fleet[0].wantCalls(t, 2)
+		fleet[1].wantCalls(t, 1)
+		time.Sleep(5 * time.Second)
+		for range 20 { // the failing client gets the page, and brings the loads not back
+			for _, s := range fleet {
+				s.wantBody(t, "page", "http://a/p")
+				s.get("http://a/p", "Cookie", "bad")
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		if n := fleet[0].calls.Load() + fleet[1].calls.Load(); n > 2 {
+			t.Errorf("%d loads after the failure's second, want one in the fleet, or one in each process", n)
+		}
+	})
+}

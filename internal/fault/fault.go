@@ -38,16 +38,20 @@ var (
 	// ErrNothing is the failure of a load that has answered its audience while it ran, and has
 	// learnt nothing about the key. It is not remembered, and the key's item stays.
 	ErrNothing = errors.New("bellwether: load was for its caller alone")
+
+	// ErrOwn is the ErrNothing of a load that has failed. Its audience has the failure, which may be
+	// about the audience: another caller's load may succeed.
+	ErrOwn = fmt.Errorf("bellwether: load has failed for its caller: %w", ErrNothing)
 )
 
-// An Own failure is the ErrNothing of a failed load whose audience already has the failure.
+// An Own failure is the ErrOwn of a load without a value. A load with an error page has ErrOwn itself.
 type Own struct{ Err error }
 
 // Error returns the failure's text.
 func (o *Own) Error() string { return o.Err.Error() }
 
-// Unwrap returns ErrNothing and the failure.
-func (o *Own) Unwrap() []error { return []error{ErrNothing, o.Err} }
+// Unwrap returns ErrOwn and the failure.
+func (o *Own) Unwrap() []error { return []error{ErrOwn, o.Err} }
 
 // A PanicError is a panic of user code: of a load, a handler, an adapter, a codec, an observer.
 type PanicError struct {

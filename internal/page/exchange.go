@@ -261,6 +261,10 @@ func (x *exchange) share() {
 	if x.backed && x.fwd == httpcache.FwdStale {
 		x.m.pauseRefresh(x.attempt.Key(), x.owner.client)
 	}
+	if d.audience == audience.Alike {
+		x.fail(fault.ErrOwn)
+		return
+	}
 	x.fail(fault.ErrNothing)
 }
 
