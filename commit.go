@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -45,7 +46,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 		}
 	}
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, fault.ErrLocal):
 	case errors.Is(err, driver.ErrFenced):
 		return r.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):

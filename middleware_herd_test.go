@@ -487,3 +487,51 @@ func TestHerd_Cold(t *testing.T) {
 		})
 	}
 }
+
+// In a fleet, too, one call per process answers a herd for a body above MaxBodyBytes: the processes wait for
+// the first call, which finds that no store will have the body, and then each makes its own.
+func TestHerd_OverLimitBodyInAFleet(t *testing.T) {
+	body := strings.Repeat("0123456789abcdef", 1<<20/16)
+	for _, vary := range []string{"", "Accept-Language"} {
+		inBubble(t, "vary "+vary, func(t *testing.T) {
+			o := bellwether.HTTPOptions{MaxBodyBytes: 64 << 10}
+			o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
+			o.OnError = func(key string, err error) { t.Errorf("OnError(%q, %v)", key, err) }
+			h := func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				w.Header().Set("Cache-Control", "max-age=60")
+				if vary != "" {
+					w.Header().Set("Vary", vary)
+				}
+				for part := range slices.Chunk([]byte(body), 32<<10) {
+					w.Write(part)
+					time.Sleep(time.Millisecond)
+				}
+			}
+			fleet := []*site{newSite(t, o, h), newSite(t, o, h), newSite(t, o, h)}
+			time.Sleep(time.Second) // the log is read
+			herd := func(all ...*site) {
+				var wg sync.WaitGroup
+				for _, s := range all {
+					for range 10 {
+						wg.Go(func() {
+							began := time.Now()
+							if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != body || time.Since(began) > 2500*time.Millisecond {
+								t.Errorf("%d, %d bytes after %v, want the whole body", w.Code, w.Body.Len(), time.Since(began))
+							}
+						})
+					}
+				}
+				wg.Wait()
+			}
+			herd(fleet...)
+			for _, s := range fleet {
+				s.wantCalls(t, 1)
+			}
+			late := newSite(t, o, h)
+			synctest.Wait()
+			herd(late)
+			late.wantCalls(t, 1)
+		})
+	}
+}

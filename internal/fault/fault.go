@@ -35,6 +35,9 @@ var (
 	// ErrInvalidated cancels a load whose key is invalidated.
 	ErrInvalidated = errors.New("bellwether: key invalidated during its rebuild")
 
+	// ErrLocal is the error of the encoding of a value that is for its process alone. It is no failure.
+	ErrLocal = errors.New("bellwether: value is for its process alone")
+
 	// ErrNothing is the failure of a load that has answered its audience while it ran, and has
 	// learnt nothing about the key. It is not remembered, and the key's item stays.
 	ErrNothing = errors.New("bellwether: load was for its caller alone")

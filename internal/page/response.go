@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -143,8 +144,12 @@ const (
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
 
-// Marshal encodes r, which is complete.
+// Marshal encodes r, which is complete. The record of a body over MaxBody is for its process alone: each other
+// process needs a load for its own clients, who all read its stream, and not a load for each client.
 func Marshal(r *Response) ([]byte, error) {
+	if r.kind == uncacheable && r.reason == reasonTooLarge {
+		return nil, fault.ErrLocal
+	}
 	var flags byte
 	if r.freshness.NoStale {
 		flags |= flagNoStale
