@@ -54,10 +54,10 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	default:
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}
-	// A store out of memory may have room for so small an entry.
-	entry.Kind, entry.Value = driver.KindUnshared, nil
-	if !lives {
-		entry = unshared(entry.Epoch, entry.BuildTime)
+	// This entry tells the waiting processes that no value will come: otherwise they would take
+	// turns, each to find the same. A store out of memory may have room for so small an entry.
+	if entry.Kind, entry.Value = driver.KindUnshared, nil; !lives {
+		entry = mark(driver.KindUnshared, entry.Epoch, entry.BuildTime)
 	}
 	marked := r.write(ctx, entry)
 	switch {
@@ -100,24 +100,23 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	}
 }
 
-// unsharedTTL is the least life of a KindUnshared entry for no value. Two loads' time is added, in which the
-// waiting processes make their own values.
-const unsharedTTL = time.Second
+// markTTL is the least life of a mark. Two loads' time is added, in which the waiting processes make their own
+// values.
+const markTTL = time.Second
 
-// unshared returns the entry that tells the waiting processes that no value will come: otherwise they would take
-// turns, each to find the same. Its life counts from when it is sent.
-func unshared(epoch uint64, took time.Duration) outgoing {
-	e := driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, BuildTime: took, TTL: durations.Add(unsharedTTL, 2*took)}
-	return outgoing{e, forever}
+// mark returns an entry for no value. Its life counts from when it is sent.
+func mark(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
+	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: durations.Add(markTTL, 2*took)}, forever}
 }
 
-// endTurns commits the unshared entry for a load that has failed for its caller's client alone.
-func (r *run[V]) endTurns(ctx context.Context, epoch uint64, took time.Duration) {
+// waiveElections commits a KindUnelected entry after a load that has failed for its caller's client alone.
+// Otherwise the waiting processes would be elected one after another, each to fail for its own callers.
+func (r *run[V]) waiveElections(ctx context.Context, epoch uint64, took time.Duration) {
 	e := r.engine
-	if e.Store == nil || r.storeDown || r.looking.unshared != 0 {
+	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.unshared != 0 || r.looking.unelected {
 		return
 	}
-	switch err := r.write(ctx, unshared(epoch, took)); {
+	switch err := r.write(ctx, mark(driver.KindUnelected, epoch, took)); {
 	case err == nil, errors.Is(err, driver.ErrFenced): // fenced: a later value counts
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)

@@ -87,6 +87,9 @@ func (r *run[V]) decode(there storeReply, known *items.Item[V]) *items.Item[V] {
 			return own
 		}
 		e.Kind = driver.KindNone
+	case e.Kind == driver.KindUnelected:
+		r.looking.unelected = r.looking.unelected || e.Age < e.TTL
+		return nil
 	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil
 	case same && known.Beside:
@@ -114,7 +117,7 @@ func (r *run[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
 
 func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 	var none V
-	return kind <= driver.KindUnshared && (kind != driver.KindNotFound || e.answers(none))
+	return kind <= driver.KindUnelected && (kind != driver.KindNotFound || e.answers(none))
 }
 
 // itemOf returns the item of the store's entry without its value.

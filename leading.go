@@ -52,7 +52,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
-	if epoch == 0 || e.Locker != nil && lease == nil {
+	if epoch == 0 || e.Locker != nil && lease == nil && !r.looking.unelected {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
@@ -252,8 +252,8 @@ func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) b
 	if it := r.present; it != nil {
 		e.keep(r.key, it, func() bool { return !r.outdated() })
 	}
-	if errors.Is(l.err, fault.ErrOwn) && epoch != 0 && (r.present == nil || !r.present.Held) {
-		r.endTurns(ctx, epoch, l.took)
+	if errors.Is(l.err, fault.ErrOwn) && (r.present == nil || !r.present.Held) {
+		r.waiveElections(ctx, epoch, l.took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
 	return true

@@ -24,6 +24,7 @@ type lookingState struct {
 	askedBefore instant     // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
 	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
+	unelected   bool        // the last look, or a claim since, has found a KindUnelected entry below its TTL
 	refused     int         // leadingState.refused at the last look
 }
 
@@ -79,7 +80,7 @@ func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWit
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
 	e := r.engine
 	e.enter(r.key, phaseLooking)
-	r.looking.unshared = 0
+	r.looking.unshared, r.looking.unelected = 0, false
 	known, now := e.near.Get(r.key)
 	if e.Store == nil {
 		r.present = known

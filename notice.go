@@ -145,7 +145,8 @@ func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		return r.lookAnew(ctx)
 	}
-	r.looking.unshared, r.looking.askedBefore, r.looking.asked = 0, n.made, n.made
+	r.looking.unshared, r.looking.unelected = 0, false
+	r.looking.askedBefore, r.looking.asked = n.made, n.made
 	if !r.consider(r.decode(n.reply(), known), true) {
 		return false
 	}

@@ -33,6 +33,10 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 		r.declineElection(ctx)
 		return outcomeUnshared
 	}
+	if r.looking.unelected {
+		r.declineElection(ctx)
+		return outcomeElected // without a lease: no process waits for another's failure
+	}
 	if r.standing.ballot == nil && r.electsAtOnce() {
 		return outcomeOutdated // the look held no election; the flight has a slot now, so the next look does
 	}

@@ -166,7 +166,9 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 }
 
 // blind reports whether the flight could not see the holder's value in the store.
-func (r *run[V]) blind() bool { return r.storeDown || r.looking.unshared != 0 }
+func (r *run[V]) blind() bool {
+	return r.storeDown || r.looking.unshared != 0 || r.looking.unelected
+}
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
 // outage: the holder is at work, and the store can be polled.

@@ -25,6 +25,9 @@ const (
 	// KindUnshared stands for a value outside the store: too large, not encodable, refused by the
 	// store, or without a life. Each process loads the value for itself.
 	KindUnshared
+	// KindUnelected records that a load has failed, and that only callers like its own have the failure.
+	// Up to TTL each process loads without an election. The first value takes the entry's place.
+	KindUnelected
 )
 
 // An Entry is the content of a [Store] under one key. All its times are durations on one axis, the
@@ -176,7 +179,7 @@ func (e *Entry) Decode(key string, data []byte) error {
 		Kind:  EntryKind(sum[4]),
 		Epoch: binary.BigEndian.Uint64(sum[5:]),
 	}
-	if d.Kind > KindUnshared {
+	if d.Kind > KindUnelected {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
 	length, rest := binary.BigEndian.Uint32(data[entryPrefix-4:]), data[entryPrefix:]

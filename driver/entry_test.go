@@ -164,7 +164,7 @@ func TestEntry_SealedNonsense(t *testing.T) {
 		"validator longer than header": sealed(KindValue, zeros(10), text(4, "abc")),
 		"tag longer than header":       sealed(KindValue, zeros(11), uvarint(1), text(4, "abc")),
 		"more tags than bytes":         sealed(KindValue, zeros(11), uvarint(1<<40), text(1, "a")),
-		"unknown kind":                 sealed(4, zeros(12)),
+		"unknown kind":                 sealed(KindUnelected+1, zeros(12)),
 		"value in kind none":           seal(append(sealed(KindNone, zeros(12)), 'v')),
 	} {
 		var e Entry

@@ -36,6 +36,7 @@ func testRoundTrip(k kit) {
 		{Kind: driver.KindNotFound, TTL: time.Minute, StaleIfError: time.Hour, Keep: 2 * time.Hour, BuildTime: 1},
 		{Kind: driver.KindNone, Failures: 1, RetryAge: time.Minute, Failure: "no value was ever built"},
 		{Kind: driver.KindUnshared, TTL: time.Minute},
+		{Kind: driver.KindUnelected, TTL: time.Minute},
 	} {
 		want.Epoch = k.newEpoch(writer)
 		k.commit(writer, want)
