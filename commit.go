@@ -57,7 +57,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	// This entry tells the waiting processes that no value will come: otherwise they would take
 	// turns, each to find the same. A store out of memory may have room for so small an entry.
 	if entry.Kind, entry.Value = driver.KindUnshared, nil; !lives {
-		entry = mark(driver.KindUnshared, entry.Epoch, entry.BuildTime)
+		entry = markFor(driver.KindUnshared, entry.Epoch, entry.BuildTime)
 	}
 	marked := r.write(ctx, entry)
 	switch {
@@ -104,8 +104,8 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 // values.
 const markTTL = time.Second
 
-// mark returns an entry for no value. Its life counts from when it is sent.
-func mark(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
+// markFor returns an entry for no value. Its life counts from when it is sent.
+func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
 	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: durations.Add(markTTL, 2*took)}, forever}
 }
 
@@ -116,7 +116,7 @@ func (r *run[V]) waiveElections(ctx context.Context, epoch uint64, took time.Dur
 	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.unshared != 0 || r.looking.unelected {
 		return
 	}
-	switch err := r.write(ctx, mark(driver.KindUnelected, epoch, took)); {
+	switch err := r.write(ctx, markFor(driver.KindUnelected, epoch, took)); {
 	case err == nil, errors.Is(err, driver.ErrFenced): // fenced: a later value counts
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)

@@ -88,7 +88,7 @@ func (r *run[V]) decode(there storeReply, known *items.Item[V]) *items.Item[V] {
 		}
 		e.Kind = driver.KindNone
 	case e.Kind == driver.KindUnelected:
-		r.looking.unelected = r.looking.unelected || e.Age < e.TTL
+		r.looking.unelected = e.Age < e.TTL
 		return nil
 	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil
@@ -96,12 +96,19 @@ func (r *run[V]) decode(there storeReply, known *items.Item[V]) *items.Item[V] {
 		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(there.asked)))
 	}
 	it := r.itemOf(there)
-	if same && known.Failures == e.Failures && known.Kind == e.Kind {
-		it.Adopt(known)
-	} else if e.Kind == driver.KindValue && !r.unmarshalTo(it, e.Value) {
+	if !r.decodeTo(it, known, e.Value) {
 		return nil
 	}
 	return r.engine.afterSweeps(r.key, it)
+}
+
+// decodeTo gives the item the entry's value: known's, if known is of the same rebuild.
+func (r *run[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
+	if known != nil && known.Epoch == it.Epoch && known.Failures == it.Failures && known.Kind == it.Kind {
+		it.Adopt(known)
+		return true
+	}
+	return it.Kind != driver.KindValue || r.unmarshalTo(it, value)
 }
 
 func (r *run[V]) unmarshalTo(it *items.Item[V], value []byte) bool {

@@ -52,7 +52,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
-	if epoch == 0 || e.Locker != nil && lease == nil && !r.looking.unelected {
+	if r.degraded(epoch, lease) {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
@@ -63,6 +63,11 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	}
 	e.hedges.Earn(e.HedgeShare)
 	return ending(r.build(ctx, epoch, rival, r.finish))
+}
+
+// degraded reports whether the load begins without an engine's answer.
+func (r *run[V]) degraded(epoch uint64, lease driver.Lease) bool {
+	return epoch == 0 || r.engine.Locker != nil && lease == nil && !r.looking.unelected
 }
 
 // loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.

@@ -24,7 +24,7 @@ type lookingState struct {
 	askedBefore instant     // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
 	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
-	unelected   bool        // the last look, or a claim since, has found a KindUnelected entry below its TTL
+	unelected   bool        // the last look or claim has found a KindUnelected entry below its TTL
 	refused     int         // leadingState.refused at the last look
 }
 

@@ -273,6 +273,7 @@ func TestRefresh_BehindAFlight(t *testing.T) {
 		synctest.Wait()
 		c.Refresh(t.Context(), "k")
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if loads != 2 || told != 1 {
 			t.Errorf("%d loads, %d failures told; want 2 and 1", loads, told)
 		}

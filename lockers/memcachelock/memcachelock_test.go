@@ -436,7 +436,9 @@ func TestRelease_Full(t *testing.T) {
 		t.Fatal("the server has room for a renewal")
 	}
 	leasetest.Release(t, lease)
-	leasetest.Release(t, leasetest.Acquire(t, l, "key", time.Minute))
+	if it, err := mc.Get("bellwether:key:lease"); !errors.Is(err, memcache.ErrCacheMiss) {
+		t.Errorf("the lease's item is %+v, err = %v, want none", it, err)
+	}
 }
 
 func TestNew_NoClient(t *testing.T) {
