@@ -124,7 +124,7 @@ var bugs = []bug{
 	},
 	{
 		Name: "failure without its pause", File: "stale.go",
-		Old: "l.RetryAt = durations.Add(now, backOff(l.Failures, errorTTL, longest))",
+		Old: "l.RetryAt = durations.Add(now, items.BackOff(l.Failures, errorTTL, longest))",
 		New: "l.RetryAt = now",
 	},
 	{
