@@ -21,7 +21,7 @@ var bugs = []bug{
 	// The state of a flight.
 	{
 		Name: "epoch that is not compared", File: "entry.go",
-		Old: "if same && known.Failures",
+		Old: "if known != nil && known.Epoch == it.Epoch && known.Failures",
 		New: "if known != nil && known.Failures",
 	},
 	{
