@@ -25,8 +25,9 @@ import (
 // names: they are not in the key, so one client could choose the answer for all. X-Forwarded-For names the
 // client whose request began the rebuild: an answer by it must be private.
 //
-// An upstream that does not answer, or answers with an invalid status, is a 502. The cache hands it to all waiting clients, or serves a
-// stale response. A broken body is a panic with http.ErrAbortHandler, by which the cache recognises it.
+// An upstream that does not answer, or answers with an invalid status, is a 502. The cache hands it to all
+// waiting clients, or serves a stale response. A broken body is a panic with http.ErrAbortHandler, by which
+// the cache recognises it.
 func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.Transport) {
 	transport := &http.Transport{
 		// No Proxy: the environment must not decide about the upstream. No compression of our own:

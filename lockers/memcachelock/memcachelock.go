@@ -50,7 +50,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -288,7 +287,7 @@ func (l *lease) over() bool {
 // the swap, but deletes. Until the lease's end no other process takes the item over.
 func (l *lease) free() error {
 	err := l.swap(context.Background(), func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
-	if err != nil && strings.Contains(err.Error(), "out of memory") && !l.over() {
+	if adapter.IsFull(err) && !l.over() {
 		return l.locker.mc.Delete(l.item)
 	}
 	return err

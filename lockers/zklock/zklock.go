@@ -24,8 +24,9 @@ const maxUnanswered = 3
 // A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper, with one session. Lockers are safe for
 // concurrent use. Create a Locker with [New], set its fields before first use, and close it.
 type Locker struct {
-	// Prefix is the path of the parent of all nodes, with or without a slash at its end. The Locker creates a missing Prefix and its missing
-	// parents, which needs permission at the lowest node that exists. The default is "/bellwether".
+	// Prefix is the path of the parent of all nodes, with or without a slash at its end. The Locker creates a
+	// missing Prefix and its missing parents, which needs permission at the lowest node that exists. The
+	// default is "/bellwether".
 	Prefix string
 
 	// SessionTimeout is how long ZooKeeper keeps the leases of a silent process. The ensemble bounds it, by

@@ -543,7 +543,7 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	case strings.Contains(err.Error(), "object too large for cache"):
 		// The server's limit (option -I) is below MaxValue. The client has no error for this answer.
 		return false, fmt.Errorf("%w: %w", driver.ErrTooLarge, err)
-	case strings.Contains(err.Error(), "out of memory"):
+	case adapter.IsFull(err):
 		return false, fmt.Errorf("%w: %w", errFull, err)
 	}
 	return false, err

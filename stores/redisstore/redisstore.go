@@ -39,8 +39,9 @@ type Store struct {
 	Prefix string
 
 	// MaxValue is the largest encoded entry, in bytes, that the store takes: the value, the validator, the
-	// tags, the text of a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before first use. Redis takes
-	// 512 MB, but answers no other request while a commit's script copies, about 5 to 25 ms per MiB.
+	// tags, the text of a failure, and less than 128 bytes more. The default is 4 MiB. Set MaxValue before
+	// first use. Redis takes 512 MB, but answers no other request while a commit's script copies, about 5 to
+	// 25 ms per MiB.
 	MaxValue int
 
 	// MaxNotice is the largest encoded entry, in bytes, that travels in the notice of its commit to
