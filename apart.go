@@ -12,11 +12,6 @@ import (
 // This file keeps and finds values without a flight: a variant, a bypassing request's response, an answer
 // without a rebuild. A witness shows whether an invalidation, with no flight to end, came before.
 
-// apart returns a run without a flight, to read, write and decode entries.
-func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
-}
-
 // put keeps a value, which has f's age now, without a flight. If over is not nil, put keeps the value
 // only in place of the item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {

@@ -3,46 +3,16 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
 	"sync"
-
-	"golang.org/x/sync/semaphore"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"golang.org/x/sync/semaphore"
 )
 
 // This file is GetMany, many keys in one call. Each key has its own flight, with its own lease, epoch
-// and failures; other callers join it, and it waits for no other key. member.go has the common work.
-
-// A BatchError has the error of each failed key of a batch, also from a load.
-type BatchError struct {
-	Errors map[string]error
-}
-
-// Error names only the first key: there may be thousands.
-func (e *BatchError) Error() string {
-	if len(e.Errors) == 0 {
-		return "bellwether: no key failed"
-	}
-	first := slices.Min(slices.Collect(maps.Keys(e.Errors)))
-	if len(e.Errors) == 1 {
-		return fmt.Sprintf("bellwether: key %q: %v", first, e.Errors[first])
-	}
-	return fmt.Sprintf("bellwether: %d keys failed, the first is %q: %v", len(e.Errors), first, e.Errors[first])
-}
-
-// Unwrap returns the errors in the order of their keys.
-func (e *BatchError) Unwrap() []error {
-	errs := make([]error, 0, len(e.Errors))
-	for _, key := range slices.Sorted(maps.Keys(e.Errors)) {
-		errs = append(errs, e.Errors[key])
-	}
-	return errs
-}
+// and failures; other callers join it, and it waits for no other key. together.go has the common work.
 
 // NewBatch returns a Cache whose load takes many keys in one call. [Cache.GetMany] usually loads all
 // its missing keys in one call, and [Cache.Get] one key.
@@ -103,15 +73,9 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	return c.engine.getMany(ctx, keys, c.bind, c.together, c.window)
 }
 
-const (
-	// maxTogether is the most keys in one request to the store, and in one load.
-	maxTogether = 1000
-	// maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
-	// several times maxTogether, so keys that wait long for other processes do not hold up the rest.
-	maxUnderWay = 4 * maxTogether
-)
-
-type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
+// maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
+// several times maxTogether, so keys that wait long for other processes do not hold up the rest.
+const maxUnderWay = 4 * maxTogether
 
 func (l batchLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (product[V], error) {
@@ -119,22 +83,6 @@ func (l batchLoad[V]) bind() loader[V] {
 		batchErr, _ := errors.AsType[*BatchError](err)
 		return resultOf(results, batchErr, err, a.key, a.present)
 	}
-}
-
-// resultOf returns the result for key of a batch load that returned results and err. The key's load
-// started from the item from; batchErr is the BatchError in err, or nil.
-func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
-	r, found := results[key]
-	switch {
-	case batchErr != nil && batchErr.Errors[key] != nil:
-		err = batchErr.Errors[key]
-	case found:
-		err = nil
-	case err == nil || error(batchErr) == err:
-		err = ErrNotFound
-	}
-	// Else all keys without a result have failed: a BatchError within another error may lack some.
-	return r.product(key, from, err)
 }
 
 type pending[V any] struct {
@@ -293,7 +241,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 
 // beginApart begins a batch of the call's own for the keys without flights.
 func (c *manyCall[V]) beginApart(together []pending[V]) {
-	b := c.batch()
+	b := c.engine.batch(c.single, c.load, c.places)
 	defer close(b.complete)
 	// Before the flights begin: close waits for this goroutine, and so for the flights.
 	c.behind(b.readAndStart)

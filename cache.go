@@ -197,3 +197,20 @@ func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil
 }
+
+// NewLoader is [New] for a load that takes a [Request] and returns a [Result].
+func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], error), o Options) *Cache[V] {
+	if load == nil {
+		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))
+	}
+	return newCache(richLoad[V](load), o)
+}
+
+type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
+
+func (l richLoad[V]) bind() loader[V] {
+	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+		result, err := l(ctx, requestOf(a.key, a.present))
+		return result.product(a.key, a.present, err)
+	}
+}

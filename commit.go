@@ -25,8 +25,6 @@ const (
 	commitNotTaken
 )
 
-func (e *engine[V]) nextEpoch() uint64 { return e.epoch.Add(1) }
-
 // commit offers the item to the store. This process keeps an item that an answering store does not take.
 func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
@@ -243,4 +241,26 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) boo
 // load must still be there: otherwise the key was invalidated.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
+}
+
+// takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
+func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
+	e := r.engine
+	if e.Store == nil {
+		return driver.Entry{}, e.nextEpoch()
+	}
+	if r.storeDown {
+		return driver.Entry{}, 0
+	}
+	e.enter(r.key, phaseClaiming)
+	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry driver.Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+		return entry, err
+	})
+	if err != nil {
+		r.noAnswer(ctx, "claiming", err)
+		r.storeDown = true
+		return driver.Entry{}, 0
+	}
+	return entry, epoch
 }

@@ -1,6 +1,10 @@
 package bellwether
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 )
@@ -39,3 +43,38 @@ type PanicError = fault.PanicError
 // left the near tier. Message has the first 4 KiB of the error's text. Unwrap returns
 // [ErrRebuildTimeout] or [ErrGoexit] by the text.
 type RemoteError = fault.RemoteError
+
+type keyError struct {
+	doing string
+	key   string
+	err   error
+}
+
+func (e *keyError) Error() string { return fmt.Sprintf("%s %q: %v", e.doing, e.key, e.err) }
+func (e *keyError) Unwrap() error { return e.err }
+
+// A BatchError has the error of each failed key of a batch, also from a load.
+type BatchError struct {
+	Errors map[string]error
+}
+
+// Error names only the first key: there may be thousands.
+func (e *BatchError) Error() string {
+	if len(e.Errors) == 0 {
+		return "bellwether: no key failed"
+	}
+	first := slices.Min(slices.Collect(maps.Keys(e.Errors)))
+	if len(e.Errors) == 1 {
+		return fmt.Sprintf("bellwether: key %q: %v", first, e.Errors[first])
+	}
+	return fmt.Sprintf("bellwether: %d keys failed, the first is %q: %v", len(e.Errors), first, e.Errors[first])
+}
+
+// Unwrap returns the errors in the order of their keys.
+func (e *BatchError) Unwrap() []error {
+	errs := make([]error, 0, len(e.Errors))
+	for _, key := range slices.Sorted(maps.Keys(e.Errors)) {
+		errs = append(errs, e.Errors[key])
+	}
+	return errs
+}

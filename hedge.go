@@ -20,50 +20,8 @@ import (
 // the hedge's value was loaded later, so the key only moves forward. A failed hedge commits nothing:
 // its commit would fence the holder off.
 
-const (
-	// hedgeKey is the prefix of the key of the hedge's lease.
-	hedgeKey = "\x00hedge\x00"
-	// minHedge is a holder's least time before a hedge, however quick the key's builds: its value
-	// also needs time to reach the other processes.
-	minHedge = 50 * time.Millisecond
-)
-
-// errRival cancels a load after another process's commit.
-var errRival = errors.New("bellwether: another process's value was committed first")
-
-type hedgeState struct {
-	at    instant      // when the holder has taken too long; 0: never
-	tried bool         // the flight has tried to hedge
-	lease driver.Lease // the hedge's lease, nil without a hedge
-}
-
-// hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as slow.
-func (r *run[V]) hedgeAfter() time.Duration {
-	e := r.engine
-	if e.Hedge == 0 || e.Locker == nil {
-		return 0
-	}
-	usual := e.builds.Slower()
-	if it := r.present; it != nil && it.Build > 0 {
-		usual = it.Build
-	}
-	if usual == 0 {
-		return 0
-	}
-	after := e.Hedge * float64(usual)
-	if after >= float64(e.RebuildTimeout) { // a load ends then in any case, and a greater float is no duration
-		return max(minHedge, e.RebuildTimeout)
-	}
-	return max(minHedge, time.Duration(after))
-}
-
-func (r *run[V]) built(took time.Duration) {
-	e := r.engine
-	if after := r.hedgeAfter(); after > 0 {
-		e.hedges.Note(took > after)
-	}
-	e.builds.Note(took)
-}
+// hedgeKey is the prefix of the key of the hedge's lease.
+const hedgeKey = "\x00hedge\x00"
 
 // hedge begins a second rebuild if the flight may. It reports whether the flight has ended.
 func (r *run[V]) hedge(ctx context.Context) bool {

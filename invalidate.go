@@ -2,41 +2,126 @@ package bellwether
 
 import (
 	"context"
+	"errors"
+	"time"
 
-	"github.com/bellwether-go/bellwether/internal/page"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"golang.org/x/sync/errgroup"
 )
 
-// This file is invalidation by the HTTP face. internal/page turns URLs into keys.
+// This file invalidates keys, in the fleet and then in this process. Failed invalidations of unsafe
+// requests, which no client repeats, are repeated in rounds. Invalidation by tag or prefix is in sweep.go.
 
-// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL
-// "http://host/path?query" also means https. A response that another process is writing may be joined
-// for NearTTL.
-func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
-	return m.InvalidateMatching(ctx, Match{Keys: urls})
+// invalidate drops the key from the store, and then from this process. In this order, any entry or
+// epoch that a flight got before the store's floor rose is void here, and any later entry is new.
+func (e *engine[V]) invalidate(ctx context.Context, key string) error {
+	defer e.voidAll(key) // also after a panic or Goexit of the adapter
+	if e.Store == nil {
+		return nil
+	}
+	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
+	if err != nil {
+		return &keyError{"invalidating", key, err}
+	}
+	return nil
 }
 
-// A Match selects the values of a [Cache], or the responses of a [Middleware], that match any of its
-// fields. The zero Match selects nothing.
-type Match struct {
-	// Keys are the keys of a Cache, or URLs for a Middleware: both schemes, with all variants.
-	Keys []string
-	// Prefixes match the keys that begin with them. "http://host/a" matches "/a", "/a/b", "/ab" and
-	// "/a?q" on that host, and "http://host" matches the whole host.
-	Prefixes []string
-	// Tags match values by [Result].Tags, and responses by [HTTPOptions].TagFields. Case counts.
-	Tags []string
-	// All matches everything in the fleet, for one place in the log of [Middleware.InvalidateMatching].
-	All bool
-	// Soft makes matches stale from now on instead of dropping them. The next load can start from them.
-	Soft bool
+// writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
+// without the store, and this caller cannot.
+func (e *engine[V]) writeAnyway(ctx context.Context, key string, budget *gate.Budget, write func(context.Context) error) error {
+	err := gate.AskErr(ctx, e.writes, key, budget, write)
+	if errors.Is(err, gate.ErrNotAsked) {
+		_, err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, write(ctx)
+		})
+	}
+	if errors.Is(err, ErrUnavailable) {
+		e.count.engineErrors.Add(1)
+	}
+	return err
 }
 
-// InvalidateMatching drops the matching responses. After it has returned nil, no matching response made
-// before the call is served in this process, nor in others after NearTTL. An error names each failed
-// part; the other parts are done.
-//
-// Soft matches, Prefixes, Tags and All go into a log of 500 places. A response older than the log
-// counts as invalidated. Without a locker that answers, one of two simultaneous calls may be lost.
-func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
-	return m.pages.Invalidate(ctx, page.Match(match))
+// maxInvalidations is the most keys that one call invalidates at a time.
+const maxInvalidations = 16
+
+// invalidateAll invalidates the keys. It asks the store for each: a silent server's keys say nothing about
+// the keys of the other servers.
+func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
+	errs := make([]error, len(keys))
+	var g errgroup.Group
+	g.SetLimit(maxInvalidations)
+	for i, key := range keys {
+		errs[i] = ErrGoexit // stays if the store's adapter calls Goexit
+		g.Go(func() error {
+			errs[i] = e.invalidate(ctx, key)
+			return nil
+		})
+	}
+	g.Wait()
+	return errs
+}
+
+const (
+	// maxPending is the most keys whose invalidation waits. Any client can send unsafe requests.
+	maxPending = 4096
+	// maxSilent calls without an answer end a round: a dead server's keys must not cost a call each.
+	maxSilent = 16
+	// longestRound is the longest pause before a round. A store that drops the key, and answers too
+	// late, loses the key's responses once more in each round.
+	longestRound = 16 * time.Second
+)
+
+// invalidateLater repeats the invalidation of a key until the store answers, or the cache closes.
+func (e *engine[V]) invalidateLater(key string) {
+	p := &e.pending
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.keys) >= maxPending {
+		return
+	}
+	if p.keys == nil {
+		p.keys = make(map[string]struct{})
+	}
+	p.keys[key] = struct{}{}
+	if !p.repeats {
+		p.repeats = true
+		e.behind(func() { e.repeatInvalidations(gate.Pause) })
+	}
+}
+
+// repeatInvalidations makes one round after the pause, or when the store's breaker closes.
+func (e *engine[V]) repeatInvalidations(pause time.Duration) {
+	defer e.nextRound(min(2*pause, longestRound)) // also after a Goexit of the adapter
+	select {
+	case <-e.writes.Closing():
+	case <-time.After(pause):
+	case <-e.open.Done():
+		return
+	}
+	silent := 0
+	for _, key := range e.pending.all() {
+		if silent == maxSilent || e.open.Err() != nil {
+			return
+		}
+		e.pending.drop(key) // before the call: an unsafe request during the call needs a call after it
+		// Past the gate: the keys of a dead server must not take the turns and the probes of other keys.
+		_, err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
+		})
+		if errors.Is(err, ErrUnavailable) {
+			silent++
+			e.invalidateLater(key)
+			continue
+		}
+		e.voidAll(key) // the near tier may have the store's entry again
+	}
+}
+
+func (e *engine[V]) nextRound(pause time.Duration) {
+	p := &e.pending
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.repeats = len(p.keys) > 0 && e.open.Err() == nil; p.repeats {
+		e.behind(func() { e.repeatInvalidations(pause) })
+	}
 }

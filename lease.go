@@ -28,30 +28,6 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// usual is the expected time of the key's rebuild: as its last took, else the process's median. 0: unknown.
-func (r *run[V]) usual() time.Duration {
-	if last := r.lastBuild(); last > 0 {
-		return last
-	}
-	return r.engine.builds.Usual()
-}
-
-// soonest is usual with the lower quartile of this process's rebuilds in place of their median. By the
-// median, polls would see a short build late where most are long.
-func (r *run[V]) soonest() time.Duration {
-	if last := r.lastBuild(); last > 0 {
-		return last
-	}
-	return r.engine.builds.Quicker()
-}
-
-func (r *run[V]) lastBuild() time.Duration {
-	if r.present == nil {
-		return 0
-	}
-	return r.present.Build
-}
-
 // keep renews the lease at each third of its length until ctx ends. It closes lost when the engine
 // says, asked or unasked, that another process has the lease. Silence ends nothing: if the lease runs
 // out and another process rebuilds too, the store takes only the later epoch.

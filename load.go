@@ -14,14 +14,6 @@ import (
 // This file runs the user's load, with a goroutine and a context of its own. A panic, a Goexit and
 // an endless load end in a failure here.
 
-// A product is the result of one run of a load.
-type product[V any] struct {
-	value   V
-	windows *items.Windows // of the value or of its absence; nil: the options' windows
-	marks   *items.Marks   // nil: none
-	kept    *items.Item[V] // the item whose value stays; nil: the value is new
-}
-
 // A loaded is a product whose windows are set, with the load's error and times.
 type loaded[V any] struct {
 	product[V]

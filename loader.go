@@ -3,7 +3,6 @@ package bellwether
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,7 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file has loads that start from the previous value and return more than a value.
+// This file is what a load is asked for and what it returns, in the words of the users and of the engine.
 
 // A Request asks a load for a key.
 type Request[V any] struct {
@@ -42,24 +41,17 @@ type Result[V any] struct {
 	Validator string
 }
 
+type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
+
 // validatorKeep is how long the next load can start from an expired value with a validator.
 const validatorKeep = time.Hour
 
-// NewLoader is [New] for a load that takes a [Request] and returns a [Result].
-func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], error), o Options) *Cache[V] {
-	if load == nil {
-		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))
-	}
-	return newCache(richLoad[V](load), o)
-}
-
-type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
-
-func (l richLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a attempt[V]) (product[V], error) {
-		result, err := l(ctx, requestOf(a.key, a.present))
-		return result.product(a.key, a.present, err)
-	}
+// A product is the result of one run of a load.
+type product[V any] struct {
+	value   V
+	windows *items.Windows // of the value or of its absence; nil: the options' windows
+	marks   *items.Marks   // nil: none
+	kept    *items.Item[V] // the item whose value stays; nil: the value is new
 }
 
 func requestOf[V any](key string, from *items.Item[V]) Request[V] {
@@ -99,4 +91,20 @@ func (r Result[V]) product(key string, from *items.Item[V], err error) (product[
 		p.marks = &marks
 	}
 	return p, nil
+}
+
+// resultOf returns the result for key of a batch load that returned results and err. The key's load
+// started from the item from; batchErr is the BatchError in err, or nil.
+func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
+	r, found := results[key]
+	switch {
+	case batchErr != nil && batchErr.Errors[key] != nil:
+		err = batchErr.Errors[key]
+	case found:
+		err = nil
+	case err == nil || error(batchErr) == err:
+		err = ErrNotFound
+	}
+	// Else all keys without a result have failed: a BatchError within another error may lack some.
+	return r.product(key, from, err)
 }

@@ -3,30 +3,14 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/fault"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the state looking: the flight reads the store. The entry there ends the flight, is
 // offered to callers as a stale item, or is no answer.
-
-type lookingState struct {
-	discounted  bool        // engine.unlooked does not count the flight any more
-	prefetched  *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
-	asked       instant     // when the store was asked in the last look or claim; for a notice, a time before its change
-	askedBefore instant     // the value of asked for the look before; after a notice, as asked
-	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
-	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
-	unelected   bool        // the last look or claim has found a KindUnelected entry below its TTL
-	refused     int         // leadingState.refused at the last look
-}
 
 func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
@@ -54,7 +38,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 func (r *run[V]) discount() {
 	if r.queues && !r.looking.discounted {
 		r.looking.discounted = true
-		r.engine.unlooked.Add(-1)
+		r.engine.count.unlooked.Add(-1)
 	}
 }
 
@@ -128,23 +112,6 @@ func (r *run[V]) noEntry(err error) {
 	}
 	r.present = nil
 	r.withhold() // the item was invalidated
-}
-
-// readPersistently reads the store, and repeats a read without an answer: one lost packet is not an
-// outage. A dead engine fails again, and opens its breaker or uses up the budget.
-func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
-	e := r.engine
-	asking, end := e.store.WhileUp(ctx)
-	defer end()
-	there := read(asking)
-	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
-		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(asking, r.budget)
-	}
-	if cause := context.Cause(asking); errors.Is(there.err, ErrUnavailable) && errors.Is(cause, gate.ErrSilent) {
-		there.err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
-	}
-	return there
 }
 
 // consider ends the flight with an item that answers, or offers a stale item. It reports whether the
@@ -231,104 +198,4 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	}
 	r.enough = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.LoadBegan
 	return true
-}
-
-// A storeReply is the store's answer for a key. Its entry may wait: only came tells when it had its Age.
-type storeReply struct {
-	entry driver.Entry
-	asked instant // before the store read the entry; for a notice, before the entry's commit
-	came  instant
-	err   error
-}
-
-func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
-	e := r.engine
-	asked := e.clock.Now()
-	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (driver.Entry, error) {
-		return e.Store.Get(ctx, e.engineKey(r.key))
-	})
-	return storeReply{entry, asked, e.clock.Now(), err}
-}
-
-// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
-func (r *run[V]) readWithLog(ctx context.Context) storeReply {
-	r.followLogAhead(ctx, r.logAge())
-	if there := r.looking.prefetched; there != nil {
-		r.looking.prefetched = nil
-		return *there
-	}
-	if r.looksTogether() {
-		return r.readTogether(ctx)
-	}
-	return r.read(ctx, r.budget)
-}
-
-// logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
-// a store that has lost the key during the flight's load may have lost the log too.
-func (r *run[V]) logAge() time.Duration {
-	if r.leading.again {
-		return 0
-	}
-	return r.engine.NearTTL / 2
-}
-
-// readMany reads many keys in one request, which the gate judges as a request for key. It calls named for
-// their names in the store when the request's turn has come, and take for each answer at once, one call at a
-// time. The result has the indexes of the answered keys, and the error is the reason for the others. Each
-// answer begins the time limit anew: a store that goes on answering has all the time.
-func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) (map[int]bool, error) {
-	var (
-		mu       sync.Mutex // guards the fields below, until over
-		silence  = errors.New("no answer for the key")
-		names    []string
-		answered = map[int]bool{}
-		over     bool
-		began    instant
-		last     instant // the last answer
-		heard    func()
-	)
-	each := func(i int, entry driver.Entry, err error) {
-		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
-			err = failure // each may run on a goroutine of the adapter
-		}
-		came := e.clock.Now()
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case over || answered[i]:
-		case err != nil && !fault.IsAnswer(err):
-			silence = err
-		default:
-			answered[i], last = true, max(last, came)
-			heard()
-			take(i, &storeReply{entry, began, came, err})
-		}
-	}
-	err := gate.AskInPieces(ctx, e.store, key, budget, func(ctx context.Context, piece func()) error {
-		defer func() { // also after a panic: later answers of the adapter are ignored
-			mu.Lock()
-			defer mu.Unlock()
-			over = true
-		}()
-		mu.Lock()
-		names = named()
-		heard, began = piece, e.clock.Now()
-		last = began
-		mu.Unlock()
-		if len(names) == 0 {
-			return nil // the flights have left
-		}
-		store.GetMany(ctx, names, each)
-		mu.Lock()
-		defer mu.Unlock()
-		if len(answered) == 0 {
-			return silence
-		}
-		return nil // a server of the store may be silent, but the store is up
-	})
-	if err == nil && len(answered) < len(names) {
-		budget.Spend(e.clock.Now() - last)
-		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
-	}
-	return answered, err
 }

@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -292,3 +293,23 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	return m.pages.Refresh(h, r)
 }
+
+// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL
+// "http://host/path?query" also means https. A response that another process is writing may be joined
+// for NearTTL.
+func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
+	return m.InvalidateMatching(ctx, Match{Keys: urls})
+}
+
+// InvalidateMatching drops the matching responses. After it has returned nil, no matching response made
+// before the call is served in this process, nor in others after NearTTL. An error names each failed
+// part; the other parts are done.
+//
+// Soft matches, Prefixes, Tags and All go into a log of 500 places. A response older than the log
+// counts as invalidated. Without a locker that answers, one of two simultaneous calls may be lost.
+func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
+	return m.pages.Invalidate(ctx, page.Match(match))
+}
+
+// Ping checks the engines at start-up, as [Cache.Ping] does.
+func (m *Middleware) Ping(ctx context.Context) error { return m.engine.ping(ctx) }

@@ -2,34 +2,10 @@ package bellwether
 
 import (
 	"context"
-	"time"
-
-	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the near tier switched off: an item answers the calls from before the store was asked for it.
 // The store is asked again for later calls, once for all that have come meanwhile, never without a call.
-
-// aloneTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an outage
-// would load its key again.
-const aloneTTL = time.Second
-
-// alone is how long the process serves an item that no store has confirmed.
-func (s *settings) alone() time.Duration {
-	if s.eachCall {
-		return aloneTTL
-	}
-	return s.NearTTL
-}
-
-// trusts reports whether the item may answer the call now without asking the store. If the store was asked for
-// it after the call began, it may: the reply may have been under way for longer than NearTTL.
-func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
-	if c.engine.eachCall {
-		return c.began < it.TrustedUntil
-	}
-	return now < it.TrustedUntil || c.began <= it.TrustedUntil-instant(c.engine.NearTTL)
-}
 
 // doubt makes the flight ask the store again, for a later call. It does nothing with the near tier on.
 func (f *flight[V]) doubt() {

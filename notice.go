@@ -1,20 +1,18 @@
 package bellwether
 
 import (
-	"context"
 	"fmt"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file is the notices of other processes' writes (driver.Notifier). A notice brings a waiting
-// flight its value, and moves the near tier forward. Looks make up for lost notices.
+// This file hears the notices of other processes' writes (driver.Notifier). A notice goes to the key's flight,
+// or moves the near tier forward. Looks make up for lost notices.
 
 // listen hears the store's notices until the engine closes. It is called before the engine's first use.
 func (e *engine[V]) listen() {
@@ -45,22 +43,6 @@ func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 		}
 	}()
 	<-ended
-}
-
-// A timedNotice is a notice with the times of the engine's clock before its change and when it came.
-type timedNotice struct {
-	driver.Notice
-	made, came instant
-}
-
-func (n *timedNotice) reply() storeReply { return storeReply{n.Entry, n.made, n.came, nil} }
-
-// carriesEntry reports whether the notice has the entry of its change.
-func (n *timedNotice) carriesEntry() bool { return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch }
-
-// whole reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
-func (n *timedNotice) whole(now instant, nearTTL time.Duration) bool {
-	return n.carriesEntry() && now < durations.Add(n.made, nearTTL)
 }
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
@@ -137,33 +119,4 @@ func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[
 		s.addWitness(key, w)
 	}
 	return known, w
-}
-
-// answerByNotice ends a waiting flight by the notice's entry, or looks. It reports whether the flight ended.
-func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
-	known, now := r.engine.near.Get(r.key)
-	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
-		return r.lookAnew(ctx)
-	}
-	r.looking.unshared, r.looking.unelected = 0, false
-	r.looking.askedBefore, r.looking.asked = n.made, n.made
-	if !r.consider(r.decode(n.reply(), known), true) {
-		return false
-	}
-	if r.waiting.holder != nil { // otherwise the flight waits for a slot or a turn
-		r.committed = max(n.made, r.waiting.since)
-	}
-	return true
-}
-
-// lookBack is lookAgain as of made. It returns false if made is before the flight, or before the key's last
-// invalidation here, which may have overtaken the notice: callers after it must not get the value.
-func (f *flight[V]) lookBack(made instant) bool {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if made <= f.since {
-		return false
-	}
-	f.lookAgainLocked()
-	return true
 }

@@ -11,9 +11,6 @@ import (
 
 // This file is the offer: the stale item at the end of a caller's patience, confirmed during a rebuild.
 
-// confirmEvery is the time between two confirmations of an offered or published item.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
-
 // confirmBeside confirms the flight's present offer, if there is one, until end is called or ctx ends.
 func (f *flight[V]) confirmBeside(ctx context.Context) (end func()) {
 	if f.state.Load().offered == nil {

@@ -250,3 +250,19 @@ func tellAll(told []func(key string, err error)) func(key string, err error) {
 		}
 	}
 }
+
+// A Match selects the values of a [Cache], or the responses of a [Middleware], that match any of its
+// fields. The zero Match selects nothing.
+type Match struct {
+	// Keys are the keys of a Cache, or URLs for a Middleware: both schemes, with all variants.
+	Keys []string
+	// Prefixes match the keys that begin with them. "http://host/a" matches "/a", "/a/b", "/ab" and
+	// "/a?q" on that host, and "http://host" matches the whole host.
+	Prefixes []string
+	// Tags match values by [Result].Tags, and responses by [HTTPOptions].TagFields. Case counts.
+	Tags []string
+	// All matches everything in the fleet, for one place in the log of [Middleware.InvalidateMatching].
+	All bool
+	// Soft makes matches stale from now on instead of dropping them. The next load can start from them.
+	Soft bool
+}

@@ -23,10 +23,3 @@ const (
 func (p phase) String() string {
 	return [...]string{"gathering", "looking", "queueing", "standing", "watching", "waiting", "claiming", "loading", "streaming", "renewing", "committing", "releasing", "hedging"}[p]
 }
-
-// enter tells a test that the key's flight enters the phase p.
-func (e *engine[V]) enter(key string, p phase) {
-	if e.entered != nil {
-		e.entered(key, p)
-	}
-}

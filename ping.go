@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"golang.org/x/sync/errgroup"
 )
 
 // This file is Ping: at start-up it asks the engines for each request of a rebuild.
@@ -60,6 +59,3 @@ func (e *engine[V]) pingLocks(ctx context.Context) error {
 	}
 	return lease.Release(ctx)
 }
-
-// Ping checks the engines at start-up, as [Cache.Ping] does.
-func (m *Middleware) Ping(ctx context.Context) error { return m.engine.ping(ctx) }

@@ -1,6 +1,8 @@
 package bellwether
 
-import "context"
+import (
+	"context"
+)
 
 // This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for a slot. A
 // waiting flight hears notices and looks: another process may have a slot, and so the value, sooner.
@@ -59,20 +61,6 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 				return true
 			}
 		}
-	}
-}
-
-func (r *run[V]) takeFreeSlot() bool {
-	if r.slot == nil {
-		r.slot = r.slots().Try()
-	}
-	return r.slot != nil
-}
-
-func (r *run[V]) freeSlot() {
-	if free := r.slot; free != nil {
-		r.slot = nil
-		free()
 	}
 }
 

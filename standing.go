@@ -3,29 +3,14 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is the state standing: the flight stands for election. An engine that is store and locker
 // at once (driver.Elector) holds the election in the request of the look.
-
-type standingState struct {
-	asked  instant       // when the flight stood for election
-	length time.Duration // the length of the requested lease
-	// ballot is the Elector's answer in the last look. It is nil after a look without an election,
-	// after a fresh entry, and once the flight has acted on the ballot.
-	ballot *ballot
-}
-
-// A ballot is an Elector's answer without an answering entry. It is silence if lease and held are nil.
-type ballot struct {
-	lease driver.Lease
-	epoch uint64
-	held  *driver.HeldError
-}
 
 // stand is the state standing. With an Elector the last look has held the election.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
@@ -61,6 +46,21 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	}
 	r.leading.lease = lease
 	return outcomeElected
+}
+
+func (r *run[V]) waitFor(held *driver.HeldError) {
+	e, w := r.engine, &r.waiting
+	if w.holder == nil {
+		e.count.waits.Add(1)
+		w.since = e.clock.Now()
+		if r.present != nil {
+			w.known = r.present.Epoch
+		}
+		if after := r.hedgeAfter(); after > 0 {
+			w.hedge.at = durations.Add(w.since, after)
+		}
+	}
+	w.holder = held
 }
 
 // elect stands for election. It returns the lease or the present holder, and neither without a locker or a
@@ -116,54 +116,4 @@ func (r *run[V]) knownHolder() *driver.HeldError {
 		return r.waiting.holder
 	}
 	return nil
-}
-
-// electsAtOnce reports whether one request can look, elect and claim. This request is a write.
-func (r *run[V]) electsAtOnce() bool {
-	e := r.engine
-	return e.Engine != nil && !r.storeDown && e.writes.Sound(r.key)
-}
-
-// readAndStand is read for an Elector. The flight stands in the same request, unless the entry is fresh and
-// later than the entries that it has refused. The log has its own request: a request for both cannot hold an
-// election. The election has half of the flight's budget, and after silence a read has the rest: an engine
-// that takes no writes may still have a fresh entry.
-func (r *run[V]) readAndStand(ctx context.Context) storeReply {
-	e := r.engine
-	e.sweeps.Follow(ctx, r.budget, r.logAge())
-	e.enter(r.key, phaseStanding)
-	asked := e.clock.Now()
-	r.standing.asked, r.standing.length = asked, r.leaseLength()
-	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (*driver.Election, error) {
-		won, err := e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.unfitEpoch, r.standing.length)
-		return &won, err // by pointer: copies in the frames below would make the stack grow
-	})
-	came := e.clock.Now()
-	if err != nil {
-		if ctx.Err() != nil {
-			return storeReply{asked: asked, err: err}
-		}
-		r.noAnswer(ctx, "taking the lease of", err)
-		r.standing.ballot = &ballot{}
-		return r.read(ctx, r.budget)
-	}
-	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.unfitEpoch; !answers || won.Lease != nil {
-		// An answer without lease and holder makes a ballot too, which counts as silence. With a nil
-		// ballot the flight would look again without end.
-		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
-	}
-	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {
-		err = ErrNotFound
-	}
-	return storeReply{won.Entry, asked, came, err}
-}
-
-// declineElection releases the ballot's lease: the flight has ended, looks again, or loads alone.
-func (r *run[V]) declineElection(ctx context.Context) {
-	b := r.standing.ballot
-	r.standing.ballot = nil
-	if b != nil && b.lease != nil {
-		r.leading.lease = b.lease
-		r.releaseBehind(ctx)
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -12,7 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file applies internal/sweeplog's sweeps to the flights under way, and to items when they are read.
+// This file applies internal/sweeplog's sweeps to the flights under way and to the near tier.
 
 // keepLog gives the engine a log of sweeps, before the engine's first use. traits returns the tags
 // of an item with a value, and whether the value is only a signpost to other values.
@@ -45,43 +44,6 @@ func (e *engine[V]) meetLog() {
 	})
 }
 
-// followLogAhead follows the log for a flight before it reads its key. A store that answers for many
-// keys gets both keys in one call, and the answer for the flight's key stays in r.looking.prefetched.
-func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
-	e := r.engine
-	store, ok := e.Store.(driver.BatchGetter)
-	if !ok {
-		e.sweeps.Follow(ctx, r.budget, age)
-		return
-	}
-	turn := e.sweeps.Turn(ctx, r.budget, age)
-	if turn == nil {
-		return
-	}
-	defer turn.End()
-	var log, key *storeReply
-	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
-	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
-		switch {
-		case i == 1:
-			key = reply
-		case reply.err == nil:
-			// At once: other keys must not wait for the server of this key.
-			turn.Took(ctx, r.budget, reply.entry, nil)
-		default:
-			log = reply
-		}
-	})
-	if !turn.Over() {
-		if log == nil {
-			// The key's answer does not count without the log's.
-			log, key = &storeReply{err: err}, nil
-		}
-		turn.Took(ctx, r.budget, log.entry, log.err)
-	}
-	r.looking.prefetched = key
-}
-
 // takeLog makes next the log of this process, and applies it to the flights and the near tier.
 func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 	e.shards.whole(publish, func(s *shard[V]) {
@@ -94,35 +56,6 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 	}
 	// The near tier comes last: an item put after publish has met the new log; earlier items meet it here.
 	e.near.Revise(e.afterSweeps)
-}
-
-// against returns the effect of a log on an item, see [sweeplog.Log.Against].
-func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gone bool, stale instant) {
-	return l.Against(key, it.Position, func() (tags []string, signpost bool) {
-		if it.Kind == driver.KindValue {
-			tags, signpost = e.traits(it)
-		}
-		return tags, signpost
-	})
-}
-
-// afterSweeps returns an item after the sweeps since its load, nil if a sweep has dropped it.
-func (e *engine[V]) afterSweeps(key string, it *items.Item[V]) *items.Item[V] {
-	return e.afterSweepsIn(e.sweeps.Log(), key, it)
-}
-
-// afterSweepsIn is afterSweeps with the log l. The result has its position, so no sweep applies twice.
-func (e *engine[V]) afterSweepsIn(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
-	if it == nil || it.Position >= l.Position() {
-		return it
-	}
-	gone, stale := e.against(l, key, it)
-	if gone {
-		return nil
-	}
-	spared := *it
-	spared.Position, spared.Lifetime = l.Position(), it.StaleFrom(stale)
-	return &spared
 }
 
 // sweepFlight applies a log to the load of a flight. shard.mu is held.

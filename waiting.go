@@ -13,44 +13,12 @@ import (
 // This file is the state waiting: another process has the lease, and the flight waits for its value.
 // How callers wait for a flight is in wait.go.
 
-type waitingState struct {
-	holder   *driver.HeldError // the present or last holder; nil if the flight has never waited
-	since    instant           // when the flight first found a holder
-	known    uint64            // the epoch of the store's entry at since
-	first    uint64            // the epoch of the first value seen after since, 0 if none yet
-	missing  instant           // the last time at which that value was not in the store
-	leaseEnd instant           // when the lease ends unless it is renewed
-	freed    bool              // the lease was released before leaseEnd
-	hedge    hedgeState
-}
+// electPause is the pause between elections without a push: the holder may have given up silently.
+const electPause = 500 * time.Millisecond
 
-// sees reports whether the epoch is of a change since the flight began to wait.
-func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
-
-func (r *run[V]) waitFor(held *driver.HeldError) {
-	e, w := r.engine, &r.waiting
-	if w.holder == nil {
-		e.count.waits.Add(1)
-		w.since = e.clock.Now()
-		if r.present != nil {
-			w.known = r.present.Epoch
-		}
-		if after := r.hedgeAfter(); after > 0 {
-			w.hedge.at = durations.Add(w.since, after)
-		}
-	}
-	w.holder = held
-}
-
-const (
-	// electPause is the pause between elections without a push: the holder may have given up silently.
-	electPause = 500 * time.Millisecond
-	// lookPause is how often a flight looks although its locker pushes: a push may die with its engine.
-	lookPause = time.Second
-	// noticeLag is the wait for the store's notice after the lease is free. The release, on another
-	// connection, may arrive first, and a look for a value on its way would cost a command.
-	noticeLag = 10 * time.Millisecond
-)
+// noticeLag is the wait for the store's notice after the lease is free. The release, on another
+// connection, may arrive first, and a look for a value on its way would cost a command.
+const noticeLag = 10 * time.Millisecond
 
 // awaitHolder is the state waiting. The flight gives its slot back first.
 func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
@@ -154,15 +122,6 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 		pause = min(pause, e.confirmEvery()) // the offered item has to be confirmed
 	}
 	return pause
-}
-
-// lookEvery is the pause between two looks for another process's commit. It is lookPause if the store
-// sends notices: looks then only make up for lost notices. Otherwise it is poll.
-func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
-	if e.notified {
-		return lookPause
-	}
-	return poll
 }
 
 // blind reports whether the flight could not see the holder's value in the store.

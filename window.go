@@ -42,9 +42,9 @@ func (w *window[V]) join(c *waiter[V]) bool {
 
 // begin opens a batch. mu is held.
 func (w *window[V]) begin() {
-	c := &manyCall[V]{engine: w.engine, single: w.load, load: w.load, places: semaphore.NewWeighted(maxTogether)}
-	c.places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
-	b := c.batch()
+	places := semaphore.NewWeighted(maxTogether)
+	places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
+	b := w.engine.batch(w.load, w.load, places)
 	w.open = b
 	w.engine.behind(func() {
 		end := time.NewTimer(w.length)

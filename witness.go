@@ -1,95 +1,12 @@
 package bellwether
 
 import (
-	"context"
-	"errors"
 	"math"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/bellwether-go/bellwether/internal/fault"
-	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the invalidation of keys, in the fleet and in this process, and its effect on values
-// that are made meanwhile. Invalidation by tag or prefix is in sweep.go.
-
-// invalidate drops the key from the store, and then from this process. In this order, any entry or
-// epoch that a flight got before the store's floor rose is void here, and any later entry is new.
-func (e *engine[V]) invalidate(ctx context.Context, key string) error {
-	defer e.voidAll(key) // also after a panic or Goexit of the adapter
-	if e.Store == nil {
-		return nil
-	}
-	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
-	if err != nil {
-		return &keyError{"invalidating", key, err}
-	}
-	return nil
-}
-
-// writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
-// without the store, and this caller cannot.
-func (e *engine[V]) writeAnyway(ctx context.Context, key string, budget *gate.Budget, write func(context.Context) error) error {
-	err := gate.AskErr(ctx, e.writes, key, budget, write)
-	if errors.Is(err, gate.ErrNotAsked) {
-		_, err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, write(ctx)
-		})
-	}
-	if errors.Is(err, ErrUnavailable) {
-		e.count.engineErrors.Add(1)
-	}
-	return err
-}
-
-// maxInvalidations is the most keys that one call invalidates at a time.
-const maxInvalidations = 16
-
-// invalidateAll invalidates the keys. It asks the store for each: a silent server's keys say nothing about
-// the keys of the other servers.
-func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
-	errs := make([]error, len(keys))
-	var g errgroup.Group
-	g.SetLimit(maxInvalidations)
-	for i, key := range keys {
-		errs[i] = ErrGoexit // stays if the store's adapter calls Goexit
-		g.Go(func() error {
-			errs[i] = e.invalidate(ctx, key)
-			return nil
-		})
-	}
-	g.Wait()
-	return errs
-}
-
-func (e *engine[V]) voidAll(key string) {
-	s := e.shards.of(key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.voidKey(s, key, math.MaxUint64)
-}
-
-// voidKey drops the key's item, and makes work on the key void. Later epochs stay. s is locked.
-func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
-	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
-		e.near.Delete(key)
-	}
-	for w := s.witnesses[key]; w != nil; w = w.next {
-		if w.epoch <= epoch {
-			w.generation++
-		}
-	}
-	f := s.flights[key]
-	if f == nil {
-		return
-	}
-	f.since = e.clock.Now()
-	if f.witness.epoch <= epoch {
-		f.withdraw(epoch)
-		f.interrupt()
-	}
-}
+// This file is the effect of an invalidation on the values that this process is making meanwhile.
 
 // A witness counts the events that make work on a key void: an invalidation of the key in this
 // process, a sweep, or a later epoch in the store. The worker takes the generation when it begins,
@@ -142,6 +59,34 @@ func (e *engine[V]) dismissApart(key string, w *witness[V]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removeWitness(key, w)
+}
+
+func (e *engine[V]) voidAll(key string) {
+	s := e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.voidKey(s, key, math.MaxUint64)
+}
+
+// voidKey drops the key's item, and makes work on the key void. Later epochs stay. s is locked.
+func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
+	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
+		e.near.Delete(key)
+	}
+	for w := s.witnesses[key]; w != nil; w = w.next {
+		if w.epoch <= epoch {
+			w.generation++
+		}
+	}
+	f := s.flights[key]
+	if f == nil {
+		return
+	}
+	f.since = e.clock.Now()
+	if f.witness.epoch <= epoch {
+		f.withdraw(epoch)
+		f.interrupt()
+	}
 }
 
 // outdated reports whether the flight's work since its last look is void. shard.mu is held.

@@ -25,7 +25,7 @@ var bugs = []bug{
 		New: "if known != nil && known.Failures",
 	},
 	{
-		Name: "invalidation that is not looked for", File: "flight.go",
+		Name: "invalidation that is not looked for", File: "landing.go",
 		Old: "if f.outdated() {\n\t\t// Clients that read",
 		New: "if swept {\n\t\t// Clients that read",
 	},
@@ -50,7 +50,7 @@ var bugs = []bug{
 		New: "false {",
 	},
 	{
-		Name: "failure that is remembered for the wrong key", File: "batch.go",
+		Name: "failure that is remembered for the wrong key", File: "loader.go",
 		Old: "case batchErr != nil && batchErr.Errors[key] != nil:\n\t\terr = batchErr.Errors[key]",
 		New: "case batchErr != nil && !found:\n\t\tfor _, failed := range batchErr.Errors {\n\t\t\terr = failed\n\t\t}",
 	},
@@ -65,7 +65,7 @@ var bugs = []bug{
 		New: "s.body.Close()",
 	},
 	{
-		Name: "near entry that is moved back", File: "notice.go",
+		Name: "near entry that is moved back", File: "news.go",
 		Old: "if made <= f.since {",
 		New: "if made == f.since {",
 	},
@@ -113,7 +113,7 @@ var bugs = []bug{
 		New: "if r.waiting.holder != nil && e.clock.Now()-r.waiting.since > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, driver.ErrHeld)",
 	},
 	{
-		Name: "context error that is remembered", File: "leading.go",
+		Name: "context error that is remembered", File: "finishing.go",
 		Old: "remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded,",
 		New: "remembered := !fault.Says(err, context.DeadlineExceeded,",
 	},

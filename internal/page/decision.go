@@ -84,7 +84,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	d.recording.stream = s
 	d.response = &Response{
 		status: a.status, guessed: a.guessed, forAll: httpcache.OpenToAll(a.header, l.m.options.Rules),
-		freshness: v.freshness, reason: v.reason, fwd: l.fwd, fwdStatus: a.fwdStatus, live: s,
+		freshness: v.freshness, reason: v.reason, forwarded: forwarded{l.fwd, a.fwdStatus}, live: s,
 	}
 	if v.audience == audience.Owner {
 		d.response.kind = uncacheable
@@ -196,7 +196,7 @@ func (l *load) keep(d *decision) (*Response, error) {
 	s := live.live
 	done := &Response{
 		status: live.status, failures: live.failures, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness,
-		fwd: live.fwd, fwdStatus: live.fwdStatus,
+		forwarded: live.forwarded,
 	}
 	if d.validated {
 		done.complete(s.header, l.asks.about.body)

@@ -3,11 +3,9 @@ package page
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -284,24 +282,6 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 		copyHeader(r.w.Header(), trailer, false)
 		r.m.hidden.Remove(r.w.Header())
 	}
-}
-
-// reset resets an HTTP/1.0 connection without Content-Length, whose plain end would be the body's end.
-func reset(w http.ResponseWriter, r *http.Request) {
-	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
-		return
-	}
-	conn, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return
-	}
-	if c, ok := conn.(*tls.Conn); ok {
-		conn = c.NetConn()
-	}
-	if c, ok := conn.(*net.TCPConn); ok {
-		c.SetLinger(0)
-	}
-	conn.Close()
 }
 
 const (

@@ -1,7 +1,9 @@
 package page
 
 import (
+	"crypto/tls"
 	"errors"
+	"net"
 	"net/http"
 	"time"
 
@@ -116,4 +118,22 @@ func (p *pacedWriter) stalled() bool {
 	}
 	<-p.ended
 	return true
+}
+
+// reset resets an HTTP/1.0 connection without Content-Length, whose plain end would be the body's end.
+func reset(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
+		return
+	}
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	if c, ok := conn.(*tls.Conn); ok {
+		conn = c.NetConn()
+	}
+	if c, ok := conn.(*net.TCPConn); ok {
+		c.SetLinger(0)
+	}
+	conn.Close()
 }

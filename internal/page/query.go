@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -31,6 +32,15 @@ type query struct {
 	// variant's flight must not wait again. Nil before the first wait.
 	budget *gate.Budget
 	owns   bool // see ownHeader
+}
+
+// A refresh is one call of [Middleware.Refresh] on its way to the cache.
+type refresh struct {
+	m       *Middleware
+	arrived atomic.Bool   // the request has reached the cache
+	done    chan struct{} // closed when the request has its reply; then the fields below do not change
+	target  target
+	answer  Answer // the last one on the request's way; zero: the request has bypassed the cache
 }
 
 // ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the

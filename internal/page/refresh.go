@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -16,15 +15,6 @@ import (
 // reply does not say so: other handlers write to it too, and it begins before the response is stored.
 
 type refreshKey struct{}
-
-// A refresh is one call of [Middleware.Refresh] on its way to the cache.
-type refresh struct {
-	m       *Middleware
-	arrived atomic.Bool   // the request has reached the cache
-	done    chan struct{} // closed when the request has its reply; then the fields below do not change
-	target  target
-	answer  Answer // the last one on the request's way; zero: the request has bypassed the cache
-}
 
 // refreshOf returns the refresh with the request r, nil for a client's request. The handler's own
 // requests may have the values of r's context: only the first request that reaches m is the refresh's.

@@ -59,10 +59,15 @@ type Response struct {
 	hit atomic.Pointer[hitHeader] // made on demand, see hot.go
 
 	// The fields below are never stored.
-	instead   *Item             // the item that a server error has displaced, preferred by some requests
-	fwd       httpcache.Forward // the way to the handler, for the callers that waited
-	fwdStatus int               // on that way
-	live      *stream           // the response while it is written
+	instead *Item // the item that a server error has displaced, preferred by some requests
+	forwarded
+	live *stream // the response while it is written
+}
+
+// A forwarded response is one from the handler: for the Cache-Status of the callers that waited (RFC 9211).
+type forwarded struct {
+	fwd       httpcache.Forward
+	fwdStatus int // the handler's status if the response has another
 }
 
 // A variance is a signpost: the request fields by which a URL's responses vary, which with a request lead to

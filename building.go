@@ -1,0 +1,149 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/leases"
+)
+
+// This file claims an epoch, and loads the value under the lease.
+
+// maxRefused is the number of void loads (fenced at the commit, or invalidated since the last look or claim) with
+// which a flight ends. The last value then answers the callers that asked before its load: otherwise endless
+// refusals or invalidations would leave all callers without an answer.
+const maxRefused = 5
+
+// errRival cancels a load after another process's commit.
+var errRival = errors.New("bellwether: another process's value was committed first")
+
+// claim takes an epoch and reads the key again, in one request. A holder may have committed and released just
+// before this flight's election: its value then ends the flight, without a second load.
+func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
+		r.standing.ballot = nil
+		return b.epoch, false
+	}
+	asked := r.engine.clock.Now()
+	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked
+	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
+	outdated := r.lookAgain()
+	entry, epoch := r.takeEpoch(ctx)
+	if epoch == 0 || r.engine.Store == nil {
+		if outdated {
+			r.present = nil
+		}
+		return epoch, false
+	}
+	known, _ := r.engine.near.Get(r.key)
+	it := r.decode(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
+	if it == nil {
+		r.withhold() // invalidated since the look
+	}
+	return epoch, r.consider(it, true)
+}
+
+// build loads the value, under the lease if any, and calls finish with the result. It gives up when
+// another process's commit closes rival. It reports whether the flight has ended.
+func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
+	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
+	defer cancel()
+	loading, abort := context.WithCancelCause(limited)
+	defer abort(nil)
+	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
+	result, lost := r.startLoad(loading, abort, epoch)
+	if result == nil {
+		r.leading.refused++
+		return false
+	}
+	// Offers are confirmed also after a Set or a soft sweep, which cancel the load: it may ignore its context,
+	// or go on for a batch's other keys.
+	offers := r.confirmOffers(limited)
+	for {
+		select {
+		case <-offers:
+			offers = r.confirmOffers(limited)
+		case l := <-result:
+			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
+				r.leading.refused++
+				return false
+			}
+			if l.err != nil && limited.Err() != nil {
+				l.err = context.Cause(limited) // the load's error only repeats the end of its context
+			}
+			abort(nil) // stops the keeper, which must not renew a lease that is being released
+			return finish(ctx, l, epoch)
+		case <-rival:
+			rival = nil
+			if r.giveUp(errRival) {
+				r.releaseBehind(ctx)
+				return false
+			}
+		case <-lost:
+			// Another process has the lease now. The flight waits for its value, whether or not our load
+			// heeds its context. A response with readers goes on to its commit, which may be fenced. After a
+			// second loss every load goes on: a locker that loses all leases must not stop all loads.
+			lost = nil
+			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
+				return false
+			}
+		case <-limited.Done():
+			if len(result) > 0 {
+				continue // the load ended in time
+			}
+			return finish(ctx, loaded[V]{err: context.Cause(limited), began: time.Now()}, epoch)
+		}
+	}
+}
+
+// startLoad starts the load and the lease's keeper. result is nil if the
+// key was invalidated since the claim, or the cache is closed.
+func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
+	e, lease := r.engine, r.leading.lease
+	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
+	var term leases.Term
+	if lease != nil {
+		// An Elector's request, and an election before the claim, asked for a length without the present
+		// entry's build time. The first renewal may shorten the lease.
+		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
+		l.heldUntil = term.End()
+	}
+	if !r.beginLoading(epoch, l) {
+		return nil, nil
+	}
+	r.leading.loadBegan = e.clock.Now() + 1
+	if lease != nil {
+		e.trips.Note(r.leading.loadBegan - r.standing.asked)
+		lost = make(chan struct{})
+		e.running.Go(func() { r.keep(loading, lease, term, lost) })
+	}
+	a := attempt[V]{flight: r.flight, present: r.present, loadBegan: r.leading.loadBegan, position: r.witness.position}
+	r.loaded = false
+	watched := r.watchLoad(loading) // an observer may call Goexit
+	e.count.loads.Add(1)
+	result = a.start(watched, r.slot)
+	r.slot = nil // only now: the caller's context may panic or exit in start
+	e.enter(r.key, phaseLoading)
+	return result, lost
+}
+
+// beginLoading makes l the load under way, unless the key was invalidated since the last look or the
+// cache is closed: Close may have ended the flight that had the slot before.
+func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
+	f := r.flight
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if f.outdated() && !l.last || f.shard.closed {
+		return false
+	}
+	if f.outdated() {
+		r.present = nil // the item is from before the invalidation, unlike the load's value
+	}
+	r.leading.load = l
+	f.current, f.elected = &r.leading.load, true
+	f.witness.epoch, f.witness.repeats, f.witness.position = epoch, false, f.engine.sweeps.Log().Position()
+	return true
+}

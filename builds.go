@@ -1,0 +1,63 @@
+package bellwether
+
+import (
+	"time"
+)
+
+// This file is what a flight knows of the time of builds: when to expect a value, and when a build is slow.
+
+// usual is the expected time of the key's rebuild: as its last took, else the process's median. 0: unknown.
+func (r *run[V]) usual() time.Duration {
+	if last := r.lastBuild(); last > 0 {
+		return last
+	}
+	return r.engine.builds.Usual()
+}
+
+// soonest is usual with the lower quartile of this process's rebuilds in place of their median. By the
+// median, polls would see a short build late where most are long.
+func (r *run[V]) soonest() time.Duration {
+	if last := r.lastBuild(); last > 0 {
+		return last
+	}
+	return r.engine.builds.Quicker()
+}
+
+func (r *run[V]) lastBuild() time.Duration {
+	if r.present == nil {
+		return 0
+	}
+	return r.present.Build
+}
+
+// minHedge is a holder's least time before a hedge, however quick the key's builds: its value
+// also needs time to reach the other processes.
+const minHedge = 50 * time.Millisecond
+
+// hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as slow.
+func (r *run[V]) hedgeAfter() time.Duration {
+	e := r.engine
+	if e.Hedge == 0 || e.Locker == nil {
+		return 0
+	}
+	usual := e.builds.Slower()
+	if it := r.present; it != nil && it.Build > 0 {
+		usual = it.Build
+	}
+	if usual == 0 {
+		return 0
+	}
+	after := e.Hedge * float64(usual)
+	if after >= float64(e.RebuildTimeout) { // a load ends then in any case, and a greater float is no duration
+		return max(minHedge, e.RebuildTimeout)
+	}
+	return max(minHedge, time.Duration(after))
+}
+
+func (r *run[V]) built(took time.Duration) {
+	e := r.engine
+	if after := r.hedgeAfter(); after > 0 {
+		e.hedges.Note(took > after)
+	}
+	e.builds.Note(took)
+}

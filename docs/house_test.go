@@ -1,0 +1,126 @@
+package docs_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The test in this file holds the order of the root's files in docs/design.md to the code.
+
+const (
+	// heldRow begins the row of the files that need each other.
+	heldRow = "flights and what they hold"
+	// stateRow begins the row of the files that do not know each other.
+	stateRow = "a state each"
+)
+
+var goFile = regexp.MustCompile(`\b\w+\.go\b`)
+
+// TestDesign_FilesInOrder reports each file that uses a name of a file before it in the table of the root
+// package. So a reader who opens the files from the last row up meets no name before its declaration.
+func TestDesign_FilesInOrder(t *testing.T) {
+	_, section, found := strings.Cut(read(t, "docs/design.md"), "\nThe root package, ")
+	if !found {
+		t.Fatal(`docs/design.md has no paragraph "The root package, ..."`)
+	}
+	section, _, _ = strings.Cut(section, "\n\n- ")
+	var order, together, states []string
+	for _, row := range rows(section) {
+		names := goFile.FindAllString(row[1], -1)
+		order = append(order, names...)
+		switch row[0] {
+		case heldRow:
+			together = names
+		case stateRow:
+			states = names
+		}
+	}
+	if len(together) == 0 || len(states) == 0 {
+		t.Errorf("docs/design.md lacks the row %q or %q", heldRow, stateRow)
+	}
+	pkg, files, uses := rootUses(t)
+	for _, name := range files {
+		if name != "doc.go" && !slices.Contains(order, name) {
+			t.Errorf("docs/design.md does not place %s", name)
+		}
+	}
+	for i, name := range order {
+		if !slices.Contains(files, name) || slices.Index(order, name) != i {
+			t.Errorf("docs/design.md places %s, which is not there or has its place already", name)
+		}
+	}
+	for use, object := range uses {
+		by, of := slices.Index(order, use[0]), slices.Index(order, use[1])
+		if by > of && !(slices.Contains(together, use[0]) && slices.Contains(together, use[1])) {
+			t.Errorf("%s uses %s of %s, a file before it in docs/design.md", use[0], object, use[1])
+		}
+		if slices.Contains(states, use[0]) && slices.Contains(states, use[1]) {
+			t.Errorf("%s uses %s of %s, another state", use[0], object, use[1])
+		}
+	}
+	if len(uses) < len(files) {
+		t.Errorf("package %s has only %d uses between its %d files", pkg.Name(), len(uses), len(files))
+	}
+}
+
+// rootUses returns the root package, its files, and a name for each pair of a file and a file that it uses.
+func rootUses(t *testing.T) (pkg *types.Package, names []string, uses map[[2]string]string) {
+	t.Helper()
+	exports := map[string]string{}
+	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,GoFiles", ".").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath, Export string
+			GoFiles            []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		exports[p.ImportPath], names = p.Export, p.GoFiles // the last package is the root
+	}
+	set := token.NewFileSet()
+	var files []*ast.File
+	for _, name := range names {
+		file, err := parser.ParseFile(set, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
+	checker := types.Config{Importer: importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })}
+	pkg, err = checker.Check("github.com/bellwether-go/bellwether", set, files, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(p token.Pos) string { return filepath.Base(set.Position(p).Filename) }
+	uses = map[[2]string]string{}
+	for id, object := range info.Uses {
+		if object.Pkg() != pkg || !object.Pos().IsValid() {
+			continue
+		}
+		if by, of := file(id.Pos()), file(object.Pos()); by != of {
+			uses[[2]string{by, of}] = object.Name()
+		}
+	}
+	return pkg, names, uses
+}

@@ -1,0 +1,245 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
+
+// This file ends a flight with its load's result: the result is committed, and goes to the callers unless
+// something later counts.
+
+// finish commits the load's result and ends the flight with the result. It returns false if the store,
+// or an invalidation here, is later. No caller gets the result then, and the flight looks again.
+func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
+	e := r.engine
+	now := e.clock.Instant(l.began.Add(l.took)) // a hedge has asked the store since
+	if !r.storeDown {
+		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
+	}
+	r.loaded, r.failure, r.committed = true, nil, 0
+	switch {
+	case errors.Is(l.err, fault.ErrNothing):
+		return r.finishNothing(ctx, l, epoch)
+	case l.err == nil || fault.NotFound(l.err):
+		return r.finishFound(ctx, now, l, epoch)
+	case ctx.Err() != nil:
+		r.loaded = false // Close ended the load: not a failure of the load
+		r.end(context.Cause(ctx))
+		return true
+	}
+	e.count.loadFailures.Add(1)
+	e.noteLoad(false)
+	r.failure = l.err
+	if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
+		r.end(l.err) // the callers of other clients begin a new flight
+		return true
+	}
+	heard := r.callers.n.Load() > 0 || r.streaming()
+	if !r.finishFailed(ctx, now, l.err, epoch) {
+		return false
+	}
+	if !heard || r.state.Load().served(e.clock.Now()) {
+		e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
+	}
+	return true
+}
+
+// finishNothing is finish without a result to keep. The present item stays, unless invalidated.
+func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) bool {
+	e := r.engine
+	if failure, ok := errors.AsType[*fault.Own](l.err); ok {
+		e.count.loadFailures.Add(1)
+		r.failure = failure.Err
+	}
+	if r.present != nil && r.lookAnew(ctx) {
+		return true
+	}
+	if it := r.present; it != nil {
+		e.keep(r.key, it, func() bool { return !r.outdated() })
+	}
+	if errors.Is(l.err, fault.ErrOwn) && (r.present == nil || !r.present.Held) {
+		r.waiveElections(ctx, epoch, l.took)
+	}
+	r.end(errAgain) // callers without the published value begin a new flight
+	return true
+}
+
+func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
+	e := r.engine
+	it := &items.Item[V]{
+		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, LoadBegan: r.leading.loadBegan, Position: r.witness.position,
+		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
+	}
+	succeeded := true
+	if l.err == nil {
+		it.Kind, it.Value, succeeded = driver.KindValue, l.value, !e.fails(l.value)
+	}
+	r.built(l.took)
+	e.noteLoad(succeeded)
+	switch written := r.commitOver(ctx, it, l.kept); {
+	case written != commitFenced:
+		if written == commitNotTaken {
+			r.keepBeside(it)
+		}
+		r.committed = e.clock.Now()
+		// Before settle: the other processes ask the store while the callers here wake up.
+		r.releaseBehind(ctx)
+		if r.settle(it) {
+			return true
+		}
+	case r.streaming():
+		r.end(errAgain) // the readers have the value
+		return true
+	default:
+		r.leading.fenced = true
+	}
+	if r.leading.refused++; r.leading.refused < maxRefused {
+		return false
+	}
+	// The value is only for callers that asked before the load: each cause of a refusal came after them.
+	given := *it
+	given.Lifetime = items.NewLifetime(now, items.Windows{})
+	r.give(&given, e.clock.Instant(l.began))
+	return true
+}
+
+// finishFailed is finish for a failed load. The failure is committed beside the present item, and
+// answers in every process until the next try is due.
+func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
+	if ctx.Err() != nil {
+		r.end(context.Cause(ctx)) // Close, or desertion of a queueing flight, is no failure
+		return true
+	}
+	// The end of a context says nothing about the origin: remembered, one caller's impatience would
+	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
+	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
+	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
+	told := remembered || errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case told && r.finishTold(ctx, now, err, remembered, epoch), !told && r.finishUntold(ctx, now, err, epoch):
+		return true
+	case r.streaming():
+		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
+		return true
+	}
+	if r.leading.refused++; r.leading.refused < maxRefused {
+		return false
+	}
+	r.giveFailure(err, r.leading.loadBegan-1) // as in finishFound
+	return true
+}
+
+// finishTold is finishFailed for a failure told to other processes. It returns false for a void load.
+func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembered bool, epoch uint64) bool {
+	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
+	if it == nil {
+		return true
+	}
+	if written == commitNotTaken {
+		r.keepBeside(it)
+	}
+	r.leading.fenced = written == commitFenced
+	r.committed = r.engine.clock.Now()
+	return !r.leading.fenced && r.settle(it)
+}
+
+// commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
+// or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
+func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
+	for again := false; ; again = true {
+		r.repeat()
+		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
+		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
+		if r.looking.unshared == 0 {
+			present := r.present
+			if r.look(ctx) {
+				return nil, commitTaken
+			}
+			r.looking.unshared = 0
+			if r.storeDown && r.present == nil {
+				r.present = present // a silent store cannot take the stale value away
+			}
+		}
+		r.loaded = true // a look that has found an entry resets it
+		it := r.failureOf(now, err, remembered)
+		it.Epoch, it.Beside = epoch, false
+		switch {
+		case r.repeat(), // settle refuses the item
+			epoch == 0: // the store did not answer the claim, and answers now
+			return it, commitNotTaken
+		case again: // a store that has only forgotten the value gets the value
+			return it, r.commit(ctx, it)
+		}
+		switch written, is := r.touch(ctx, it, r.present); is {
+		case touched:
+			return it, written
+		case untouched:
+			return it, r.commit(ctx, it)
+		}
+	}
+}
+
+// finishUntold is finishFailed for a failure told to no other process. It returns false for a void load.
+func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch uint64) bool {
+	l := r.current // before lookAnew, which sets current to nil
+	// The answering stale item may have been invalidated during the load, and no commit checks that.
+	if r.present != nil && r.lookAnew(ctx) {
+		return true
+	}
+	it := r.failureOf(now, err, false)
+	switch {
+	case r.storeDown:
+		r.keepBeside(it)
+	case l != nil: // a load has failed, and not the wait for a slot
+		it.TrustedUntil = r.trustedUntold(ctx, l.asked, epoch)
+		return r.settleFor(it, max(it.TrustedUntil, r.leading.loadBegan)) // callers that asked before the load get the failure
+	}
+	return r.settle(it)
+}
+
+// trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key
+// was invalidated elsewhere after the claim, so the trust counts from the claim or the Fencer's answer.
+func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
+	e := r.engine
+	if e.fencer != nil && epoch != 0 {
+		if now := e.clock.Now(); !r.fenced(ctx, r.budget, epoch) {
+			asked = now
+		}
+	}
+	return e.trustedUntil(asked)
+}
+
+// failureOf returns the item of a failure. Beside a present item the failure keeps the item's position,
+// so that later sweeps count against the item.
+func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
+	e := r.engine
+	it := &items.Item[V]{Position: r.witness.position}
+	it.Born = now
+	if r.present != nil {
+		it = r.present.Unweighed()
+	}
+	pause := e.ErrorTTL
+	advice, advised := errors.AsType[fault.RetryAdvice](err)
+	if advised {
+		pause = advice.RetryAfter()
+	}
+	if !remembered {
+		pause = 0
+	}
+	if advised && pause > 0 {
+		it.Lifetime = failedUntil(it.Lifetime, now, pause)
+	} else {
+		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
+	}
+	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
+	it.Err, it.TrustedUntil, it.LoadBegan = err, e.trustedUntil(now), r.leading.loadBegan
+	if !it.Stale(now) && now >= it.KeepUntil {
+		var zero V
+		it.Held, it.Kind, it.Value = false, driver.KindNone, zero
+	}
+	return it
+}

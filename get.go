@@ -1,0 +1,163 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/observe"
+)
+
+// This file is a call's way to its answer: a hit of the near tier, or a flight to wait for.
+
+// get answers a call that takes any answer. With a window the flight begins in the window's batch.
+func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
+	it, early, ok := e.hit(key)
+	if !ok {
+		c := e.waiter(ctx, key, it)
+		if w == nil || w.join(c) {
+			c.wait(b)
+		}
+		return c.outcome(b)
+	}
+	if early {
+		e.refresh(ctx, key, it, b, "")
+	}
+	// An item with failures may be stale, so tellHit decides which observers hear of it.
+	if e.observers.hit != nil || it.Failures > 0 {
+		e.tellHit(ctx, key, it.Way(e.clock.Now()))
+	}
+	return it.Answer()
+}
+
+func (c *waiter[V]) outcome(b binder[V]) (V, error) {
+	if c.dueEarly() {
+		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
+	}
+	if c.engine.observers.serve != nil {
+		c.tell()
+	}
+	if c.err != nil {
+		var zero V
+		return zero, c.err
+	}
+	return c.answer.item.Answer()
+}
+
+// hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
+// is due. If ok is false, the item is for the end of the caller's patience, or nil.
+func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
+	it, now := e.near.Get(key)
+	if it == nil || now >= it.TrustedUntil {
+		return nil, false, false
+	}
+	switch judge(&it.Lifetime, now) {
+	case serve:
+		if e.answers(it.Value) {
+			e.count.hits.add()
+		}
+		return it, e.EarlyRefresh > 0 && itemDueEarly(it, now, e.EarlyRefresh), true
+	case serveOnly:
+		e.count.stale.Add(1)
+		return it, false, true
+	case serveStale:
+		return it, false, false
+	}
+	return nil, false, false
+}
+
+// hitFor is hit for a call that may refuse items.
+func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], early, ok bool) {
+	if w.Accept == nil {
+		return e.hit(key)
+	}
+	if it, now := e.near.Get(key); it == nil || w.Fits != nil && !w.Fits(it) || !it.BackingOff(now) && !w.Accept(it, now) {
+		return nil, false, false
+	}
+	return e.hit(key)
+}
+
+// refresh begins a flight that replaces the item it, unless the key has a flight. It does not wait.
+func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], b binder[V], client string) {
+	c := e.refresher(ctx, key, it)
+	c.want.Client = client
+	c.join(b)
+	c.leave()
+}
+
+// refreshNow is refresh for the near tier's item. The flight takes no value of a load that returned
+// before now, nor the near item: a store's reply may make that item look younger than it is.
+func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
+	it, now := e.near.Get(key)
+	if it == nil {
+		it = &items.Item[V]{}
+	}
+	c := e.refresher(context.WithoutCancel(ctx), key, it)
+	other := c.want.Accept
+	c.want.Accept = func(it *items.Item[V], at instant) bool { return it.Born > now && other(it, at) }
+	if c.join(b); c.flight != nil && c.collapsed {
+		e.behind(func() { c.refreshAfter(b) })
+		return nil
+	}
+	c.leave()
+	return c.err
+}
+
+// refreshAfter begins the rebuild when the key's flight has ended without one: its look may find the fresh
+// item that is to be replaced, or all its callers leave.
+func (c *waiter[V]) refreshAfter(b binder[V]) {
+	for c.flight != nil && c.collapsed {
+		if _, err := c.flight.landing(c.engine.open); err != nil {
+			return // closed
+		}
+		c.flight = nil
+		c.joinFlight(b)
+	}
+	c.leave()
+	if c.err != nil && !errors.Is(c.err, ErrClosed) {
+		c.engine.OnError(c.key, &keyError{"refreshing", c.key, c.err})
+	}
+}
+
+// refresher returns a waiter for the rebuild of the item it. The waiter is not counted as a call.
+func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {
+	c := e.waiter(ctx, key, nil)
+	// The store still has the item that is to be replaced, and the item is fresh.
+	c.want.Accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
+	c.tallied, c.refreshes = true, true
+	return c
+}
+
+// dueEarly decides by chance about an early rebuild after the store's answer. In a large fleet each process
+// may read a popular key less than once per NearTTL, and so never as a near hit. A value that this process
+// has just loaded is excluded: the herd that waited for it would load the key again.
+func (c *waiter[V]) dueEarly() bool {
+	e, it := c.engine, c.answer.item
+	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.LoadBegan != 0 {
+		return false
+	}
+	now := e.clock.Now()
+	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
+}
+
+// tell is not inlined, like all code for observers only: a herd waits on the frames around the code.
+//
+//go:noinline
+func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
+
+func (c *waiter[V]) served() observe.Serve {
+	now := c.engine.clock.Now()
+	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
+	it := c.answer.item
+	switch {
+	case c.err == nil && !c.answer.flown, c.err == nil && it.Failures > 0 && now >= it.FreshUntil:
+		s.Way = it.Way(now)
+	case c.collapsed:
+		s.Way = observe.WayCollapsed
+	}
+	if c.err == nil && it.Kind == driver.KindNotFound {
+		s.Err = ErrNotFound
+	}
+	return s
+}

@@ -1,0 +1,236 @@
+package bellwether
+
+import (
+	"context"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/chain"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
+
+// This file is how a call joins the flight of its key, or begins it.
+
+type served[V any] struct {
+	item  *items.Item[V]
+	flown bool // the item came from a flight
+	// live is the flight if its load is still writing the value, otherwise nil. The call counts among
+	// the flight's callers until the call has its place among the readers, and calls left.
+	live *flight[V]
+}
+
+// A waiter is one call on its way to its answer. Waiters are on the heap, and the work between two
+// waits is in methods, whose frames are gone during a wait. The goroutines of a herd are new and have
+// stacks of 2 KB; growing the stacks would be half of the herd's cost up to here.
+type waiter[V any] struct {
+	engine *engine[V]
+	caller[V]
+	joining[V]
+	stale    *items.Item[V] // may be served when the call's patience ends
+	tallied  bool           // a counter of hits, misses or collapsed calls has the call
+	excluded bool           // a load has published to an audience without this call
+	own      gate.Budget    // the call's time for silent engines
+	budget   *gate.Budget   // own, or the budget of the joined flight after the answer
+	answer   served[V]
+	err      error
+}
+
+// A caller is what a call asks for. It does not change while the call waits.
+type caller[V any] struct {
+	ctx       context.Context
+	key       string
+	want      items.Want[V]
+	began     instant
+	load      *chain.Load // the running load that makes the call, nil if none
+	refreshes bool        // no call waits: the waiter begins the rebuild that replaces an item
+}
+
+// A joining is a call's place in the flight for which it waits.
+type joining[V any] struct {
+	flight    *flight[V] // nil before joining
+	looked    bool       // the waiter has looked at flight
+	joined    bool       // flight.callers counts the waiter
+	counted   bool       // flight.herd, which only observers need, counts the waiter
+	collapsed bool       // another call began flight
+	inChain   bool       // flight.askers has load
+}
+
+// waiter begins a call without a near hit. Inlining would enlarge the caller's frame by a waiter.
+//
+//go:noinline
+func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]) *waiter[V] {
+	c := &waiter[V]{engine: e, caller: caller[V]{ctx: ctx, key: key, began: e.clock.Now()}, stale: stale}
+	c.own.Begin(e.EngineTimeout)
+	c.budget = &c.own
+	return c
+}
+
+// join puts the call on the key's flight, begun now if there is none. It returns false if the call
+// has its answer or error instead, or only refreshes a key that has a flight.
+func (c *waiter[V]) join(b binder[V]) bool { return c.ready() && c.joinFlight(b) }
+
+// ready begins join. It runs the code of ctx, which is user code, without a lock. The result is false after an error.
+func (c *waiter[V]) ready() bool {
+	if c.err = c.ctx.Err(); c.err != nil {
+		return false
+	}
+	c.load = chain.Running(c.ctx)
+	if c.load != nil && c.stale == nil {
+		if c.err = c.load.Full(); c.err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// joinFlight is join after ready.
+func (c *waiter[V]) joinFlight(b binder[V]) bool {
+	e := c.engine
+	s := e.shards.of(c.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		c.err = ErrClosed
+		return false
+	}
+	f := s.flights[c.key]
+	if c.collapsed = f != nil; !c.collapsed {
+		return c.begin(s, b)
+	}
+	if c.refreshes {
+		if f.current == nil { // otherwise its load does the rebuild
+			c.flight = f
+		}
+		return false
+	}
+	if c.err = c.ask(f); c.err != nil {
+		return false
+	}
+	c.joinCallers(f)
+	return true
+}
+
+// joinCallers counts the call among the flight's callers. shard.mu is held.
+func (c *waiter[V]) joinCallers(f *flight[V]) {
+	f.callers.joined()
+	c.flight, c.looked, c.joined = f, false, true
+	if c.load != nil {
+		c.engine.slots.AskedByLoad(f.demanded())
+	}
+	if f.herd != nil {
+		f.herd.aboard.Add(1)
+		c.counted = true
+	}
+}
+
+// ask records that the call's load waits for the flight. It returns an error if the load would wait for
+// itself. A call with a stale item is not recorded: the item answers when its patience ends.
+func (c *waiter[V]) ask(f *flight[V]) error {
+	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
+		return nil
+	}
+	return c.record(f)
+}
+
+func (c *waiter[V]) record(f *flight[V]) error {
+	err := f.askers.Await(c.load)
+	c.inChain = err == nil
+	return err
+}
+
+// begin is join for a key without a flight. shard.mu is held.
+func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
+	// The near tier is read again under this lock, under which a flight fills it and leaves the map.
+	// Otherwise a caller could miss just before a landing, come here just after, and begin a second rebuild.
+	e := c.engine
+	it, now := e.near.Get(c.key)
+	if it != nil && now < it.TrustedUntil && c.hits(it, now) {
+		return false
+	}
+	m, _ := b.(*member[V])
+	queues := e.Store != nil && m.first()
+	if queues && e.count.unlooked.Load()/queuedLooks >= int64(e.MaxQueued) {
+		// More flights would wait for the store in vain.
+		if c.stale == nil {
+			c.err = ErrOverloaded
+		} else {
+			c.answer.item = c.stale
+			e.count.stale.Add(1)
+		}
+		return false
+	}
+	// The values of the context stay (traces, tenants); its end does not end the flight.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
+	f := c.newFlight(s, m, now)
+	f.load, f.cancel, f.queues = b.bind(), cancel, queues
+	c.ask(f)
+	c.joinCallers(f)
+	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
+	s.flights[c.key] = f
+	f.witness.flight = f
+	s.addWitness(c.key, &f.witness)
+	e.count.flights.Add(1)
+	if queues {
+		e.count.unlooked.Add(1)
+	}
+	if m != nil {
+		m.join(ctx, f) // the flight starts with its batch
+		return true
+	}
+	e.running.Go(func() { f.runToEnd(ctx) })
+	return true
+}
+
+// queuedLooks times MaxQueued flights may wait for their first look, which is short beside a rebuild.
+const queuedLooks = 16
+
+func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V] {
+	e := c.engine
+	f := &flight[V]{
+		key: c.key, engine: e, shard: s, member: m,
+		beginning:  beginning[V]{want: c.want, budget: c.budget, refreshes: c.refreshes || c.stale != nil, second: c.excluded},
+		callerSide: callerSide[V]{due: durations.Add(c.began, e.MaxWait)},
+		progress:   progress[V]{since: now},
+	}
+	if e.notified {
+		f.notices = make(chan timedNotice, 1)
+	}
+	if e.eachCall && e.Store != nil {
+		f.doubts = make(chan struct{}, 1)
+	}
+	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.countHerd()
+	return f
+}
+
+// hits answers the call with a near item, if the item needs no flight.
+func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
+	is := judge(&it.Lifetime, now)
+	if is != serve && is != serveOnly && is != fail || !c.want.Takes(it, now, c.began) {
+		return false
+	}
+	if is == serve && !c.tallied && c.engine.answers(it.Value) {
+		c.tallied = true
+		c.engine.count.hits.add()
+	}
+	c.conclude(it)
+	c.answer.flown = false
+	return true
+}
+
+// conclude answers with the flight's result: a new value with any TTL, a failure if no stale item may.
+func (c *waiter[V]) conclude(it *items.Item[V]) {
+	if it.Failures > 0 {
+		switch now := c.engine.clock.Now(); {
+		case judge(&it.Lifetime, now) == serve:
+		case it.Stale(now):
+			if !c.refreshes { // otherwise no call is answered
+				c.engine.count.stale.Add(1)
+			}
+		default:
+			c.err = it.Err // the answer has the item too, and so the value before the failure
+		}
+	}
+	c.answer = served[V]{item: it, flown: true}
+}

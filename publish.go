@@ -1,0 +1,137 @@
+package bellwether
+
+import (
+	"context"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
+
+// This file publishes a value that the load still writes, and confirms it until it is whole.
+
+// publish shows a value that the load still writes to the callers of the audience that began before until.
+// ctx is the load's. The result is false if the flight has given up on this load.
+func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
+	if !a.show(ctx, v, until, to) {
+		return false
+	}
+	a.engine.enter(a.key, phaseStreaming)
+	return true
+}
+
+func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Audience) bool {
+	f := a.flight
+	e := f.engine
+	fenced := e.Store != nil && f.catchUp(ctx)
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	l := f.current
+	if l == nil || ctx.Err() != nil || f.streaming() {
+		return false
+	}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, LoadBegan: a.loadBegan, Position: a.position}
+	// A sweep may name a tag that only the published value has, see sweepFlight.
+	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
+		f.witness.generation++
+	}
+	switch {
+	case f.outdated() && !l.last:
+		l.abort(fault.ErrInvalidated)
+		return false
+	case f.outdated():
+		until = a.loadBegan - 1 // only callers that asked before the load began
+		f.unlist()
+	}
+	joinable := forever
+	if e.Store != nil && !l.storeless {
+		joinable = e.trustedUntil(l.asked)
+		if e.fencer != nil && !f.shard.closed {
+			epoch, asked := f.witness.epoch, l.asked
+			e.running.Go(func() { f.vouch(ctx, it, epoch, asked) })
+		}
+	}
+	f.change(func(s *flightState[V]) {
+		s.published, s.audience, s.until, s.joinable = it, to, until, joinable
+	})
+	return true
+}
+
+// catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
+// a Fencer if the lease is over. It reports whether the load's epoch is fenced.
+func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
+	e := f.engine
+	f.shard.mu.Lock()
+	l, epoch := f.current, f.witness.epoch
+	skip := l == nil || ctx.Err() != nil || l.storeless
+	late := !skip && e.clock.Now() >= l.heldUntil
+	f.shard.mu.Unlock()
+	if skip {
+		return false
+	}
+	budget := gate.NewBudget(e.EngineTimeout)
+	// The load may have outlasted the trust in the log, and the latest caller has asked just now.
+	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
+	// By this process's clock the lease is over: the process was paused, or the locker. Another process
+	// may have the lease and a value, and the renewal that would tell may be as late as this load.
+	return late && f.fenced(ctx, budget, epoch)
+}
+
+// fenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
+// an epoch or an answer: a silent store cannot say so.
+func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
+	e := f.engine
+	if e.fencer == nil || epoch == 0 {
+		return false
+	}
+	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
+		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+	})
+	return err == nil && fenced
+}
+
+// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation elsewhere
+// would show only at the commit, and callers that asked after it would join.
+func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, asked instant) {
+	e := f.engine
+	for {
+		select {
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
+		case <-ctx.Done():
+			return
+		}
+		asked = e.clock.Now()
+		if !f.vouchFor(ctx, it, epoch) {
+			return
+		}
+	}
+}
+
+// vouchFor confirms the published value once. It returns false if no more confirmation is needed.
+func (f *flight[V]) vouchFor(ctx context.Context, it *items.Item[V], epoch uint64) bool {
+	e, budget := f.engine, gate.NewBudget(f.engine.EngineTimeout)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
+	asked := e.clock.Now()
+	fenced := f.fenced(ctx, budget, epoch)
+	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
+}
+
+// vouched lets callers join that began before joinable, or no more callers if fenced.
+func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bool {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if state := f.state.Load(); state.landed || state.published != it {
+		return false
+	}
+	if fenced {
+		f.witness.generation++
+		f.unlist()
+		return false
+	}
+	f.change(func(s *flightState[V]) { s.joinable = joinable })
+	return true
+}

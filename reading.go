@@ -1,0 +1,227 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
+)
+
+// This file reads the store for a flight: alone, with the log of sweeps, or with other flights' looks.
+
+func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
+	e := r.engine
+	asked := e.clock.Now()
+	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (driver.Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(r.key))
+	})
+	return storeReply{entry, asked, e.clock.Now(), err}
+}
+
+// readPersistently reads the store, and repeats a read without an answer: one lost packet is not an
+// outage. A dead engine fails again, and opens its breaker or uses up the budget.
+func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
+	e := r.engine
+	asking, end := e.store.WhileUp(ctx)
+	defer end()
+	there := read(asking)
+	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
+		r.noAnswer(ctx, "reading", there.err)
+		there = r.read(asking, r.budget)
+	}
+	if cause := context.Cause(asking); errors.Is(there.err, ErrUnavailable) && errors.Is(cause, gate.ErrSilent) {
+		there.err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
+	}
+	return there
+}
+
+// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
+func (r *run[V]) readWithLog(ctx context.Context) storeReply {
+	r.followLogAhead(ctx, r.logAge())
+	if there := r.looking.prefetched; there != nil {
+		r.looking.prefetched = nil
+		return *there
+	}
+	if r.looksTogether() {
+		return r.readTogether(ctx)
+	}
+	return r.read(ctx, r.budget)
+}
+
+// logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
+// a store that has lost the key during the flight's load may have lost the log too.
+func (r *run[V]) logAge() time.Duration {
+	if r.leading.again {
+		return 0
+	}
+	return r.engine.NearTTL / 2
+}
+
+// followLogAhead follows the log for a flight before it reads its key. A store that answers for many
+// keys gets both keys in one call, and the answer for the flight's key stays in r.looking.prefetched.
+func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
+	e := r.engine
+	store, ok := e.Store.(driver.BatchGetter)
+	if !ok {
+		e.sweeps.Follow(ctx, r.budget, age)
+		return
+	}
+	turn := e.sweeps.Turn(ctx, r.budget, age)
+	if turn == nil {
+		return
+	}
+	defer turn.End()
+	var log, key *storeReply
+	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
+	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
+		switch {
+		case i == 1:
+			key = reply
+		case reply.err == nil:
+			// At once: other keys must not wait for the server of this key.
+			turn.Took(ctx, r.budget, reply.entry, nil)
+		default:
+			log = reply
+		}
+	})
+	if !turn.Over() {
+		if log == nil {
+			// The key's answer does not count without the log's.
+			log, key = &storeReply{err: err}, nil
+		}
+		turn.Took(ctx, r.budget, log.entry, log.err)
+	}
+	r.looking.prefetched = key
+}
+
+// looksTogether reports whether the look joins the looks that wait for a turn. With a free turn the
+// look is made at once. Without an Elector, the look is a flight's only call of the store in turn.
+// Under overload the turns then have to pass over the oldest looks, because their callers leave next.
+func (r *run[V]) looksTogether() bool {
+	e := r.engine
+	return e.Engine != nil && e.lookout.store != nil && r.budget.Left() > e.sharedPatience() && e.store.Crowded()
+}
+
+// readTogether is read in one request with the other looks that wait for a turn. The first of them
+// waits for the turn, and reads for all that have come meanwhile.
+func (r *run[V]) readTogether(ctx context.Context) storeReply {
+	e := r.engine
+	p := &plannedLook{key: r.key, budget: r.budget, reply: make(chan *storeReply, 1)}
+	if e.lookout.queue(p) {
+		e.lookForAll(ctx, r.key, e.lookout.takeQueued)
+	}
+	select {
+	case there := <-p.reply:
+		if there != nil {
+			return *there
+		}
+	case <-ctx.Done(): // read returns the error
+		e.lookout.unqueue(p) // the key's next flight may queue a look: the keys of a request are distinct
+	}
+	return r.read(ctx, r.budget)
+}
+
+// sharedPatience is the most time that a shared request takes from a flight's budget. The other half
+// of EngineTimeout is for the flight's own look.
+func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 }
+
+// lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each.
+// The gate judges it as a request for key. ctx's end does not count: the other flights need their replies.
+func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*plannedLook) {
+	take = sync.OnceValue(take)
+	defer func() { // also after a panic or Goexit of the adapter, and without a turn
+		for _, p := range take() {
+			select {
+			case p.reply <- nil:
+			default: // the look has its reply
+			}
+		}
+	}()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(e.open, cancel)()
+	asking, end := e.store.WhileUp(ctx)
+	defer end()
+	named := func() (names []string) {
+		for _, p := range take() {
+			names = append(names, e.engineKey(p.key))
+		}
+		return names
+	}
+	budget := gate.NewBudget(e.sharedPatience())
+	answered, _ := e.readMany(asking, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
+		take()[i].reply <- reply
+	})
+	for i, p := range take() {
+		if !answered[i] { // the flight's own look reports the reason
+			p.budget.Spend(e.sharedPatience() - budget.Left())
+		}
+	}
+}
+
+// readMany reads many keys in one request, which the gate judges as a request for key. It calls named for
+// their names in the store when the request's turn has come, and take for each answer at once, one call at a
+// time. The result has the indexes of the answered keys, and the error is the reason for the others. Each
+// answer begins the time limit anew: a store that goes on answering has all the time.
+func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) (map[int]bool, error) {
+	var (
+		mu       sync.Mutex // guards the fields below, until over
+		silence  = errors.New("no answer for the key")
+		names    []string
+		answered = map[int]bool{}
+		over     bool
+		began    instant
+		last     instant // the last answer
+		heard    func()
+	)
+	each := func(i int, entry driver.Entry, err error) {
+		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
+			err = failure // each may run on a goroutine of the adapter
+		}
+		came := e.clock.Now()
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case over || answered[i]:
+		case err != nil && !fault.IsAnswer(err):
+			silence = err
+		default:
+			answered[i], last = true, max(last, came)
+			heard()
+			take(i, &storeReply{entry, began, came, err})
+		}
+	}
+	err := gate.AskInPieces(ctx, e.store, key, budget, func(ctx context.Context, piece func()) error {
+		defer func() { // also after a panic: later answers of the adapter are ignored
+			mu.Lock()
+			defer mu.Unlock()
+			over = true
+		}()
+		mu.Lock()
+		names = named()
+		heard, began = piece, e.clock.Now()
+		last = began
+		mu.Unlock()
+		if len(names) == 0 {
+			return nil // the flights have left
+		}
+		store.GetMany(ctx, names, each)
+		mu.Lock()
+		defer mu.Unlock()
+		if len(answered) == 0 {
+			return silence
+		}
+		return nil // a server of the store may be silent, but the store is up
+	})
+	if err == nil && len(answered) < len(names) {
+		budget.Spend(e.clock.Now() - last)
+		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
+	}
+	return answered, err
+}

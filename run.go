@@ -1,0 +1,148 @@
+package bellwether
+
+import (
+	"context"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
+
+// This file is the rebuild of a flight as its states see it: the run, the data of each state, and the
+// outcomes that states return. The states and the way through them are in rebuild.go.
+
+// A run is the state of one flight's rebuild. Only the flight's goroutine uses the fields of a run,
+// except leading.load, which shard.mu guards as flight.current.
+type run[V any] struct {
+	*flight[V]
+	// present is the key's latest known item. It is served if the load fails, and counts the failures. A
+	// load has attempt.present.
+	present *items.Item[V]
+	// storeDown is true if the last look or claim had no answer. The flight then goes on without
+	// store and locker: a lease is useless while other processes cannot read the leader's value.
+	storeDown bool
+	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot over.
+	slot    func()
+	began   instant
+	planned *plannedLook
+
+	// The data of the states. A state that does a part of another state's work writes the other's struct.
+	looking  lookingState
+	standing standingState
+	waiting  waitingState
+	leading  leadingState
+
+	// For observers, see observe.go.
+	watched   *rebuildWatch
+	loaded    bool    // the flight's own load has made the result
+	failure   error   // the failure of this load, nil if it succeeded
+	committed instant // when the result was committed; 0 if not while the flight waited
+}
+
+type lookingState struct {
+	discounted  bool        // counters.unlooked does not count the flight any more
+	prefetched  *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
+	asked       instant     // when the store was asked in the last look or claim; for a notice, a time before its change
+	askedBefore instant     // the value of asked for the look before; after a notice, as asked
+	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
+	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
+	unelected   bool        // the last look or claim has found a KindUnelected entry below its TTL
+	refused     int         // leadingState.refused at the last look
+}
+
+type standingState struct {
+	asked  instant       // when the flight stood for election
+	length time.Duration // the length of the requested lease
+	// ballot is the Elector's answer in the last look. It is nil after a look without an election,
+	// after a fresh entry, and once the flight has acted on the ballot.
+	ballot *ballot
+}
+
+// A ballot is an Elector's answer without an answering entry. It is silence if lease and held are nil.
+type ballot struct {
+	lease driver.Lease
+	epoch uint64
+	held  *driver.HeldError
+}
+
+type waitingState struct {
+	holder   *driver.HeldError // the present or last holder; nil if the flight has never waited
+	since    instant           // when the flight first found a holder
+	known    uint64            // the epoch of the store's entry at since
+	first    uint64            // the epoch of the first value seen after since, 0 if none yet
+	missing  instant           // the last time at which that value was not in the store
+	leaseEnd instant           // when the lease ends unless it is renewed
+	freed    bool              // the lease was released before leaseEnd
+	hedge    hedgeState
+}
+
+// sees reports whether the epoch is of a change since the flight began to wait.
+func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
+
+type hedgeState struct {
+	at    instant      // when the holder has taken too long; 0: never
+	tried bool         // the flight has tried to hedge
+	lease driver.Lease // the hedge's lease, nil without a hedge
+}
+
+type leadingState struct {
+	lease     driver.Lease // the flight's lease, nil without one
+	loadBegan instant      // items.Item.LoadBegan for the latest load
+	load      currentLoad  // the load that flight.current points to
+	again     bool         // an earlier election came to nothing
+	fenced    bool         // the store refused the last commit
+	losses    int          // leases lost
+	refused   int          // loads that came to nothing, see maxRefused
+}
+
+type rebuildOutcome uint8
+
+const (
+	outcomeAnswered rebuildOutcome = iota + 1 // the flight has ended with an answer
+	outcomeNothing                            // no entry answers the flight, or the store is silent
+	outcomePlace                              // the flight has a slot of MaxRebuilds
+	outcomeElected                            // the flight has the lease, or there is no election
+	outcomeUnshared                           // the store has a KindUnshared entry for the key
+	outcomeHeld                               // another flight has the lease
+	outcomeOutdated                           // the last look is void, or the state ended without a result
+	outcomeTimeIsUp                           // as outcomeHeld, but the flight has lasted for MaxWait before this wait
+	outcomeCount
+)
+
+func (o rebuildOutcome) String() string {
+	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up"}[o]
+}
+
+func ending(ended bool) rebuildOutcome {
+	if ended {
+		return outcomeAnswered
+	}
+	return outcomeOutdated
+}
+
+// apart returns a run without a flight, to read, write and decode entries.
+func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
+	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), beginning: beginning[V]{budget: budget}}}
+}
+
+// noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
+func (r *run[V]) noAnswer(ctx context.Context, doing string, err error) {
+	if r.engine.open.Err() == nil && ctx.Err() == nil {
+		r.engine.noAnswer(r.key, &keyError{doing, r.key, err})
+	}
+}
+
+func (r *run[V]) takeFreeSlot() bool {
+	if r.slot == nil {
+		r.slot = r.slots().Try()
+	}
+	return r.slot != nil
+}
+
+func (r *run[V]) freeSlot() {
+	if free := r.slot; free != nil {
+		r.slot = nil
+		free()
+	}
+}
