@@ -146,8 +146,8 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		it, early, ok := c.hit(key)
 		if ok {
 			c.answer(key, it, nil)
-			if c.observers.hit != nil || it.Failures > 0 {
-				c.tellHit(ctx, key, it.Way(c.clock.Now()))
+			if c.observers.Hits() || it.Failures > 0 {
+				c.observers.Hit(ctx, key, it.Way(c.clock.Now()))
 			}
 		}
 		switch {
@@ -190,7 +190,7 @@ func (c *manyCall[V]) take(a pending[V]) {
 // end is take for a waiter without a place.
 func (c *manyCall[V]) end(a pending[V]) {
 	c.answer(a.key, a.answer.item, a.err)
-	if c.observers.serve != nil {
+	if c.observers.Serves() {
 		a.tell()
 	}
 	if a.dueEarly() {

@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/observers"
 	"github.com/bellwether-go/bellwether/internal/page"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/bellwether-go/bellwether/observe"
@@ -97,7 +98,7 @@ func (a *pageAttempt) Publish(ctx context.Context, res *page.Response, until ins
 }
 
 func (b below) Within(request, load context.Context, own any) context.Context {
-	return chain.With(watchedFrom(request, load, own), load)
+	return chain.With(observers.Within(request, load, own), load)
 }
 
 func (b below) Apart(key string, budget *gate.Budget) page.Apart {
@@ -172,8 +173,8 @@ func (b below) SweptSince(then instant) int { return b.engine.sweeps.Log().Heard
 
 func (b below) CountHit(ctx context.Context, key string) {
 	b.engine.count.hits.add()
-	if b.engine.observers.hit != nil {
-		b.engine.tellHit(ctx, key, observe.WayHit)
+	if b.engine.observers.Hits() {
+		b.engine.observers.Hit(ctx, key, observe.WayHit)
 	}
 }
 
@@ -182,9 +183,9 @@ func (b below) CountStale() { b.engine.count.stale.Add(1) }
 func (b below) CountLoadFailure() { b.engine.count.loadFailures.Add(1) }
 
 func (b below) Watched() bool {
-	return b.engine.observers.hit != nil || b.engine.observers.serve != nil
+	return b.engine.observers.Hits() || b.engine.observers.Serves()
 }
 
-func (b below) Tell(ctx context.Context, s observe.Serve) { b.engine.tellServe(ctx, s) }
+func (b below) Tell(ctx context.Context, s observe.Serve) { b.engine.observers.Serve(ctx, s) }
 
 func (b below) OnError(key string, err error) { b.engine.OnError(key, err) }

@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
+	"github.com/bellwether-go/bellwether/internal/observers"
 	"github.com/bellwether-go/bellwether/internal/records"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -24,7 +25,6 @@ type engine[V any] struct {
 	engines
 	history
 	life
-	clock     items.Clock
 	near      *near.Tier[*items.Item[V]]
 	shards    *shards[V] // the flights, by key
 	slots     *slots.Slots
@@ -32,7 +32,8 @@ type engine[V any] struct {
 	lookout   lookout
 	pending   pendingSet
 	count     counters
-	observers observers
+	observers observers.Set
+	entered   func(key string, p phase) // of a test, see enter; set before the first use
 }
 
 // A face is what the face above knows of the values. The functions are safe for concurrent use.
@@ -67,6 +68,7 @@ type history struct {
 
 // A life is the time of a cache between its making and its end, and the goroutines in it.
 type life struct {
+	clock   items.Clock     // begins with the cache
 	running sync.WaitGroup  // all goroutines, except loads and calls of observers
 	open    context.Context // for work without a caller; ends before closed is set
 	shut    context.CancelFunc
@@ -86,8 +88,8 @@ func (l *life) behind(f func()) {
 
 // enter tells a test that the key's flight enters the phase p.
 func (e *engine[V]) enter(key string, p phase) {
-	if e.observers.entered != nil {
-		e.observers.entered(key, p)
+	if e.entered != nil {
+		e.entered(key, p)
 	}
 }
 

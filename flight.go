@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/observers"
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
@@ -69,9 +70,9 @@ type callerSide[V any] struct {
 	// flight lands.
 	state   atomic.Pointer[flightState[V]]
 	callers callerCount
-	herd    *herdCount  // nil without observers of herds
-	due     instant     // when the first caller has waited for MaxWait
-	alarm   *time.Timer // runs fallDue at due
+	herd    *observers.Herd // nil if no observer needs it
+	due     instant         // when the first caller has waited for MaxWait
+	alarm   *time.Timer     // runs fallDue at due
 }
 
 // A progress is a flight's work up to now. shard.mu guards the fields.

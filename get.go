@@ -24,9 +24,9 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[
 	if early {
 		e.refresh(ctx, key, it, b, "")
 	}
-	// An item with failures may be stale, so tellHit decides which observers hear of it.
-	if e.observers.hit != nil || it.Failures > 0 {
-		e.tellHit(ctx, key, it.Way(e.clock.Now()))
+	// An item with failures may be stale, so Hit decides which observers hear of it.
+	if e.observers.Hits() || it.Failures > 0 {
+		e.observers.Hit(ctx, key, it.Way(e.clock.Now()))
 	}
 	return it.Answer()
 }
@@ -35,7 +35,7 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	if c.dueEarly() {
 		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
 	}
-	if c.engine.observers.serve != nil {
+	if c.engine.observers.Serves() {
 		c.tell()
 	}
 	if c.err != nil {
@@ -144,7 +144,7 @@ func (c *waiter[V]) dueEarly() bool {
 // tell is not inlined, like all code for observers only: a herd waits on the frames around the code.
 //
 //go:noinline
-func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
+func (c *waiter[V]) tell() { c.engine.observers.Serve(c.ctx, c.served()) }
 
 func (c *waiter[V]) served() observe.Serve {
 	now := c.engine.clock.Now()

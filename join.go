@@ -119,7 +119,7 @@ func (c *waiter[V]) joinCallers(f *flight[V]) {
 		c.engine.slots.AskedByLoad(f.demanded())
 	}
 	if f.herd != nil {
-		f.herd.aboard.Add(1)
+		f.herd.Join()
 		c.counted = true
 	}
 }
@@ -190,7 +190,7 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 	f := &flight[V]{
 		key: c.key, engine: e, shard: s, member: m,
 		beginning:  beginning[V]{want: c.want, budget: c.budget, refreshes: c.refreshes || c.stale != nil, second: c.excluded},
-		callerSide: callerSide[V]{due: durations.Add(c.began, e.MaxWait)},
+		callerSide: callerSide[V]{due: durations.Add(c.began, e.MaxWait), herd: e.observers.Herd(c.key)},
 		progress:   progress[V]{since: now},
 	}
 	if e.notified {
@@ -200,7 +200,6 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 		f.doubts = make(chan struct{}, 1)
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
-	f.countHerd()
 	return f
 }
 

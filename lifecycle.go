@@ -2,11 +2,9 @@ package bellwether
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
@@ -18,8 +16,9 @@ import (
 
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
 	c := items.Clock{Base: time.Now()}
-	e := &engine[V]{settings: s, clock: c, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
-	e.observers.sort(s.Observers)
+	e := &engine[V]{settings: s, life: life{clock: c}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
+	e.observers.OnError = s.OnError
+	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
@@ -45,30 +44,14 @@ func (e *engine[V]) newGate(kind observe.Engine) *gate.Gate {
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
 func (e *engine[V]) tellBreaker(kind observe.Engine) func(from, to gate.State) {
-	return func(from, to gate.State) {
-		if len(e.observers.breaker) == 0 {
-			return
-		}
-		e.observers.tellings.Add(func() {
-			for _, f := range e.observers.breaker {
-				e.tell("", func() { f(kind, breakerStates[from], breakerStates[to]) })
-			}
-		})
-	}
+	return func(from, to gate.State) { e.observers.Breaker(kind, breakerStates[from], breakerStates[to]) }
 }
 
 func (e *engine[V]) evicted() func(string, *items.Item[V]) {
-	if len(e.observers.evict) == 0 {
+	if !e.observers.Evictions() {
 		return nil
 	}
-	return func(key string, it *items.Item[V]) {
-		bytes := int(it.Weight())
-		e.observers.tellings.Add(func() {
-			for _, f := range e.observers.evict {
-				e.tell(key, func() { f(key, bytes) })
-			}
-		})
-	}
+	return func(key string, it *items.Item[V]) { e.observers.Evict(key, int(it.Weight())) }
 }
 
 // attach calls the observers' Attach. After a failure it closes the engine, not yet in use, and panics.
@@ -79,33 +62,10 @@ func (e *engine[V]) attach() {
 			e.close()
 		}
 	}()
-	for i, by := range e.observers.all {
-		if by.Attach == nil {
-			continue
-		}
-		err := fault.Guard(func() error {
-			detach, err := by.Attach(e.snapshot)
-			if err == nil && detach != nil {
-				e.observers.detach = append(e.observers.detach, detach)
-			}
-			return err
-		})
-		if err != nil {
-			panic(fmt.Errorf("bellwether: Observers[%d] cannot be attached: %w", i, err))
-		}
+	if err := e.observers.Attach(e.snapshot); err != nil {
+		panic(err)
 	}
 	attached = true
-}
-
-// detach calls the results of Attach, the last first.
-func (e *engine[V]) detach() {
-	for _, detach := range e.observers.detach {
-		defer func() { // a Goexit in one must not keep the others from running
-			if err := fault.Guard(func() error { detach(); return nil }); err != nil {
-				e.OnError("", fmt.Errorf("detaching an observer: %w", err))
-			}
-		}()
-	}
 }
 
 func (e *engine[V]) close() {
@@ -129,8 +89,8 @@ func (e *engine[V]) close() {
 	if first {
 		e.near.Close()
 	}
-	e.observers.tellings.Close()
+	e.observers.Close()
 	if first {
-		e.detach()
+		e.observers.Detach()
 	}
 }

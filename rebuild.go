@@ -103,7 +103,7 @@ func (r *run[V]) endRun(ctx context.Context, err error) {
 		defer r.member.end()
 		r.end(err)
 		if r.herd != nil {
-			r.herd.loaded, r.herd.since = r.loaded, r.committed
+			r.herd.Loaded, r.herd.Since = r.loaded, r.committed
 			r.gone() // an observer's Goexit may end the goroutine here
 		}
 	}()

@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/observers"
 )
 
 // This file is the rebuild of a flight as its states see it: the run, the data of each state, and the
@@ -34,10 +35,17 @@ type run[V any] struct {
 	leading  leadingState
 
 	// For observers, see observe.go.
-	watched   *rebuildWatch
-	loaded    bool    // the flight's own load has made the result
-	failure   error   // the failure of this load, nil if it succeeded
-	committed instant // when the result was committed; 0 if not while the flight waited
+	watched   *watchedLoad // nil: no observer hears of the load
+	loaded    bool         // the flight's own load has made the result
+	failure   error        // the failure of this load, nil if it succeeded
+	committed instant      // when the result was committed; 0 if not while the flight waited
+}
+
+// A watchedLoad is a load that observers hear of.
+type watchedLoad struct {
+	*observers.Rebuild
+	began  instant
+	losses int // leadingState.losses at began
 }
 
 type lookingState struct {

@@ -62,7 +62,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 		c.looked = true
 		c.tally()
 		if c.counted && c.collapsed {
-			c.flight.introduce(c.ctx)
+			c.flight.herd.Introduce(c.ctx)
 		}
 	}
 	state := c.flight.state.Load()
@@ -74,19 +74,10 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 		c.budget = c.flight.budget
 	}
 	if c.counted && is == gotAnswer {
-		c.countAnswer()
+		c.flight.herd.Answered(c.began, c.engine.clock.Now())
 	}
 	c.leave()
 	return is, nil, nil
-}
-
-//go:noinline
-func (c *waiter[V]) countAnswer() {
-	h, now := c.flight.herd, c.engine.clock.Now()
-	h.answered.Add(1)
-	h.waited.Add(int64(now - c.began))
-	for last := h.last.Load(); last < int64(now) && !h.last.CompareAndSwap(last, int64(now)); last = h.last.Load() {
-	}
 }
 
 func (c *waiter[V]) giveUp() {

@@ -1,4 +1,4 @@
-package tellings
+package observers
 
 import (
 	"runtime"
@@ -6,14 +6,14 @@ import (
 	"testing/synctest"
 )
 
-// At most Most calls wait for an observer that does not return, and none after Close.
+// At most maxQueued calls wait for an observer that does not return, and none after Close.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var q Queue
+		var q queue
 		goOn := make(chan struct{})
 		told, next := 0, 0
-		for i := range Most + 10 {
-			q.Add(func() {
+		for i := range maxQueued + 10 {
+			q.add(func() {
 				if i == 0 {
 					<-goOn
 				}
@@ -27,11 +27,11 @@ func TestQueue(t *testing.T) {
 			})
 		}
 		close(goOn)
-		q.Close()
-		if told != Most {
-			t.Errorf("%d tellings when Close has returned, want %d", told, Most)
+		q.close()
+		if told != maxQueued {
+			t.Errorf("%d tellings when Close has returned, want %d", told, maxQueued)
 		}
-		q.Add(func() { t.Error("told after Close") })
+		q.add(func() { t.Error("told after Close") })
 		synctest.Wait()
 	})
 }
