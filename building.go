@@ -10,7 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
-// This file claims an epoch, and loads the value under the lease.
+// This file claims the key for a load, which is the last look, and loads the value under the lease.
 
 // maxRefused is the number of void loads (fenced at the commit, or invalidated since the last look or claim) with
 // which a flight ends. The last value then answers the callers that asked before its load: otherwise endless

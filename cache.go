@@ -37,6 +37,14 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	return newCache(userLoad[V](load), o)
 }
 
+// NewLoader is [New] for a load that takes a [Request] and returns a [Result].
+func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], error), o Options) *Cache[V] {
+	if load == nil {
+		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))
+	}
+	return newCache(richLoad[V](load), o)
+}
+
 func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
@@ -90,6 +98,15 @@ func (l userLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (product[V], error) {
 		v, err := l(ctx, a.key)
 		return product[V]{value: v}, err
+	}
+}
+
+type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
+
+func (l richLoad[V]) bind() loader[V] {
+	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+		result, err := l(ctx, requestOf(a.key, a.present))
+		return result.product(a.key, a.present, err)
 	}
 }
 
@@ -196,21 +213,4 @@ func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil
-}
-
-// NewLoader is [New] for a load that takes a [Request] and returns a [Result].
-func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], error), o Options) *Cache[V] {
-	if load == nil {
-		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))
-	}
-	return newCache(richLoad[V](load), o)
-}
-
-type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
-
-func (l richLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a attempt[V]) (product[V], error) {
-		result, err := l(ctx, requestOf(a.key, a.present))
-		return result.product(a.key, a.present, err)
-	}
 }

@@ -12,7 +12,29 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the commit of a load's result, and the outcomes of a commit.
+// This file claims an epoch for a load and commits the load's result, with the outcomes of a commit.
+
+// takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
+func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
+	e := r.engine
+	if e.Store == nil {
+		return driver.Entry{}, e.nextEpoch()
+	}
+	if r.storeDown {
+		return driver.Entry{}, 0
+	}
+	e.enter(r.key, phaseClaiming)
+	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry driver.Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+		return entry, err
+	})
+	if err != nil {
+		r.noAnswer(ctx, "claiming", err)
+		r.storeDown = true
+		return driver.Entry{}, 0
+	}
+	return entry, epoch
+}
 
 type commitOutcome uint8
 
@@ -241,26 +263,4 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) boo
 // load must still be there: otherwise the key was invalidated.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
-}
-
-// takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
-func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
-	e := r.engine
-	if e.Store == nil {
-		return driver.Entry{}, e.nextEpoch()
-	}
-	if r.storeDown {
-		return driver.Entry{}, 0
-	}
-	e.enter(r.key, phaseClaiming)
-	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry driver.Entry, err error) {
-		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
-		return entry, err
-	})
-	if err != nil {
-		r.noAnswer(ctx, "claiming", err)
-		r.storeDown = true
-		return driver.Entry{}, 0
-	}
-	return entry, epoch
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
-// This file is the state standing: the flight stands for election. An engine that is store and locker
-// at once (driver.Elector) holds the election in the request of the look.
+// This file is the state standing: the flight stands for election. With an engine that is store and locker
+// at once, the last look has held the election (election.go).
 
 // stand is the state standing. With an Elector the last look has held the election.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
