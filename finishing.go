@@ -70,6 +70,7 @@ func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) b
 
 func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
 	e := r.engine
+	// The position is the load's, so that the sweeps during the load count.
 	it := &items.Item[V]{
 		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, LoadBegan: r.leading.loadBegan, Position: r.witness.position,
 		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,

@@ -62,11 +62,12 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	published := f.state.Load().published
 	if f.current == nil && published == nil {
-		return // without a load; its result meets the log at the end
+		return // without a load: what the flight finds meets the log in settleFor
 	}
 	it := published
 	if it == nil {
-		it = &items.Item[V]{Position: f.witness.position} // its tags are not known yet: see show
+		// Only a prefix counts now. The tags come with the value: show and settleFor check them.
+		it = &items.Item[V]{Position: f.witness.position}
 	}
 	gone, stale := e.against(l, key, it)
 	if !gone && stale == forever {
