@@ -353,6 +353,31 @@ func TestGet_StaleWhileRevalidate(t *testing.T) {
 	})
 }
 
+// A caller with a stale value leaves its flight at once, and the rebuild goes on without callers.
+func TestGet_StaleWhileRevalidateOfOneCaller(t *testing.T) {
+	aloneAndInAFleet(t, "one caller", func(t *testing.T, fleet bellwether.Fleet) {
+		if fleet.Store != nil {
+			fleet.NearTTL = time.Hour // otherwise the flight offers the store's entry, and goes on for the offer
+		}
+		var loads atomic.Int32
+		c := cacheOf(t, func(context.Context, string) (string, error) {
+			n := loads.Add(1)
+			time.Sleep(2 * time.Second)
+			return fmt.Sprint("v", n), nil
+		}, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: 10 * time.Second, Fleet: fleet})
+		c.Get(t.Context(), "k")
+		for n := range 20 { // a quick flight may be elected before its caller leaves
+			for pause, want := range []string{fmt.Sprint("v", n+1), fmt.Sprint("v", n+2)} {
+				time.Sleep([]time.Duration{10 * time.Second, 2*time.Second + 1}[pause])
+				began := time.Now()
+				if v, err := c.Get(t.Context(), "k"); v != want || err != nil || time.Since(began) > 0 {
+					t.Fatalf("%q, %v after %v; want %q at once", v, err, time.Since(began), want)
+				}
+			}
+		}
+	})
+}
+
 func TestGet_Patience(t *testing.T) {
 	for build, want := range map[time.Duration]string{50 * time.Millisecond: "v2 <nil> at 50ms", time.Second: "v1 <nil> at 100ms"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -57,11 +57,11 @@ type flight[V any] struct {
 
 // A beginning is the call that began a flight. The fields do not change.
 type beginning[V any] struct {
-	want      items.Want[V]
-	budget    *gate.Budget // the call's, for the flight
-	refreshes bool         // the call has an item, or waits for nothing: the flight goes on without callers
-	second    bool         // another load published to an audience without the call
-	queues    bool         // counters.unlooked counts the flight until its first look
+	want   items.Want[V]
+	budget *gate.Budget // the call's, for the flight
+	goesOn bool         // without callers: the call has a stale item, and so leaves at once, or waits for nothing
+	second bool         // another load published to an audience without the call
+	queues bool         // counters.unlooked counts the flight until its first look
 }
 
 // A callerSide is the part of a flight that its callers see.
@@ -183,7 +183,7 @@ func (f *flight[V]) listed() bool { return f.shard.flights[f.key] == f }
 // leave takes a caller off the flight. A flight without callers ends before its election, since its
 // requests would be for no caller. A flight that refreshes a stale item goes on.
 func (f *flight[V]) leave() {
-	if !f.callers.left() || f.refreshes {
+	if !f.callers.left() || f.goesOn {
 		return
 	}
 	if state := f.state.Load(); state.landed || state.offered != nil {
