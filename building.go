@@ -74,6 +74,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			if l.err != nil && limited.Err() != nil {
 				l.err = context.Cause(limited) // the load's error only repeats the end of its context
 			}
+			r.noteReturn()
 			abort(nil) // stops the keeper, which must not renew a lease that is being released
 			return finish(ctx, l, epoch)
 		case <-rival:
@@ -94,6 +95,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			if len(result) > 0 {
 				continue // the load ended in time
 			}
+			r.noteReturn()
 			return finish(ctx, loaded[V]{err: context.Cause(limited), began: time.Now()}, epoch)
 		}
 	}
@@ -142,6 +144,7 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	if f.outdated() {
 		r.present = nil // the item is from before the invalidation, unlike the load's value
 	}
+	r.present = f.engine.afterSweeps(f.key, r.present) // sweeps while the flight queued
 	r.leading.load = l
 	f.current, f.elected = &r.leading.load, true
 	f.witness.epoch, f.witness.repeats, f.witness.position = epoch, false, f.engine.sweeps.Log().Position()

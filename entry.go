@@ -33,6 +33,7 @@ func (r *run[V]) encode(it *items.Item[V]) (outgoing, error) {
 	}
 	err := fault.Guard(func() (err error) {
 		e.Value, err = r.engine.marshal(it.Value)
+		fault.Inquire(err)
 		return err
 	})
 	return e, err
@@ -114,6 +115,7 @@ func (r *run[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
 func (r *run[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
 	err := fault.Guard(func() (err error) {
 		it.Value, err = r.engine.unmarshal(value)
+		fault.Inquire(err)
 		return err
 	})
 	if err != nil {

@@ -209,3 +209,81 @@ func TestErrors_LeavingClientsAreNone(t *testing.T) {
 		}
 	})
 }
+
+// An asError calls do when it is asked for a PanicError.
+type asError struct{ do func() }
+
+func (e asError) Error() string { return "load failed" }
+func (e asError) As(target any) bool {
+	if _, ok := target.(**bellwether.PanicError); ok {
+		e.do()
+	}
+	return false
+}
+
+// A panic in such a method is the load's failure.
+func TestLoad_ErrorWhoseAsPanics(t *testing.T) {
+	if !inOwnProcess(t) {
+		return
+	}
+	c := bellwether.New(func(context.Context, string) (string, error) {
+		return "", asError{func() { panic("As") }}
+	}, bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+	_, err := c.Get(t.Context(), "k")
+	if _, panicked := errors.AsType[*bellwether.PanicError](err); !panicked {
+		t.Errorf("%v, want the panic", err)
+	}
+}
+
+// A Goexit in such a method is the load's failure, and the load's slot is free.
+func TestLoad_ErrorWhoseAsExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.New(func(_ context.Context, key string) (string, error) {
+			if key == "k" {
+				return "", asError{runtime.Goexit}
+			}
+			return "v", nil
+		}, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
+		defer c.Close()
+		began := time.Now()
+		_, err := c.Get(t.Context(), "k")
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the failed load is told after %v: %v", took, err)
+		}
+		time.Sleep(time.Hour)
+		if v, err := c.Get(t.Context(), "other"); v != "v" {
+			t.Errorf("an hour later, another key: %q, %v", v, err)
+		}
+	})
+}
+
+// A nilError is a nil pointer whose Unwrap panics.
+type nilError struct{ err error }
+
+func (e *nilError) Error() string { return "codec" }
+func (e *nilError) Unwrap() error { return e.err }
+
+// Callers get the value although the Codec's error has methods that panic, and Set does not panic.
+func TestCodec_NilError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Minute,
+			Codec: bellwether.Codec{
+				Marshal:   func(any) ([]byte, error) { return nil, (*nilError)(nil) },
+				Unmarshal: func([]byte, any) error { return nil },
+			},
+			Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "n"},
+		})
+		defer c.Close()
+		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+			t.Errorf("Get: %q, %v; want the value", v, err)
+		}
+		defer func() {
+			if p := recover(); p != nil {
+				t.Errorf("Set panics: %v", p)
+			}
+		}()
+		c.Set(t.Context(), "k", "v")
+	})
+}

@@ -82,6 +82,9 @@ type progress[V any] struct {
 	current *currentLoad // the load under way, nil if none
 	since   instant      // when the flight began, or the key was last invalidated
 	elected bool         // the flight goes on without callers
+
+	returned  instant // when the flight's last load returned, or ran out of time; 0: none has
+	refreshed instant // the latest Refresh that waits for the flight, see refreshAfter; 0: none
 }
 
 // A currentLoad is a flight's load under way. shard.mu guards all fields.
@@ -197,6 +200,32 @@ func (f *flight[V]) leave() {
 		f.cancel(errDeserted)
 		f.member.callersLeft()
 	}
+}
+
+// noteReturn notes that the flight's load has returned.
+func (f *flight[V]) noteReturn() {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	f.returned = f.engine.clock.Now()
+}
+
+// refreshBehind notes a Refresh at an instant. It reports whether no earlier Refresh waits for the flight.
+func (f *flight[V]) refreshBehind(at instant) (first bool) {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	first = f.refreshed == 0
+	f.refreshed = max(f.refreshed, at+1) // + 1 as in items.Item.LoadBegan
+	return first
+}
+
+// refreshLeft returns the latest Refresh since which no load of the flight has returned, 0 if there is none.
+func (f *flight[V]) refreshLeft() instant {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if f.returned >= f.refreshed {
+		return 0
+	}
+	return f.refreshed
 }
 
 func (f *flight[V]) setElected() {

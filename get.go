@@ -86,38 +86,50 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 	c.leave()
 }
 
-// refreshNow is refresh for the near tier's item. The flight takes no value of a load that returned
-// before now, nor the near item: a store's reply may make that item look younger than it is.
+// refreshNow begins a flight that takes no value of a load that returned before the call.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
-	it, now := e.near.Get(key)
-	if it == nil {
-		it = &items.Item[V]{}
-	}
-	c := e.refresher(context.WithoutCancel(ctx), key, it)
-	other := c.want.Accept
-	c.want.Accept = func(it *items.Item[V], at instant) bool { return it.Born > now && other(it, at) }
+	c := e.refresher(context.WithoutCancel(ctx), key, &items.Item[V]{})
+	c.takesLater()
 	if c.join(b); c.flight != nil && c.collapsed {
-		e.behind(func() { c.refreshAfter(b) })
+		if c.flight.refreshBehind(c.began) {
+			e.behind(func() { c.refreshAfter(b) })
+		}
 		return nil
 	}
 	c.leave()
 	return c.err
 }
 
-// refreshAfter begins the rebuild when the key's flight has ended without one: its look may find the fresh
-// item that is to be replaced, or all its callers leave.
+// refreshAfter begins the rebuild for all Refreshes of the key's flight, when the flight has ended and no load of
+// it has returned after them: its look may find the fresh item that is to be replaced, or all its callers leave.
 func (c *waiter[V]) refreshAfter(b binder[V]) {
 	for c.flight != nil && c.collapsed {
 		if _, err := c.flight.landing(c.engine.open); err != nil {
 			return // closed
 		}
-		c.flight = nil
-		c.joinFlight(b)
+		left := c.flight.refreshLeft()
+		if left == 0 {
+			return
+		}
+		c.flight, c.began = nil, left
+		c.takesLater()
+		if c.joinFlight(b); c.collapsed && c.flight != nil && !c.flight.refreshBehind(left) {
+			return // another goroutine waits for this flight
+		}
 	}
 	c.leave()
 	if c.err != nil && !errors.Is(c.err, ErrClosed) {
 		c.engine.OnError(c.key, &keyError{"refreshing", c.key, c.err})
 	}
+}
+
+// takesLater lets the call take an item only if its load has returned after the call began.
+func (c *waiter[V]) takesLater() {
+	var epoch uint64
+	if near, _ := c.engine.near.Get(c.key); near != nil && near.Born <= c.began {
+		epoch = near.Epoch // a store's entry of this epoch may look younger
+	}
+	c.want.Accept = func(it *items.Item[V], _ instant) bool { return it.Born > c.began && it.Epoch != epoch }
 }
 
 // refresher returns a waiter for the rebuild of the item it. The waiter is not counted as a call.

@@ -99,9 +99,7 @@ func (c *waiter[V]) joinFlight(b binder[V]) bool {
 		return c.begin(s, b)
 	}
 	if c.refreshes {
-		if f.current == nil { // otherwise its load does the rebuild
-			c.flight = f
-		}
+		c.flight = f
 		return false
 	}
 	if c.err = c.ask(f); c.err != nil {
@@ -115,9 +113,6 @@ func (c *waiter[V]) joinFlight(b binder[V]) bool {
 func (c *waiter[V]) joinCallers(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.looked, c.joined = f, false, true
-	if c.load != nil {
-		c.engine.slots.AskedByLoad(f.demanded())
-	}
 	if f.herd != nil {
 		f.herd.Join()
 		c.counted = true
@@ -125,9 +120,9 @@ func (c *waiter[V]) joinCallers(f *flight[V]) {
 }
 
 // ask records that the call's load waits for the flight. It returns an error if the load would wait for
-// itself. A call with a stale item is not recorded: the item answers when its patience ends.
+// itself. A call with a stale item is not recorded: the item answers when its patience ends. Nor is a Refresh.
 func (c *waiter[V]) ask(f *flight[V]) error {
-	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
+	if c.load == nil || c.refreshes || c.stale != nil || f.state.Load().offered != nil {
 		return nil
 	}
 	return c.record(f)
@@ -135,7 +130,9 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 
 func (c *waiter[V]) record(f *flight[V]) error {
 	err := f.askers.Await(c.load)
-	c.inChain = err == nil
+	if c.inChain = err == nil; c.inChain {
+		c.engine.slots.AskedByLoad(f.demanded())
+	}
 	return err
 }
 

@@ -58,14 +58,9 @@ func (a attempt[V]) tell(p product[V], err error) { a.running.end(p, err) }
 
 func (l *loadRun[V]) end(p product[V], err error) {
 	l.once.Do(func() {
-		o := &l.attempt.engine.settings
 		result := loaded[V]{product: p, err: err, began: l.began, took: time.Since(l.began)}
-		switch {
-		case p.windows != nil:
-		case fault.NotFound(err):
-			result.windows = &items.Windows{TTL: o.NotFoundTTL}
-		default:
-			result.windows = &o.windows
+		if p.windows == nil {
+			result.windows = &l.attempt.engine.windows
 		}
 		l.Slot.End()
 		l.free()
@@ -79,6 +74,9 @@ func (l *loadRun[V]) run() {
 	fault.Run(func() (err error) {
 		p, err = l.attempt.load(l.Load, l.attempt)
 		fault.Inquire(err)
+		if p.windows == nil && fault.NotFound(err) {
+			p.windows = &items.Windows{TTL: l.attempt.engine.NotFoundTTL}
+		}
 		return err
 	}, func(err error) { l.end(p, err) })
 }

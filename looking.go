@@ -161,7 +161,16 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 // pause the call takes any item: a client's wish is no reason for an earlier try, see items.Want.
 func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
 	now := r.engine.clock.Now()
-	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
+	if r.want.Accept == nil || it.BackingOff(now) {
+		return false
+	}
+	judged := it
+	if fromStore { // its age counts from when the reply came, and may have been more when the store sent it
+		older := *it
+		older.Born -= now - r.looking.asked
+		judged = &older
+	}
+	return !r.want.Accept(judged, now) && !(fromStore && r.newEnough(it))
 }
 
 // noteOthersBuild records the build time of a value for which the flight has waited.

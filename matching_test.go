@@ -2,7 +2,9 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -179,4 +181,74 @@ func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A flight that waits for its slot gives its load no item that a sweep has dropped meanwhile: NotModified would bring
+// the value back.
+func TestSweep_WhileAFlightQueues(t *testing.T) {
+	for name, match := range map[string]bellwether.Match{"Keys": {Keys: []string{"k"}}, "Prefixes": {Prefixes: []string{"k"}}, "Tags": {Tags: []string{"t"}}, "All": {All: true}} {
+		inBubble(t, name, func(t *testing.T) {
+			release := make(chan struct{})
+			computed := map[bool]string{false: "before the call", true: "after the call"}
+			invalidated, found := false, false
+			c := bellwether.NewLoader(func(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+				if r.Key == "other" {
+					<-release
+				}
+				if r.Key == "k" {
+					found = r.Found
+				}
+				if r.Found {
+					return bellwether.Result[string]{NotModified: true}, nil
+				}
+				return bellwether.Result[string]{Value: computed[invalidated], Validator: "1", Tags: []string{"t"}}, nil
+			}, bellwether.Options{TTL: time.Second, Limits: bellwether.Limits{MaxRebuilds: 1}})
+			defer c.Close()
+			c.Get(t.Context(), "k")
+			time.Sleep(2 * time.Second) // k is stale
+			go c.Get(t.Context(), "other")
+			synctest.Wait()
+			go c.Get(t.Context(), "k") // waits for the only slot
+			synctest.Wait()
+			if err := c.InvalidateMatching(t.Context(), match); err != nil {
+				t.Fatal(err)
+			}
+			invalidated = true
+			close(release)
+			if v, err := c.Get(t.Context(), "k"); v != "after the call" {
+				t.Errorf("Get: a value computed %s, %v; the load's Found is %t", v, err, found)
+			}
+		})
+	}
+}
+
+// A soft invalidation leaves a value its windows, however long its TTL.
+func TestSweep_SoftOfAValueForEver(t *testing.T) {
+	for _, fleet := range []bool{false, true} {
+		for _, ttl := range []time.Duration{100 * 365 * 24 * time.Hour, math.MaxInt64} {
+			inBubble(t, fmt.Sprint("fleet ", fleet, ", TTL ", ttl), func(t *testing.T) {
+				o := bellwether.Options{TTL: ttl, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour, Sweeps: fleet}
+				if fleet {
+					o.Fleet = bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "n"}
+				}
+				fails := false
+				c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+					if fails {
+						return "", errors.New("down")
+					}
+					return "v", nil
+				}, o)
+				defer c.Close()
+				c.Get(t.Context(), "k")
+				time.Sleep(time.Minute)
+				fails = true
+				if err := c.InvalidateMatching(t.Context(), bellwether.Match{Keys: []string{"k"}, Soft: true}); err != nil {
+					t.Fatal(err)
+				}
+				if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+					t.Errorf("Get: %q, %v; want the stale value within its window of an hour", v, err)
+				}
+			})
+		}
+	}
 }

@@ -278,3 +278,27 @@ func TestOverload_MaxQueuedWithoutBound(t *testing.T) {
 		wantValue(t, c, "k", "v")
 	})
 }
+
+// Refreshes by a load count in MaxQueued: the load does not wait for them.
+func TestOverload_RefreshesByALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		var c *bellwether.Cache[string]
+		c = bellwether.New(func(ctx context.Context, key string) (string, error) {
+			if key == "other" {
+				for i := range 1000 {
+					c.Refresh(ctx, fmt.Sprint(i))
+				}
+				<-release
+			}
+			return "v", nil
+		}, bellwether.Options{TTL: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}})
+		defer c.Close()
+		go c.Get(t.Context(), "other")
+		time.Sleep(time.Second)
+		if n := c.Stats().Flights; n > 2 {
+			t.Errorf("%d flights with MaxRebuilds 1 and MaxQueued 1", n)
+		}
+		close(release)
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -283,4 +284,75 @@ func TestRefresh_BehindAFlight(t *testing.T) {
 		c.Refresh(t.Context(), "k")
 		c.Close() // waits for the Refresh
 	})
+}
+
+// Many Refreshes of a key whose flight has no load yet share its load, also if the load fails without a pause.
+func TestRefresh_ManyBehindAFlight(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{
+		"time-out":     {RebuildTimeout: time.Second},
+		"ErrorTTL off": {ErrorTTL: -1},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			loads := 0
+			o.TTL = time.Hour
+			o.Fleet = bellwether.Fleet{Store: farStore(memstore.New()), Locker: farLocker(), Namespace: "n"}
+			c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+				loads++
+				if o.ErrorTTL < 0 {
+					return "", errors.New("down")
+				}
+				<-ctx.Done()
+				return "", ctx.Err()
+			}, o)
+			defer c.Close()
+			before := runtime.NumGoroutine()
+			for range 100 {
+				c.Refresh(t.Context(), "k")
+			}
+			synctest.Wait()
+			if n := runtime.NumGoroutine() - before; n > 10 {
+				t.Errorf("%d goroutines after 100 Refreshes of one key", n)
+			}
+			time.Sleep(10 * time.Minute)
+			if loads != 1 {
+				t.Errorf("%d loads, one after another; want 1", loads)
+			}
+		})
+	}
+}
+
+// A Refresh during the commit of a load that has returned begins another load.
+func TestRefresh_DuringACommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, poll, bellwether.Options{TTL: time.Hour})
+		p := f.processes[0] // loads take a second
+		p.store.set(on(takes(300*time.Millisecond), "commit"))
+		go p.Get(t.Context(), "k")
+		time.Sleep(1100 * time.Millisecond)
+		if loads, _ := f.origin.count(); loads != 1 || f.origin.all != 0 {
+			t.Fatal("the load has not returned")
+		}
+		if err := p.Refresh(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		f.wantLoads(t, 2)
+	})
+}
+
+// A store's slow reply does not make a value from before the Refresh look younger than the Refresh.
+func TestRefresh_SlowReply(t *testing.T) {
+	for _, reply := range []time.Duration{0, 300 * time.Millisecond} {
+		inBubble(t, reply.String(), func(t *testing.T) {
+			f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Hour})
+			f.origin.set(func(o *source) { o.build = time.Millisecond })
+			a, b := f.processes[0], f.processes[1]
+			b.Get(t.Context(), "k")
+			time.Sleep(100 * time.Millisecond)
+			a.store.reply.Store(int64(reply))
+			a.Refresh(t.Context(), "k")
+			time.Sleep(time.Minute)
+			f.wantLoads(t, 2)
+		})
+	}
 }

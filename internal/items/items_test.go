@@ -21,7 +21,7 @@ func TestNewLifetime_Age(t *testing.T) {
 		{Windows{Age: 4 * s, TTL: 10 * s, StaleWhileRevalidate: s, StaleIfError: 2 * s}, 106 * s, 107 * s, 108 * s},
 		{Windows{Age: 14 * s, TTL: 10 * s, StaleWhileRevalidate: 10 * s}, 96 * s, 106 * s, 96 * s},
 		{Windows{TTL: -s, StaleWhileRevalidate: -s, StaleIfError: -s}, 100 * s, 100 * s, 100 * s},
-		{Windows{TTL: durations.Forever, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, durations.Forever, durations.Forever, durations.Forever},
+		{Windows{TTL: durations.Forever, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, 100*s + longestTTL, durations.Forever, durations.Forever},
 		{Windows{TTL: s, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, 101 * s, durations.Forever, durations.Forever},
 		{Windows{Age: durations.Forever, TTL: s}, 101*s - durations.Forever, 101*s - durations.Forever, 101*s - durations.Forever},
 		// A negative age is zero: a value from the future must not be served longer.

@@ -31,11 +31,15 @@ type Lifetime struct {
 	RetryAt    durations.Instant // when the next try is due, if Failures > 0
 }
 
+// longestTTL is the longest TTL that counts, 146 years.
+const longestTTL = durations.Forever / 2
+
 // NewLifetime is the lifetime of a value that is w.Age old at now.
 func NewLifetime(now durations.Instant, w Windows) Lifetime {
 	born := now - max(0, w.Age)
 	ttl, swr, sie, keep := max(0, w.TTL), max(0, w.StaleWhileRevalidate), max(0, w.StaleIfError), max(0, w.Keep)
-	fresh := durations.Add(born, ttl)
+	// Beyond longestTTL the windows would end with the TTL, and after a soft invalidation there would be none.
+	fresh := durations.Add(born, min(ttl, longestTTL))
 	return Lifetime{
 		Held:       true,
 		Born:       born,

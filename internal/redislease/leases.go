@@ -22,8 +22,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
-// detachedTimeout bounds a request that goes on after its caller has left.
-const detachedTimeout = 10 * time.Second
+const (
+	// detachedTimeout bounds a request that goes on after its caller has left.
+	detachedTimeout = 10 * time.Second
+
+	// undoTimeout bounds the repetitions of an undo without an answer, and undoPause is the pause between two.
+	undoTimeout = 2 * time.Minute
+	undoPause   = time.Second
+)
 
 // Leases are elections, leases and watches on Redis, for concurrent use. Make them by [New], and close them.
 type Leases struct {
@@ -371,11 +377,7 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 // expired for its holder, Release clears the key and returns ErrLeaseLost.
 func (l *Lease) Release(ctx context.Context) error {
 	over := l.over()
-	err := adapter.Do(ctx, func() error {
-		ctx, cancel := Detached(ctx)
-		defer cancel()
-		return l.free(ctx)
-	})
+	err := adapter.Do(ctx, func() error { return l.freeDetached(ctx) })
 	if err == nil && over {
 		err = driver.ErrLeaseLost
 	}
@@ -391,11 +393,27 @@ func (l *Lease) over() bool {
 // Heard returns the count of releases so far. Read before a request, it is outdated by a later release.
 func (l *Lease) Heard() Heard { return l.leases.sub.heard(l.Name) }
 
-// Undo frees the lease, if taken, for a caller that has left. It goes on after the end of ctx.
+// Undo frees the lease, if taken, for a caller that has left. It goes on after the end of ctx. A paused Redis may
+// carry the acquire out later, also just after the undo, which comes over another connection. So an undo without
+// an answer is repeated, and an undo that finds no lease once more.
 func (l *Lease) Undo(ctx context.Context) {
+	missing := 0
+	for end := time.Now().Add(undoTimeout); time.Now().Before(end); time.Sleep(undoPause) {
+		switch err := l.freeDetached(ctx); {
+		case err == nil, errors.Is(err, redis.ErrClosed):
+			return
+		case errors.Is(err, driver.ErrLeaseLost):
+			if missing++; missing == 2 {
+				return
+			}
+		}
+	}
+}
+
+func (l *Lease) freeDetached(ctx context.Context) error {
 	ctx, cancel := Detached(ctx)
 	defer cancel()
-	l.free(ctx)
+	return l.free(ctx)
 }
 
 // free deletes the key if this lease has it, and tells the watchers.
