@@ -139,16 +139,18 @@ func (g *Gate) resume() {
 	defer g.mu.Unlock()
 	close(g.closes)
 	g.closes = make(chan struct{})
+	clear(g.troubled) // each key would find out by itself that the engine is back, and go on without it until then
 }
 
-// Sound is Closed for the calls about one key.
+// Sound is Closed for the calls about one key. Two pauses after a key's failures they prove nothing.
 func (g *Gate) Sound(key string) bool {
 	if !g.Closed() {
 		return false
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.troubled[key].failures < Trips
+	t := g.troubled[key]
+	return t.failures < Trips || time.Since(t.until) >= Pause
 }
 
 // Fails reports whether the key's calls get no answer. Two pauses later a failure proves nothing.

@@ -1,0 +1,126 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
+)
+
+const timeout = 500 * time.Millisecond
+
+// An engine answers, refuses each call at once, or is silent.
+type engine struct {
+	refuses func(key string) bool
+	silent  bool
+}
+
+func (e *engine) ask(g *Gate, key string) error {
+	return AskErr(context.Background(), g, key, NewBudget(timeout), func(ctx context.Context) error {
+		if e.silent {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		if e.refuses != nil && e.refuses(key) {
+			return errors.New("refused")
+		}
+		return nil
+	})
+}
+
+func inBubble(t *testing.T, f func(t *testing.T, g *Gate, e *engine, changes *[]State)) {
+	synctest.Test(t, func(t *testing.T) {
+		var changes []State
+		g := New(timeout, func(_, to State) { changes = append(changes, to) })
+		f(t, g, &engine{}, &changes)
+	})
+}
+
+// A key with three failures in a row is not sound while the engine answers for other keys. Two pauses later the
+// failures prove nothing.
+func TestSound(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+		e.refuses = func(key string) bool { return key == "bad" }
+		for n := range Trips {
+			if !g.Sound("bad") {
+				t.Errorf("not sound after %d failures", n)
+			}
+			if err := e.ask(g, "bad"); !errors.Is(err, fault.ErrUnavailable) {
+				t.Errorf("Ask: %v", err)
+			}
+			e.ask(g, "good")
+		}
+		if g.Sound("bad") || !g.Sound("good") || !g.Closed() {
+			t.Errorf("sound: bad %t, good %t; closed: %t", g.Sound("bad"), g.Sound("good"), g.Closed())
+		}
+		if err := e.ask(g, "bad"); !errors.Is(err, ErrNotAsked) {
+			t.Errorf("Ask within a pause: %v, want no call", err)
+		}
+		time.Sleep(2*Pause - 1)
+		if g.Sound("bad") {
+			t.Error("sound before two pauses")
+		}
+		time.Sleep(1)
+		if !g.Sound("bad") {
+			t.Error("not sound after two pauses")
+		}
+		if e.refuses = nil; e.ask(g, "bad") != nil || !g.Sound("bad") {
+			t.Error("not sound after an answer")
+		}
+	})
+}
+
+// A silent engine opens the gate. One Pause later a call tests the engine, and its answer closes the gate for all keys.
+func TestAsk_Silence(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+		e.ask(g, "a")
+		e.silent = true
+		for _, key := range []string{"a", "b", "c", "a", "b", "c", "a", "b", "c"} {
+			e.ask(g, key)
+		}
+		if !g.Open() {
+			t.Fatal("the gate of a silent engine is not open")
+		}
+		began := time.Now()
+		if err := e.ask(g, "a"); !errors.Is(err, ErrNotAsked) || time.Since(began) > 0 {
+			t.Errorf("Ask: %v after %v, want no call", err, time.Since(began))
+		}
+		e.silent = false
+		time.Sleep(Pause + 1)
+		closed := g.Closing()
+		if err := e.ask(g, "other"); err != nil {
+			t.Errorf("the call that tests the engine: %v", err)
+		}
+		select {
+		case <-closed:
+		default:
+			t.Error("the gate did not close")
+		}
+		for _, key := range []string{"a", "b", "c", "other"} {
+			if !g.Sound(key) {
+				t.Errorf("%q is not sound after the gate closed", key)
+			}
+		}
+		if n := len(*changes); n != 3 || (*changes)[n-1] != Closed {
+			t.Errorf("changes %v, want open, half-open, closed", *changes)
+		}
+	})
+}
+
+// WhileUp ends with the reason when the gate opens.
+func TestWhileUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+		ctx, end := g.WhileUp(t.Context())
+		defer end()
+		e.silent = true
+		for _, key := range []string{"a", "b", "c", "a", "b", "c"} {
+			e.ask(g, key)
+		}
+		if cause := context.Cause(ctx); !errors.Is(cause, ErrSilent) {
+			t.Errorf("the context's cause is %v", cause)
+		}
+	})
+}
