@@ -681,3 +681,162 @@ func TestReply_HeadRangeAndConditions(t *testing.T) {
 	}
 	s.wantCalls(t, 0)
 }
+
+// RFC 9110 section 13.1.3: a recipient MUST ignore If-Modified-Since if its value is not a valid HTTP-date, or if
+// the field has more than one member. With a Range too.
+func TestReply_InvalidConditionsWithARange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1000")
+			w.Header().Set("Last-Modified", "Fri, 01 Jan 1999 00:00:00 GMT")
+			w.Header().Set("ETag", `"e"`)
+			io.WriteString(w, "0123456789")
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		for _, f := range [][]string{
+			{"If-Modified-Since", "Fri, 01 Jan 1999 0:00:00 GMT"},
+			{"If-Modified-Since", "Fri, 01 Jan 1999 00:00:00 GMT", "If-Modified-Since", "Thu, 01 Jan 1998 00:00:00 GMT"},
+			{"If-None-Match", `"e"x`},
+		} {
+			if w := s.get("http://a/p", f...); w.Code != 200 {
+				t.Errorf("%q: %d", f, w.Code)
+			}
+			if w := s.get("http://a/p", append(f, "Range", "bytes=0-3")...); w.Code != 206 {
+				t.Errorf("%q with a Range: %d, want 206", f, w.Code)
+			}
+		}
+	})
+}
+
+// RFC 9110 section 13.1.5: an If-Range date that is no exact match of a strong validator is false. The Last-Modified
+// is of the same second as Date: weak (section 8.8.2.2).
+func TestReply_IfRangeThatIsNoDateOrTag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1000")
+			w.Header().Set("Last-Modified", "Sat, 01 Jan 2000 00:00:00 GMT") // the bubble's now
+			w.Header().Set("ETag", `"e"`)
+			io.WriteString(w, "0123456789")
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		for _, f := range [][]string{
+			{"If-Range", "Sat, 01 Jan 2000 00:00:00 GMT"}, // right: 200
+			{"If-Range", "Sat, 01 Jan 2000 0:00:00 GMT"},
+			{"If-Range", "Sat, 01 Jan 2000 00:00:00 GMT", "If-Range", `"x"`},
+			{"If-Range", `"e", "f"`},
+			{"If-Range", `"e"`, "If-Range", `"f"`},
+		} {
+			if w := s.get("http://a/p", append(f, "Range", "bytes=0-3")...); w.Code != 200 {
+				t.Errorf("%q with a Range: %d, want the whole (200)", f, w.Code)
+			}
+		}
+	})
+}
+
+// A 416 has a Content-Range (RFC 9110 section 15.5.17).
+func TestReply_ContentRangeOf416(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1000")
+			io.WriteString(w, "0123456789")
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		for _, r := range []string{"bytes=10-", "bytes=3-1", "bytes=0-3;x"} {
+			if w := s.get("http://a/p", "Range", r); w.Code == 416 && w.Header().Get("Content-Range") != "bytes */10" {
+				t.Errorf("%s: %d %q", r, w.Code, w.Header().Get("Content-Range"))
+			}
+		}
+	})
+}
+
+// A Content-Length that is no number is not forwarded (RFC 9110 section 8.6).
+func TestReply_ContentLengthThatIsNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Length", "+4")
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Second)
+			io.WriteString(w, "body")
+		})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				if w := s.get("http://a/p"); w.Header().Get("Content-Length") == "+4" {
+					t.Errorf("Content-Length: +4 (%s)", w.Header().Get("Cache-Status"))
+				}
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+	})
+}
+
+// docs/http.md: "fwd=method: a POST or another method that the cache does not answer". RFC 9211 section 2.2: "method:
+// The request method's semantics require the request to be forwarded".
+func TestStatus_MethodsThatTheCacheDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "x") })
+		for _, m := range []string{"POST", "OPTIONS", "TRACE", "PROPFIND", "QUERY"} {
+			if got := s.do(request(m, "http://a/p")).Header().Get("Cache-Status"); got != "Bellwether;fwd=method" {
+				t.Errorf("%s: %s", m, got)
+			}
+		}
+	})
+}
+
+// A failed validation of a stored page has fwd=stale, and an error without a run of the handler no fwd (RFC 9211
+// section 2.2).
+func TestStatus_Failures(t *testing.T) {
+	for _, how := range []string{"timeout", "panic"} {
+		inBubble(t, how, func(t *testing.T) {
+			var fail, conditional bool
+			s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: time.Second}, func(w http.ResponseWriter, r *http.Request) {
+				conditional = r.Header.Get("If-None-Match") != ""
+				if fail && how == "panic" {
+					panic("x")
+				}
+				if fail {
+					time.Sleep(10 * time.Second)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=10")
+				w.Header().Set("ETag", `"e"`)
+				io.WriteString(w, "page")
+			})
+			s.get("http://a/p")
+			time.Sleep(20 * time.Second)
+			fail = true
+			w := s.get("http://a/p")
+			if got := w.Header().Get("Cache-Status"); how != "panic" && (!conditional || !strings.Contains(got, "fwd=stale")) {
+				t.Errorf("%s: the validation (conditional %t) of the stored page: %d %s, want fwd=stale", how, conditional, w.Code, got)
+			}
+			s.calls.Store(0)
+			w = s.get("http://a/p")
+			got := w.Header().Get("Cache-Status")
+			if s.calls.Load() == 0 && strings.Contains(got, "fwd=") {
+				t.Errorf("%s: in the pause, without a run of the handler: %d %s, want no fwd", how, w.Code, got)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+// A request past a response that needs validation has the reason.
+func TestStatus_PastANoCacheResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"e"`)
+			io.WriteString(w, "page")
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		if got := s.get("http://a/p", "Cookie", "u=1").Header().Get("Cache-Status"); got != "Bellwether;fwd=bypass;detail=not-fresh" {
+			t.Errorf("%s, want Bellwether;fwd=bypass;detail=not-fresh", got)
+		}
+	})
+}

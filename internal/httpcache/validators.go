@@ -138,25 +138,35 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 	return first, last - first + 1, true
 }
 
-// ForRange returns r as a request of its Range alone, for [http.ServeContent]. If-Match and
-// If-Unmodified-Since go: they are for the origin (RFC 9111 section 4.3.2). Range goes if If-Range is a
-// date that is no strong validator (RFC 9110 sections 13.1.5 and 8.8.2.2). stored came at received.
+// ForRange returns r as a request of its Range alone, for [http.ServeContent]. The conditions go: the cache has
+// judged the client's, by stricter rules, and If-Match and If-Unmodified-Since are for the origin (RFC 9111 section 4.3.2).
+// Range goes too if If-Range does not hold. stored came at received.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
-	weak := false
-	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
-		weak = generated(stored, received).Sub(at) < time.Second
-	}
 	positions := rangeOf(r)
-	if !weak && r.Header["If-Match"] == nil && r.Header["If-Unmodified-Since"] == nil && positions == r.Header.Get("Range") {
+	conditional := slices.ContainsFunc(conditions, func(name string) bool { return name != "Range" && r.Header[name] != nil })
+	if !conditional && positions == r.Header.Get("Range") {
 		return r
 	}
 	own := r.Clone(r.Context())
-	own.Header.Set("Range", positions)
-	remove(own.Header, []string{"If-Match", "If-Unmodified-Since"})
-	if weak {
-		delete(own.Header, "Range")
+	RemoveConditions(own.Header)
+	if rangeHolds(r.Header["If-Range"], stored, received) {
+		own.Header.Set("Range", positions)
 	}
 	return own
+}
+
+// rangeHolds reports whether an If-Range has the stored response's strong entity tag, or a date that is its strong
+// Last-Modified (RFC 9110 sections 13.1.5 and 8.8.2.2), or is not there.
+func rangeHolds(fields []string, stored http.Header, received time.Time) bool {
+	if len(fields) != 1 {
+		return len(fields) == 0
+	}
+	at, ok := onlyDate(fields, received)
+	if !ok {
+		return strongMatch(fields[0], stored.Get("ETag"))
+	}
+	modified, ok := onlyDate(stored["Last-Modified"], received)
+	return ok && modified.Equal(at) && generated(stored, received).Sub(at) >= time.Second
 }
 
 // TrimToRange removes the fields from h, the header of a stored response, that do not apply to the

@@ -177,6 +177,7 @@ func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Du
 		setAge(h, age)
 	}
 	to, code, trailers := r.delivery(body), r.res.status, s.trailersFor(&r.call.place)
+	h.Del("Content-Length") // the handler's may be no length (RFC 9110 section 8.6)
 	if s.announced >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(s.announced, 10))
 	}
@@ -337,7 +338,13 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	case tooLate:
 		q.m.tooSlow(key, s.Item, err)
 	}
-	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.Collapsed, Detail: detail}
+	status := httpcache.Status{Collapsed: s.Collapsed, Detail: detail}
+	if c.began() || s.Collapsed { // otherwise no handler has run for the answer
+		status.Fwd = httpcache.FwdURIMiss
+		if s.Item != nil && s.Item.Held {
+			status.Fwd = httpcache.FwdStale
+		}
+	}
 	if it, now := q.m.cache.Near(key); it != nil && it.BackingOff(now) {
 		replyRetry(w, status, code, it.RetryAt-now)
 		return

@@ -3,6 +3,7 @@ package page
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -83,10 +84,14 @@ func (p *pacedWriter) breakOff(r *http.Request) {
 type pacedResponse struct {
 	http.ResponseWriter
 	paced *pacedWriter
+	whole int64 // bytes of the whole body
 }
 
 // WriteHeader gets the header of the whole body, for each status.
 func (r pacedResponse) WriteHeader(status int) {
+	if status == http.StatusRequestedRangeNotSatisfiable { // net/http says it for some ranges only (RFC 9110 section 15.5.17)
+		r.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", r.whole))
+	}
 	httpcache.TrimToRange(r.Header(), status)
 	r.ResponseWriter.WriteHeader(status)
 }

@@ -105,7 +105,7 @@ func (q *query) passChecked(key string, it *Item) {
 	stale := kept.head()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may be asked a second time
 	if !httpcache.ValidatedFor(q.request, stale, q.m.options.Rules) || !httpcache.SetConditions(r.Header, stale) {
-		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
 		return
 	}
 	sent := time.Now()
@@ -295,6 +295,9 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 // 503: the page may not be their answer.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
+	if reason == reasonMethod {
+		why = httpcache.Status{Fwd: httpcache.FwdMethod}
+	}
 	endless := reason == reasonUpgrade || reason == reasonEventStream
 	past, patience := m.pass, time.Duration(0)
 	if endless {

@@ -184,7 +184,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
 		p, end := s.pacedTo(w)
 		defer end()
-		http.ServeContent(pacedResponse{w, p}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
+		http.ServeContent(pacedResponse{w, p, s.body.Len()}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
 		p.breakOff(r)
 	default:
 		s.write(w, r, status)

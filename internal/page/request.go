@@ -105,13 +105,14 @@ const (
 	reasonEventStream = "event-stream"
 	reasonNoStore     = "request no-store"
 	reasonBody        = "request body"
+	reasonMethod      = "method" // a word of its own in Cache-Status
 )
 
 // bypassReason is why a safe request bypasses the cache, or "". outer is the outer middlewares' header.
 func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		return "method"
+		return reasonMethod
 	case r.Header["Upgrade"] != nil && !strings.EqualFold(strings.Join(r.Header["Upgrade"], ","), "h2c"):
 		// net/http accepts no h2c (RFC 9113 section 3.1 has dropped it). Some clients always offer it.
 		return reasonUpgrade
