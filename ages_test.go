@@ -15,7 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests that no value outlives its TTL because it seems younger after a wait between processes.
+// This file tests that no value outlives its TTL because it seems younger than it is.
 
 func TestAge_AfterANoticeThatWaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -163,6 +163,36 @@ func TestAge_AfterTheClaimOfAVariant(t *testing.T) {
 			t.Errorf("a response of 15 s with max-age=10 is served with Age %s", w.Header().Get("Age"))
 		}
 	})
+}
+
+// A page ages while its handler writes the body: its age counts from the header.
+func TestAge_OfABodyThatGrows(t *testing.T) {
+	for name, vary := range map[string]string{"of a URL": "", "of a variant": "Accept-Language"} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=6")
+				if vary != "" {
+					w.Header().Set("Vary", vary)
+				}
+				for range 4 {
+					io.WriteString(w, "row")
+					w.(http.Flusher).Flush()
+					time.Sleep(time.Second)
+				}
+			})
+			s.get("http://a/p") // until 4 s after the header
+			time.Sleep(1700 * time.Millisecond)
+			h := s.get("http://a/p").Header()
+			if s.wantCalls(t, 1); h.Get("Age") != "5" || h.Get("Cache-Status") != "Bellwether;hit;ttl=0" {
+				t.Errorf("5.7 s after the header: Age %q, %s, want 5 and a hit with ttl=0", h.Get("Age"), h.Get("Cache-Status"))
+			}
+			time.Sleep(400 * time.Millisecond)
+			h = s.get("http://a/p").Header()
+			if s.calls.Load() != 1 {
+				t.Errorf("6.1 s after the header, max-age=6 is served with Age %q, %s", h.Get("Age"), h.Get("Cache-Status"))
+			}
+		})
+	}
 }
 
 // The time since the Date is longer than a time.Duration can be.

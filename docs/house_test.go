@@ -19,7 +19,7 @@ import (
 	"testing"
 )
 
-// The test in this file holds the order of the root's files in docs/design.md to the code.
+// The test in this file holds the order of files in docs/design.md to the code.
 
 const (
 	// heldRow begins the row of the files that need each other.
@@ -30,14 +30,20 @@ const (
 
 var goFile = regexp.MustCompile(`\b\w+\.go\b`)
 
-// TestDesign_FilesInOrder reports each file that uses a name of a file before it in the table of the root
-// package. So a reader who opens the files from the last row up meets no name before its declaration.
+// TestDesign_FilesInOrder reports each file that uses a name of a file before it in its package's table. So a
+// reader who opens the files from the last row up meets no name before its declaration.
 func TestDesign_FilesInOrder(t *testing.T) {
-	_, section, found := strings.Cut(read(t, "docs/design.md"), "\nThe root package, ")
+	t.Run("root", func(t *testing.T) { filesInOrder(t, ".", "\nThe root package, ") })
+	t.Run("internal/page", func(t *testing.T) { filesInOrder(t, "internal/page", "\nThe files of internal/page, ") })
+}
+
+func filesInOrder(t *testing.T, dir, begin string) {
+	_, section, found := strings.Cut(read(t, "docs/design.md"), begin)
 	if !found {
-		t.Fatal(`docs/design.md has no paragraph "The root package, ..."`)
+		t.Fatalf("docs/design.md has no paragraph %q", begin)
 	}
-	section, _, _ = strings.Cut(section, "\n\n- ")
+	_, section, _ = strings.Cut(section, "\n|---|---|\n")
+	section, _, _ = strings.Cut(section, "\n\n")
 	var order, together, states []string
 	for _, row := range rows(section) {
 		names := goFile.FindAllString(row[1], -1)
@@ -49,10 +55,10 @@ func TestDesign_FilesInOrder(t *testing.T) {
 			states = names
 		}
 	}
-	if len(together) == 0 || len(states) == 0 {
+	if dir == "." && (len(together) == 0 || len(states) == 0) {
 		t.Errorf("docs/design.md lacks the row %q or %q", heldRow, stateRow)
 	}
-	pkg, files, uses := rootUses(t)
+	files, uses := usesOf(t, dir)
 	for _, name := range files {
 		if name != "doc.go" && !slices.Contains(order, name) {
 			t.Errorf("docs/design.md does not place %s", name)
@@ -73,15 +79,15 @@ func TestDesign_FilesInOrder(t *testing.T) {
 		}
 	}
 	if len(uses) < len(files) {
-		t.Errorf("package %s has only %d uses between its %d files", pkg.Name(), len(uses), len(files))
+		t.Errorf("%s has only %d uses between its %d files", dir, len(uses), len(files))
 	}
 }
 
-// rootUses returns the root package, its files, and a name for each pair of a file and a file that it uses.
-func rootUses(t *testing.T) (pkg *types.Package, names []string, uses map[[2]string]string) {
+// usesOf returns the files of a package, and a name for each pair of a file and a file that it uses.
+func usesOf(t *testing.T, dir string) (names []string, uses map[[2]string]string) {
 	t.Helper()
 	exports := map[string]string{}
-	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,GoFiles", ".").Output()
+	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,GoFiles", "./"+dir).Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
@@ -95,12 +101,12 @@ func rootUses(t *testing.T) (pkg *types.Package, names []string, uses map[[2]str
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		exports[p.ImportPath], names = p.Export, p.GoFiles // the last package is the root
+		exports[p.ImportPath], names = p.Export, p.GoFiles // the package itself comes last
 	}
 	set := token.NewFileSet()
 	var files []*ast.File
 	for _, name := range names {
-		file, err := parser.ParseFile(set, name, nil, 0)
+		file, err := parser.ParseFile(set, filepath.Join(dir, name), nil, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +114,7 @@ func rootUses(t *testing.T) (pkg *types.Package, names []string, uses map[[2]str
 	}
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
 	checker := types.Config{Importer: importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })}
-	pkg, err = checker.Check("github.com/bellwether-go/bellwether", set, files, info)
+	pkg, err := checker.Check(dir, set, files, info)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,5 +128,5 @@ func rootUses(t *testing.T) (pkg *types.Package, names []string, uses map[[2]str
 			uses[[2]string{by, of}] = object.Name()
 		}
 	}
-	return pkg, names, uses
+	return names, uses
 }

@@ -25,32 +25,6 @@ type answer struct {
 	validated bool // the handler has answered 304: the answer is the stored response
 }
 
-func (x *exchange) asked() httpcache.Request {
-	req := x.request()
-	req.Asked = x.own
-	return req
-}
-
-func (x *exchange) answered(h heading, now time.Time) answer {
-	h.header = httpcache.CanonicalHeader(h.header)
-	return answer{
-		heading: h, trailers: trailerNames(h.header),
-		judged: httpcache.Judge(x.asked(), h.status, h.header, x.sent, now, x.m.options.Rules),
-	}
-}
-
-// confirmed judges the stored response after a 304, with the fields of the 304.
-func (x *exchange) confirmed(h heading, now time.Time) answer {
-	said, about, rules := httpcache.CanonicalHeader(h.header), x.asks.about, x.m.options.Rules
-	age := httpcache.InitialAge(said, x.sent, now)
-	fresh := httpcache.Freshen(x.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
-	return answer{
-		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
-		trailers: trailerNames(said), fwdStatus: h.status, validated: true,
-		judged: httpcache.JudgeAged(x.asked(), about.status, fresh, age, now, rules),
-	}
-}
-
 // A decision is the state of a load when the handler has written its header.
 type decision struct {
 	audience  audience.Audience // the readers of the response; the cache keeps a response for Everyone
@@ -208,7 +182,7 @@ func (l *load) keep(d *decision) (*Response, error) {
 		done.complete(s.header, whole)
 		d.recording.account.complete(cmp.Or(d.variantKey(), l.attempt.Key()), whole)
 	}
-	f := l.m.lifeOf(done, s.header, s.age+time.Since(s.decidedAt))
+	f := l.m.lifeOf(done, s.header, s.ageNow())
 	if d.checked {
 		// The record about the key lives as long as the cache keeps the response.
 		done.kind, f = checked, items.Windows{TTL: keepFor}

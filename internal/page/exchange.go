@@ -7,12 +7,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-chi/chi/v5"
-
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
+	"github.com/go-chi/chi/v5"
 )
 
 // This file runs the handler for a key, detached from the request that began the flight. The
@@ -343,4 +342,30 @@ func (x *exchange) failed() bool {
 	d := x.decision
 	return d != nil && !x.backed && !d.validated && httpcache.IsServerError(d.content().status) &&
 		(x.told || x.err == nil && x.ctx.Err() == nil)
+}
+
+func (x *exchange) asked() httpcache.Request {
+	req := x.request()
+	req.Asked = x.own
+	return req
+}
+
+func (x *exchange) answered(h heading, now time.Time) answer {
+	h.header = httpcache.CanonicalHeader(h.header)
+	return answer{
+		heading: h, trailers: trailerNames(h.header),
+		judged: httpcache.Judge(x.asked(), h.status, h.header, x.sent, now, x.m.options.Rules),
+	}
+}
+
+// confirmed judges the stored response after a 304, with the fields of the 304.
+func (x *exchange) confirmed(h heading, now time.Time) answer {
+	said, about, rules := httpcache.CanonicalHeader(h.header), x.asks.about, x.m.options.Rules
+	age := httpcache.InitialAge(said, x.sent, now)
+	fresh := httpcache.Freshen(x.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
+	return answer{
+		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
+		trailers: trailerNames(said), fwdStatus: h.status, validated: true,
+		judged: httpcache.JudgeAged(x.asked(), about.status, fresh, age, now, rules),
+	}
 }

@@ -127,7 +127,7 @@ func (r *reading) write(body *spool.Reader) {
 	if r.own {
 		r.call.settleAside() // interim responses come before the response
 	}
-	s, header, age := r.live, r.live.headerFor(&r.call.place), r.live.age+time.Since(r.live.decidedAt)
+	s, header, age := r.live, r.live.headerFor(&r.call.place), r.live.ageNow()
 	status := httpcache.Status{
 		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBody, Collapsed: !r.own,
 		Key: r.m.statusKey(r.key), Detail: r.res.reason,

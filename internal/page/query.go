@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -118,7 +117,7 @@ func (q *query) client() string {
 func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) bool {
 	f := res.freshness
 	if s := res.live; s != nil { // still written: the item's life has not begun
-		return f.Reuse(s.age+time.Since(s.decidedAt), d)
+		return f.Reuse(s.ageNow(), d)
 	}
 	// The item's windows: the response does not know a jitter or a sweep, nor windows from a store.
 	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil

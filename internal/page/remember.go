@@ -20,6 +20,7 @@ const varyingTTL = 24 * time.Hour
 // store, other responses that may be stale, except server errors, are kept as long for max-stale.
 const keepFor = time.Hour
 
+// lifeOf returns the windows of a response of that age now, at the end of its body.
 func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {
 	f := items.Windows{
 		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,

@@ -129,6 +129,9 @@ type place struct {
 	end    context.CancelCauseFunc // ends the handler whose only reader the client is
 }
 
+// ageNow is the response's age: its header's, and the time since.
+func (s *stream) ageNow() time.Duration { return s.age + time.Since(s.decidedAt) }
+
 func (p *place) begin() (run int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
