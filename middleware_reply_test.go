@@ -793,13 +793,13 @@ func TestStatus_MethodsThatTheCacheDoesNotAnswer(t *testing.T) {
 func TestStatus_Failures(t *testing.T) {
 	for _, how := range []string{"timeout", "panic"} {
 		inBubble(t, how, func(t *testing.T) {
-			var fail, conditional bool
+			var fail, conditional atomic.Bool
 			s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: time.Second}, func(w http.ResponseWriter, r *http.Request) {
-				conditional = r.Header.Get("If-None-Match") != ""
-				if fail && how == "panic" {
+				conditional.Store(r.Header.Get("If-None-Match") != "")
+				if fail.Load() && how == "panic" {
 					panic("x")
 				}
-				if fail {
+				if fail.Load() {
 					time.Sleep(10 * time.Second)
 					return
 				}
@@ -809,10 +809,10 @@ func TestStatus_Failures(t *testing.T) {
 			})
 			s.get("http://a/p")
 			time.Sleep(20 * time.Second)
-			fail = true
+			fail.Store(true)
 			w := s.get("http://a/p")
-			if got := w.Header().Get("Cache-Status"); how != "panic" && (!conditional || !strings.Contains(got, "fwd=stale")) {
-				t.Errorf("%s: the validation (conditional %t) of the stored page: %d %s, want fwd=stale", how, conditional, w.Code, got)
+			if got := w.Header().Get("Cache-Status"); how != "panic" && (!conditional.Load() || !strings.Contains(got, "fwd=stale")) {
+				t.Errorf("%s: the validation (conditional %t) of the stored page: %d %s, want fwd=stale", how, conditional.Load(), w.Code, got)
 			}
 			s.calls.Store(0)
 			w = s.get("http://a/p")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -293,11 +294,11 @@ func TestRefresh_ManyBehindAFlight(t *testing.T) {
 		"ErrorTTL off": {ErrorTTL: -1},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			loads := 0
+			var loads atomic.Int32
 			o.TTL = time.Hour
 			o.Fleet = bellwether.Fleet{Store: farStore(memstore.New()), Locker: farLocker(), Namespace: "n"}
 			c := bellwether.New(func(ctx context.Context, key string) (string, error) {
-				loads++
+				loads.Add(1)
 				if o.ErrorTTL < 0 {
 					return "", errors.New("down")
 				}
@@ -314,8 +315,8 @@ func TestRefresh_ManyBehindAFlight(t *testing.T) {
 				t.Errorf("%d goroutines after 100 Refreshes of one key", n)
 			}
 			time.Sleep(10 * time.Minute)
-			if loads != 1 {
-				t.Errorf("%d loads, one after another; want 1", loads)
+			if n := loads.Load(); n != 1 {
+				t.Errorf("%d loads, one after another; want 1", n)
 			}
 		})
 	}
