@@ -209,13 +209,14 @@ func (f *flight[V]) noteReturn() {
 	f.returned = f.engine.clock.Now()
 }
 
-// refreshBehind notes a Refresh at an instant. It reports whether no earlier Refresh waits for the flight.
-func (f *flight[V]) refreshBehind(at instant) (first bool) {
+// refreshBehind notes a Refresh at an instant. It reports whether the call has to wait for the flight's end: an
+// earlier Refresh that waits reads the notes when the flight takes no more callers, and not later.
+func (f *flight[V]) refreshBehind(at instant) (waits bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	first = f.refreshed == 0
+	waits = f.refreshed == 0 || !f.listed()
 	f.refreshed = max(f.refreshed, at+1) // + 1 as in items.Item.LoadBegan
-	return first
+	return waits
 }
 
 // refreshLeft returns the latest Refresh since which no load of the flight has returned, 0 if there is none.
