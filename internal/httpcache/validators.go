@@ -138,9 +138,9 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 	return first, last - first + 1, true
 }
 
-// ForRange returns r as a request of its Range alone, for [http.ServeContent]. The conditions go: the cache has
-// judged the client's, by stricter rules, and If-Match and If-Unmodified-Since are for the origin (RFC 9111 section 4.3.2).
-// Range goes too if If-Range does not hold. stored came at received.
+// ForRange returns r as a request of its Range alone, for [http.ServeContent]. The conditions go: NotModified has
+// judged them, by stricter rules, and If-Match and If-Unmodified-Since are for the origin (RFC 9111 section
+// 4.3.2). Range goes too if If-Range does not hold. stored came at received.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
 	positions := rangeOf(r)
 	conditional := slices.ContainsFunc(conditions, func(name string) bool { return name != "Range" && r.Header[name] != nil })
