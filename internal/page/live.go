@@ -338,18 +338,23 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	case tooLate:
 		q.m.tooSlow(key, s.Item, err)
 	}
-	status := httpcache.Status{Collapsed: s.Collapsed, Detail: detail}
-	if c.began() || s.Collapsed { // otherwise no handler has run for the answer
-		status.Fwd = httpcache.FwdURIMiss
-		if s.Item != nil && s.Item.Held {
-			status.Fwd = httpcache.FwdStale
-		}
-	}
+	status := httpcache.Status{Fwd: c.forward(s), Collapsed: s.Collapsed, Detail: detail}
 	if it, now := q.m.cache.Near(key); it != nil && it.BackingOff(now) {
 		replyRetry(w, status, code, it.RetryAt-now)
 		return
 	}
 	replyFailure(w, status, code)
+}
+
+// forward is why the handler has run for an answer that failed. It is empty if no handler has run.
+func (c *call) forward(s Answer) httpcache.Forward {
+	switch {
+	case !c.began() && !s.Collapsed:
+		return ""
+	case s.Item != nil && s.Item.Held:
+		return httpcache.FwdStale
+	}
+	return httpcache.FwdURIMiss
 }
 
 // tooSlow records that a key's rebuild took longer than RebuildTimeout, if the key never had a response for
