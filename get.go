@@ -88,7 +88,7 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 
 // refreshNow begins a flight that takes no value of a load that returned before the call.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
-	c := e.refresher(context.WithoutCancel(ctx), key, &items.Item[V]{})
+	c := e.rebuilder(context.WithoutCancel(ctx), key)
 	c.takesLater()
 	if c.join(b); c.flight != nil && c.collapsed {
 		if c.flight.refreshBehind(c.began) {
@@ -132,11 +132,17 @@ func (c *waiter[V]) takesLater() {
 	c.want.Accept = func(it *items.Item[V], _ instant) bool { return it.Born > c.began && it.Epoch != epoch }
 }
 
-// refresher returns a waiter for the rebuild of the item it. The waiter is not counted as a call.
+// refresher returns a waiter for the rebuild of the item it.
 func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {
-	c := e.waiter(ctx, key, nil)
+	c := e.rebuilder(ctx, key)
 	// The store still has the item that is to be replaced, and the item is fresh.
 	c.want.Accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
+	return c
+}
+
+// rebuilder returns a waiter that begins a rebuild and is not counted as a call.
+func (e *engine[V]) rebuilder(ctx context.Context, key string) *waiter[V] {
+	c := e.waiter(ctx, key, nil)
 	c.tallied, c.refreshes = true, true
 	return c
 }
