@@ -316,7 +316,7 @@ var ErrNotAsked = errors.New("no call is made")
 // An answer by the engine's contract is returned unchanged, even as an error. Other errors and a panic of
 // call are wrapped in fault.ErrUnavailable and cost budget. A Goexit is a failure, and ends the goroutine.
 func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
-	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
+	return askFrom(ctx, g, &g.turns.holders, key, budget, call)
 }
 
 // AskErr is Ask for a call with an error as its only result.
@@ -327,13 +327,13 @@ func AskErr(ctx context.Context, g *Gate, key string, budget *Budget, call func(
 
 // AskInTurn is Ask for all other calls.
 func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
-	return askFrom(ctx, g, &g.turns.others, key, budget, inTime, call)
+	return askFrom(ctx, g, &g.turns.others, key, budget, call)
 }
 
 // AskInPieces is AskInTurn for a call that the engine answers piece by piece. The limit bounds the
 // silence before each piece: call calls heard for each piece.
 func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call func(ctx context.Context, heard func()) error) error {
-	_, err := askFrom(ctx, g, &g.turns.others, key, budget, withPatience, func(ctx context.Context) (struct{}, error) {
+	_, err := askFrom(ctx, g, &g.turns.others, key, budget, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, call(ctx, ctx.(*patience).heard)
 	})
 	return err
@@ -342,19 +342,12 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 // AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It
 // takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
 func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
-	v, _, err = askWithin(ctx, g, key, limit, inTime, call, func(error) {})
+	v, _, err = askWithin(newPatience(ctx, limit), g, key, call, func(error) {})
 	return v, err
 }
 
-// A limiter makes the context of a call from its time limit.
-type limiter func(context.Context, time.Duration) (context.Context, context.CancelFunc)
-
-func inTime(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, limit)
-}
-
 // askFrom makes a call when the call's turn has come in queue.
-func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, budget *Budget, limit limiter, call func(context.Context) (T, error)) (v T, err error) {
+func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
 	if budget.Left() <= 0 {
 		return zero, fmt.Errorf("%w: EngineTimeout is used up", fault.ErrUnavailable)
@@ -375,19 +368,20 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
-	v, failure, err := askWithin(ctx, g, key, budget.Left(), limit, call, report)
+	limited := newPatience(ctx, budget.Left())
+	v, failure, err := askWithin(limited, g, key, call, report)
 	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {
-		budget.Spend(time.Since(start))
+		budget.Spend(limited.spent())
 	}
 	return v, err
 }
 
 var errNoReturn = errors.New("the call did not return")
 
-// askWithin makes a call with a time limit, and reports and returns its failure, nil for an answer.
-func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Duration, limit limiter, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
+// askWithin makes a call within limited, and reports and returns its failure, nil for an answer.
+func askWithin[T any](limited *patience, g *Gate, key string, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
 	// The adapter may panic or exit. Without the report a half-open gate would wait for ever.
 	failure = errNoReturn
 	defer func() {
@@ -398,15 +392,19 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Dura
 		g.note(key, failure)
 		report(failure)
 	}()
-	limited, cancel := limit(ctx, within)
-	defer cancel()
+	defer limited.end()
 	v, err = call(limited)
 	if err == nil || fault.IsAnswer(err) {
 		failure = nil
 		return v, failure, err
 	}
-	if failure = err; ctx.Err() != nil || errors.Is(err, context.Canceled) {
+	switch ended := limited.Err(); {
+	case limited.usedUp():
+		failure = fmt.Errorf("no answer within %v: %w", limited.limit, err)
+	case ended != nil, errors.Is(err, context.Canceled):
 		failure = context.Canceled // the caller's own end proves nothing about the engine
+	default:
+		failure = err
 	}
 	var zero T
 	return zero, failure, fmt.Errorf("%w: %w", fault.ErrUnavailable, err)

@@ -1,0 +1,158 @@
+//go:build unix
+
+package gate
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
+)
+
+func TestPatience(t *testing.T) {
+	const ms = time.Millisecond
+	for name, c := range map[string]struct {
+		limit, parent time.Duration
+		heard         []time.Duration // pauses before the pieces of the answer
+		want          time.Duration
+		err           error
+	}{
+		"within a step":               {limit: 3 * ms, want: 3 * ms, err: context.DeadlineExceeded},
+		"whole steps":                 {limit: 500 * ms, want: 500 * ms, err: context.DeadlineExceeded},
+		"a last step that is shorter": {limit: 35 * ms, want: 35 * ms, err: context.DeadlineExceeded},
+		"each piece begins it anew":   {limit: 35 * ms, heard: []time.Duration{34 * ms, 1 * ms, 34 * ms}, want: 104 * ms, err: context.DeadlineExceeded},
+		"a piece as a step ends":      {limit: 35 * ms, heard: []time.Duration{10 * ms, 20 * ms}, want: 65 * ms, err: context.DeadlineExceeded},
+		"the caller's end":            {limit: 500 * ms, parent: 42 * ms, want: 42 * ms, err: context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if c.parent > 0 {
+					time.AfterFunc(c.parent, cancel)
+				}
+				began := time.Now()
+				p := newPatience(ctx, c.limit)
+				defer p.end()
+				if due, ok := p.Deadline(); !ok || due.Sub(began) != c.limit {
+					t.Errorf("Deadline: %v from now, %t; want %v", due.Sub(began), ok, c.limit)
+				}
+				for _, pause := range c.heard {
+					time.Sleep(pause)
+					p.heard()
+				}
+				<-p.Done()
+				if took := time.Since(began); took != c.want || p.Err() != c.err {
+					t.Errorf("ended after %v with %v, want %v and %v", took, p.Err(), c.want, c.err)
+				}
+				if spent := p.spent(); c.parent == 0 && spent != c.limit || c.parent > 0 && spent != c.parent {
+					t.Errorf("spent %v", spent)
+				}
+			})
+		})
+	}
+}
+
+// A client's own context below the call's ends with Canceled, and the call still counts as unanswered.
+func TestPatience_ContextBelow(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]State) {
+		budget := NewBudget(timeout)
+		err := AskErr(t.Context(), g, "k", budget, func(ctx context.Context) error {
+			below, cancel := context.WithCancel(ctx)
+			defer cancel()
+			<-below.Done()
+			return below.Err()
+		})
+		if !errors.Is(err, fault.ErrUnavailable) || budget.Left() != 0 || len(g.failing) != 1 {
+			t.Errorf("Ask: %v, with %v left and %d failures", err, budget.Left(), len(g.failing))
+		}
+	})
+}
+
+// TestPatience_Stopped stops a process during a call. The answer comes meanwhile, long after the limit.
+func TestPatience_Stopped(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("GATE_STOPPED") != "" {
+		io.WriteString(os.Stdout, "asking\n")
+		_, err := AskAnyway(t.Context(), New(timeout, func(_, _ State) {}), "k", timeout/2, func(ctx context.Context) (string, error) {
+			answer := make(chan string)
+			go func() {
+				line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+				answer <- line
+			}()
+			select {
+			case line := <-answer:
+				return line, nil
+			case <-ctx.Done():
+				return "", ctx.Err()
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPatience_Stopped$", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), "GATE_STOPPED=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	if line, err := lines.ReadString('\n'); line != "asking\n" {
+		t.Fatalf("the process says %q, %v", line, err)
+	}
+	time.Sleep(timeout / 10)
+	cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(timeout)
+	io.WriteString(in, "the answer\n")
+	cmd.Process.Signal(syscall.SIGCONT)
+	said, _ := io.ReadAll(lines)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v: %.600s", err, said)
+	}
+}
+
+// TestPatience_Crowd has an answer that takes four turns of the processor, among goroutines that are all ready.
+func TestPatience_Crowd(t *testing.T) {
+	const limit = 50 * time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 200 * runtime.GOMAXPROCS(0) { // 20 ms for a turn
+		go func() {
+			for ctx.Err() == nil {
+				for began := time.Now(); time.Since(began) < 100*time.Microsecond; {
+				}
+				runtime.Gosched()
+			}
+		}()
+	}
+	began := time.Now()
+	_, err := AskAnyway(ctx, New(timeout, func(_, _ State) {}), "k", limit, func(ctx context.Context) (struct{}, error) {
+		for range 4 {
+			if runtime.Gosched(); ctx.Err() != nil {
+				return struct{}{}, ctx.Err()
+			}
+		}
+		return struct{}{}, nil
+	})
+	if took := time.Since(began); err != nil || took < limit {
+		t.Errorf("after %v: %v, want an answer later than the limit of %v", took, err, limit)
+	}
+}
