@@ -92,7 +92,7 @@ type Fleet struct {
 	// Namespace precedes each key in Store and Locker, such as "users", without a colon. A Cache with a
 	// Store needs a Namespace that no cache of other values has. Empty: none, for a Middleware.
 	Namespace string
-	// EngineTimeout is how long a rebuild waits for silent engines in all. Zero means 500 ms.
+	// EngineTimeout is how long a rebuild waits for silent engines in all, while the process runs. Zero means 500 ms.
 	EngineTimeout time.Duration
 	// LeaseTTL is the longest lease, and the longest time until a dead holder is replaced. Zero means 5 s.
 	LeaseTTL time.Duration
