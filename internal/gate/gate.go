@@ -342,7 +342,7 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 // AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It
 // takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
 func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
-	v, _, err = askWithin(newPatience(ctx, limit), g, key, call, func(error) {})
+	v, _, err = askWithin(ctx, g, key, limit, call, func(error) {})
 	return v, err
 }
 
@@ -368,20 +368,20 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
-	limited := newPatience(ctx, budget.Left())
-	v, failure, err := askWithin(limited, g, key, call, report)
+	limit := budget.Left()
+	v, failure, err := askWithin(ctx, g, key, limit, call, report)
 	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {
-		budget.Spend(limited.spent())
+		budget.Spend(min(time.Since(start), max(limit, 0)))
 	}
 	return v, err
 }
 
 var errNoReturn = errors.New("the call did not return")
 
-// askWithin makes a call within limited, and reports and returns its failure, nil for an answer.
-func askWithin[T any](limited *patience, g *Gate, key string, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
+// askWithin makes a call with a time limit, and reports and returns its failure, nil for an answer.
+func askWithin[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
 	// The adapter may panic or exit. Without the report a half-open gate would wait for ever.
 	failure = errNoReturn
 	defer func() {
@@ -392,17 +392,23 @@ func askWithin[T any](limited *patience, g *Gate, key string, call func(context.
 		g.note(key, failure)
 		report(failure)
 	}()
+	limited := newPatience(ctx, limit)
 	defer limited.end()
 	v, err = call(limited)
 	if err == nil || fault.IsAnswer(err) {
 		failure = nil
 		return v, failure, err
 	}
-	switch ended := limited.Err(); {
-	case limited.usedUp():
-		failure = fmt.Errorf("no answer within %v: %w", limited.limit, err)
-	case ended != nil, errors.Is(err, context.Canceled):
+	switch {
+	case ctx.Err() != nil:
 		failure = context.Canceled // the caller's own end proves nothing about the engine
+	case limited.usedUp():
+		if !errors.Is(err, context.DeadlineExceeded) { // of a context below
+			err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+		}
+		failure = err
+	case errors.Is(err, context.Canceled):
+		failure = context.Canceled
 	default:
 		failure = err
 	}

@@ -2,7 +2,7 @@ package gate
 
 import (
 	"context"
-	"runtime"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -12,51 +12,63 @@ import (
 // A patience is the context of a call. It ends with its parent, with the call, or when the engine has been
 // silent for the limit. Each piece of an answer begins the limit anew, so the deadline moves.
 //
-// The limit is counted in steps, and a step that ends late counts as one step. A process without a processor
-// is not told of an answer: while it is stopped, on a crowded machine, or behind the thousands of goroutines
-// that wake up in a herd. By the clock alone, the calls of all such processes would end together, and each
-// process would take the engine for silent and load for itself.
+// The limit is counted in steps, and only a quarter of a step that ends very late counts. A process without a
+// processor hears no answer: while it is stopped, or on a crowded machine. By the clock alone, the calls of all
+// such processes would end together, and each process would take the engine for silent and load for itself. A
+// process that is always late gives an engine four times the limit. A single stop ends no call, however long.
 type patience struct {
 	context.Context // the parent's, with an end by cancel
-	cancel          context.CancelFunc
+	cancel          context.CancelCauseFunc
 	limit           time.Duration
 
 	mu    sync.Mutex // guards the fields below
 	left  time.Duration
 	began time.Time // when the present step began
-	step  *time.Timer
+	next  *time.Timer
 }
 
-// longestStep is well below a limit, and above the pauses of a process that has the processor it needs.
-const longestStep = 10 * time.Millisecond
+const (
+	step = 10 * time.Millisecond
+	// late is above the delays in a process that has a processor: other goroutines run for 10 ms at most.
+	late = 2 * step
+)
 
 func newPatience(ctx context.Context, limit time.Duration) *patience {
-	p := &patience{limit: limit, left: limit, began: time.Now()}
-	p.Context, p.cancel = context.WithCancel(ctx)
-	p.mu.Lock() // the first step may end before p.step is set
+	p := &patience{limit: limit, left: max(limit, 1), began: time.Now()}
+	p.Context, p.cancel = context.WithCancelCause(ctx)
+	p.mu.Lock() // the first step may end before p.next is set
 	defer p.mu.Unlock()
-	p.step = time.AfterFunc(min(limit, longestStep), p.endStep)
+	p.next = time.AfterFunc(min(p.left, step), p.endStep)
 	return p
 }
 
 func (p *patience) endStep() {
-	runtime.Gosched() // the goroutines that are ready now go first: one of them may have the answer
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.Context.Err() != nil {
-		return
+	if p.count() {
+		p.cancel(context.DeadlineExceeded) // without the lock: the parent may be of a foreign type
 	}
-	p.left -= p.passed()
-	p.began = time.Now()
-	if p.left <= 0 {
-		p.cancel()
-		return
-	}
-	p.step.Reset(min(p.left, longestStep))
 }
 
-// passed is what the present step counts by now. p.mu is held.
-func (p *patience) passed() time.Duration { return min(time.Since(p.began), p.left, longestStep) }
+// count counts the present step, and begins the next. It reports whether the limit is used up.
+func (p *patience) count() (usedUp bool) {
+	ended := p.Context.Err() != nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ended {
+		return false
+	}
+	now := time.Now()
+	passed := now.Sub(p.began)
+	if passed > late {
+		passed = min(max(passed/4, step), max(p.limit/2, 1))
+	}
+	p.left -= passed
+	p.began = now
+	if p.left <= 0 {
+		return true
+	}
+	p.next.Reset(min(p.left, step))
+	return false
+}
 
 // heard begins the limit anew.
 func (p *patience) heard() {
@@ -69,15 +81,8 @@ func (p *patience) heard() {
 
 // end ends the call.
 func (p *patience) end() {
-	p.cancel()
-	p.step.Stop()
-}
-
-// spent is the part of the limit that has passed since the last piece of the answer.
-func (p *patience) spent() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.limit - p.left + p.passed()
+	p.cancel(nil)
+	p.next.Stop()
 }
 
 func (p *patience) usedUp() bool {
@@ -86,7 +91,8 @@ func (p *patience) usedUp() bool {
 	return p.left <= 0
 }
 
-// Err is DeadlineExceeded after the limit. A context below p, such as a client's own, ends with Canceled.
+// Err is DeadlineExceeded after the limit. A context below p, such as a client's own, ends with Canceled, and
+// with DeadlineExceeded as its cause.
 func (p *patience) Err() error {
 	err := p.Context.Err()
 	if err != nil && p.usedUp() {
@@ -97,11 +103,15 @@ func (p *patience) Err() error {
 
 // Deadline is the earliest end of the limit. A client that goes by it alone gives up by the clock.
 func (p *patience) Deadline() (time.Time, bool) {
+	of, ok := p.Context.Deadline()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	due := p.began.Add(p.left)
-	if of, ok := p.Context.Deadline(); ok && of.Before(due) {
+	if ok && of.Before(due) {
 		return of, true
 	}
 	return due, true
 }
+
+// String keeps fmt from reading the fields.
+func (p *patience) String() string { return fmt.Sprintf("%v.patience(%v)", p.Context, p.limit) }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -54,9 +53,6 @@ func TestPatience(t *testing.T) {
 				if took := time.Since(began); took != c.want || p.Err() != c.err {
 					t.Errorf("ended after %v with %v, want %v and %v", took, p.Err(), c.want, c.err)
 				}
-				if spent := p.spent(); c.parent == 0 && spent != c.limit || c.parent > 0 && spent != c.parent {
-					t.Errorf("spent %v", spent)
-				}
 			})
 		})
 	}
@@ -72,7 +68,7 @@ func TestPatience_ContextBelow(t *testing.T) {
 			<-below.Done()
 			return below.Err()
 		})
-		if !errors.Is(err, fault.ErrUnavailable) || budget.Left() != 0 || len(g.failing) != 1 {
+		if !errors.Is(err, fault.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || budget.Left() != 0 || len(g.failing) != 1 {
 			t.Errorf("Ask: %v, with %v left and %d failures", err, budget.Left(), len(g.failing))
 		}
 	})
@@ -126,33 +122,5 @@ func TestPatience_Stopped(t *testing.T) {
 	said, _ := io.ReadAll(lines)
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v: %.600s", err, said)
-	}
-}
-
-// TestPatience_Crowd has an answer that takes four turns of the processor, among goroutines that are all ready.
-func TestPatience_Crowd(t *testing.T) {
-	const limit = 50 * time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	for range 200 * runtime.GOMAXPROCS(0) { // 20 ms for a turn
-		go func() {
-			for ctx.Err() == nil {
-				for began := time.Now(); time.Since(began) < 100*time.Microsecond; {
-				}
-				runtime.Gosched()
-			}
-		}()
-	}
-	began := time.Now()
-	_, err := AskAnyway(ctx, New(timeout, func(_, _ State) {}), "k", limit, func(ctx context.Context) (struct{}, error) {
-		for range 4 {
-			if runtime.Gosched(); ctx.Err() != nil {
-				return struct{}{}, ctx.Err()
-			}
-		}
-		return struct{}{}, nil
-	})
-	if took := time.Since(began); err != nil || took < limit {
-		t.Errorf("after %v: %v, want an answer later than the limit of %v", took, err, limit)
 	}
 }
