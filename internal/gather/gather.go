@@ -4,6 +4,7 @@ package gather
 import (
 	"cmp"
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -11,16 +12,17 @@ import (
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
-// lull is how long the ready members wait while no member moves: one slow answer must not hold up a
-// batch, and a dead process's leases do not all end together.
-const lull = 20 * time.Millisecond
+// shortestLull is the least time for which the ready members wait while no member moves: one slow answer must
+// not hold up a batch, and a dead process's leases do not all end together. While all members are slow, because
+// of their engines or a crowded machine, so are the pauses between them: they wait for half as long again.
+const shortestLull = 20 * time.Millisecond
 
 // Options configure a Group.
 type Options[K, R any] struct {
 	// Load loads the keys of some members: it sets the Result of each seat. It runs on its own
 	// goroutine, and must not panic. Nil: each member loads by itself, and does not call [Member.Load].
 	Load func(ctx context.Context, seats []*Seat[K, R])
-	// Slots has the slots for the loads. All members share the first load's slot.
+	// Slots has the slots for the loads. All members share the next load's slot.
 	Slots *slots.Slots
 	// Running counts the goroutine that waits for a shared slot.
 	Running *sync.WaitGroup
@@ -35,6 +37,7 @@ type Group[K, R any] struct {
 	Options[K, R]
 	Demand slots.Demand // whether a load waits for a member
 	shared *slots.Shared
+	began  time.Time
 
 	mu            sync.Mutex   // guards the fields below, and all fields of members
 	looking, away int          // members in these states
@@ -46,7 +49,7 @@ type Group[K, R any] struct {
 
 // New returns a group without members.
 func New[K, R any](o Options[K, R]) *Group[K, R] {
-	return &Group[K, R]{Options: o, shared: o.Slots.Share(o.Running)}
+	return &Group[K, R]{Options: o, shared: o.Slots.Share(o.Running), began: time.Now()}
 }
 
 // A Member is a key of a group. It implements [slots.Source].
@@ -92,46 +95,26 @@ func (m *Member[K, R]) turnTo(s state) {
 
 // Try implements [slots.Source].
 func (m *Member[K, R]) Try() (free func()) {
-	switch g := m.group; {
-	case g.Load == nil:
-		return g.Slots.Try()
-	case m.shares():
-		return m.take(g.shared.Try())
-	default:
-		return m.take(slots.Own(g.Slots.Try()))
+	if m.group.Load == nil {
+		return m.group.Slots.Try()
 	}
+	return m.take(m.group.shared.Try())
 }
 
 // Request implements [slots.Source].
 func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
-	switch g := m.group; {
-	case g.Load == nil:
-		return g.Slots.Request(d)
-	case m.shares():
-		h := g.shared.Request(d)
-		return &request[K, R]{m, h.Taken(), h.End}
-	default:
-		r := g.Slots.Request(d)
-		return &request[K, R]{m, r.Taken(), func() *slots.Hand { return slots.Own(r.End()) }}
+	if m.group.Load == nil {
+		return m.group.Slots.Request(d)
 	}
+	return &request[K, R]{m.group.shared.Request(d), m}
 }
 
 type request[K, R any] struct {
+	*slots.Hand
 	member *Member[K, R]
-	taken  <-chan struct{}
-	end    func() *slots.Hand
 }
 
-func (r *request[K, R]) Taken() <-chan struct{} { return r.taken }
-
-func (r *request[K, R]) End() (free func()) { return r.member.take(r.end()) }
-
-// shares reports whether the member's next slot is the first load's.
-func (m *Member[K, R]) shares() bool {
-	m.group.mu.Lock()
-	defer m.group.mu.Unlock()
-	return !m.group.loaded
-}
+func (r *request[K, R]) End() (free func()) { return r.member.take(r.Hand.End()) }
 
 func (m *Member[K, R]) take(h *slots.Hand) (free func()) {
 	if h == nil {
@@ -168,13 +151,15 @@ func (m *Member[K, R]) Unqueue() {
 type round[K, R any] struct {
 	seats  []*Seat[K, R]
 	opened time.Time
-	timer  *time.Timer // begins the round after a lull; nil at first
+	timer  *time.Timer // begins the round when it is due; nil at first
 	load   func(*slots.Hand)
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when the seats have their results
 
-	present int  // guarded by Group.mu: seats whose members wait
-	begun   bool // guarded by Group.mu
+	// Guarded by Group.mu.
+	present int       // seats whose members wait
+	due     time.Time // when the round begins unless a member moves
+	begun   bool
 }
 
 // A Seat is a key in a load.
@@ -194,12 +179,16 @@ type Seat[K, R any] struct {
 func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
 	s := &Seat[K, R]{Key: m.key, member: m}
 	r := m.arrive(ctx, s)
-	if r == nil && ctx.Err() == nil {
-		// The slot's load has begun without the member.
-		if s.hand = slots.Own(slots.Await(ctx, m.group.Slots.Request(&m.group.Demand))); s.hand != nil {
-			s.free = sync.OnceFunc(s.hand.Release)
+	for ; r == nil && ctx.Err() == nil; r = m.arrive(ctx, s) {
+		// A load has taken the slot without the member. The next load has another slot.
+		h := m.group.shared.Request(&m.group.Demand)
+		select {
+		case <-h.Taken():
+		case <-ctx.Done():
+		}
+		if h = h.End(); h != nil {
+			s.hand, s.free = h, sync.OnceFunc(h.Release)
 			defer s.free()
-			r = m.arrive(ctx, s)
 		}
 	}
 	if r == nil {
@@ -227,33 +216,34 @@ func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
 		s.hand, s.free = m.hand, m.free
 	}
 	if ctx.Err() != nil {
-		s.hand = nil
 		return nil
 	}
-	if s.hand.Spent {
-		// From now on it waits for a slot of its own, and not with its share of this one: the last share
-		// frees the slot. Its rebuild has not given this load up, so the share is not a later load's.
-		m.free()
-		s.hand = nil
+	if s.hand.Spent() {
+		s.free() // the last share frees the slot
 		return nil
 	}
 	r := g.open
 	if r == nil {
-		// The values of the context stay; the end is one member's only.
-		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		r = &round[K, R]{opened: time.Now(), cancel: cancel, done: make(chan struct{})}
-		r.load = func(h *slots.Hand) {
-			defer cancel(nil)
-			defer close(r.done)
-			defer h.Release()
-			g.Load(ctx, r.seats)
-		}
+		r = g.newRound(ctx)
 		g.open = r
 	}
 	r.seats = append(r.seats, s)
 	r.present++
 	m.seat = s
 	m.turn(loading)
+	return r
+}
+
+func (g *Group[K, R]) newRound(ctx context.Context) *round[K, R] {
+	// The values of the context stay; the end is one member's only.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	r := &round[K, R]{opened: time.Now(), cancel: cancel, done: make(chan struct{})}
+	r.load = func(h *slots.Hand) {
+		defer cancel(nil)
+		defer close(r.done)
+		defer h.Release()
+		g.Load(ctx, r.seats)
+	}
 	return r
 }
 
@@ -291,7 +281,7 @@ func (r *round[K, R]) stop() {
 //   - the first round, when no member is looking: it does not wait for members that are away;
 //   - a later round, when no member is looking or away: its own members have been away, and others
 //     may follow;
-//   - any round, when no member has moved for a lull, or after Longest.
+//   - any round, when no member has moved for long enough (see lull), or after Longest.
 //
 // So each round begins, whatever the other members do. Group.mu is held.
 func (m *Member[K, R]) turn(s state) {
@@ -303,21 +293,32 @@ func (m *Member[K, R]) turn(s state) {
 	if r == nil {
 		return
 	}
-	pause := min(lull, g.Longest-time.Since(r.opened))
+	pause := min(g.lull(r), g.Longest-time.Since(r.opened))
+	r.due = time.Now().Add(pause)
 	switch {
 	case g.looking == 0 && (!g.loaded || g.away == 0) || pause <= 0:
 		g.start(r)
 	case r.timer == nil:
 		r.timer = time.AfterFunc(pause, func() {
+			runtime.Gosched() // after a stop of the process its members are ready too, and go first
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			if g.open == r {
+			if g.open == r && !time.Now().Before(r.due) {
 				g.start(r)
 			}
 		})
 	default:
 		r.timer.Reset(pause)
 	}
+}
+
+// lull is how long the ready members wait while no member moves.
+func (g *Group[K, R]) lull(r *round[K, R]) time.Duration {
+	since := r.opened
+	if !g.loaded {
+		since = g.began // the members have come together
+	}
+	return max(shortestLull, time.Since(since)/2)
 }
 
 // count adds n to the number of members in the state. Group.mu is held.
@@ -338,9 +339,8 @@ func (g *Group[K, R]) start(r *round[K, R]) {
 	}
 	g.open, g.loaded, r.begun = nil, true, true
 	slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
-	// Each seat had an unspent slot. The load takes one, and keeps it if its members leave.
-	hand := r.seats[slices.IndexFunc(r.seats, func(s *Seat[K, R]) bool { return !s.hand.Spent })].hand
-	hand.Spent = true
-	hand.Hold()
+	// The load keeps a slot if its members leave. All seats have slots that no load has taken.
+	hand := r.seats[0].hand
+	hand.Spend()
 	go r.load(hand)
 }

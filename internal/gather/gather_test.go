@@ -122,11 +122,78 @@ func TestLoad_MemberIsSlow(t *testing.T) {
 		quick, slow := f.Join("quick", 0), f.Join("slow", 1)
 		go load(t, t.Context(), quick)
 		time.Sleep(500 * time.Millisecond)
-		f.wants(t, call{[]string{"quick"}, lull})
+		f.wants(t, call{[]string{"quick"}, shortestLull})
 		// The first load has its slot already: the member waits for a slot of its own.
 		go load(t, t.Context(), slow)
 		time.Sleep(3 * time.Second)
-		f.wants(t, call{[]string{"quick"}, lull}, call{[]string{"slow"}, 500 * time.Millisecond})
+		f.wants(t, call{[]string{"quick"}, shortestLull}, call{[]string{"slow"}, 500 * time.Millisecond})
+	})
+}
+
+// Members that miss the first load share the slot of the next.
+func TestLoad_LateMembersShareASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(2)
+		first := f.Join("first", 0)
+		var late []*Member[string, string]
+		for i, key := range []string{"a", "b", "c"} {
+			late = append(late, f.Join(key, i+1))
+		}
+		go load(t, t.Context(), first)
+		time.Sleep(100 * time.Millisecond)
+		for _, m := range late {
+			go load(t, t.Context(), m)
+		}
+		time.Sleep(5 * time.Second)
+		f.wants(t, call{[]string{"first"}, shortestLull}, call{[]string{"a", "b", "c"}, 100 * time.Millisecond})
+		if f.Slots.Try() == nil || f.Slots.Try() == nil {
+			t.Error("a slot is held after the loads")
+		}
+	})
+}
+
+// A member that has a share of the first load's slot, and comes after that load has begun, shares the next slot.
+func TestLoad_LateMembersGiveTheirSharesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		first, a, b := f.Join("first", 0), f.Join("a", 1), f.Join("b", 2)
+		comesLate := func(m *Member[string, string]) {
+			free := m.Try()
+			time.Sleep(100 * time.Millisecond)
+			v, err := m.Load(t.Context())
+			if v != "value of "+m.key || err != nil {
+				t.Errorf("the load of %q came to %q, %v", m.key, v, err)
+			}
+			free()
+			m.End()
+		}
+		go comesLate(a)
+		go comesLate(b)
+		go load(t, t.Context(), first)
+		time.Sleep(5 * time.Second)
+		f.wants(t, call{[]string{"first"}, shortestLull}, call{[]string{"a", "b"}, shortestLull + time.Second})
+		if f.Slots.Try() == nil {
+			t.Error("a slot is held after the loads")
+		}
+	})
+}
+
+// When all members are slow, a pause between two of them is no reason to load without the rest.
+func TestLoad_AllMembersAreSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		var members []*Member[string, string]
+		for i, key := range []string{"a", "b", "c"} {
+			members = append(members, f.Join(key, i))
+		}
+		for i, after := range []time.Duration{100, 149, 223} {
+			go func() {
+				time.Sleep(after * time.Millisecond)
+				load(t, t.Context(), members[i])
+			}()
+		}
+		time.Sleep(5 * time.Second)
+		f.wants(t, call{[]string{"a", "b", "c"}, 223 * time.Millisecond})
 	})
 }
 

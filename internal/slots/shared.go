@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// A Shared is one slot for many holders. The first takes the slot, and the last gives it back for reuse.
+// A Shared is a slot for many holders: the first takes it, and the last gives it back. A load that takes
+// the slot for itself leaves the next holder another slot.
 type Shared struct {
 	from    *Slots
 	running *sync.WaitGroup
@@ -16,11 +17,9 @@ type Shared struct {
 
 // A Hand is a taking of a shared slot.
 type Hand struct {
-	// Spent: a load has taken the slot. The holders guard it.
-	Spent bool
-
 	of      *Shared
-	holders int           // guarded by of.mu: the rebuilds with the slot, or waiting for it
+	holders int           // guarded by of.mu: the rebuilds with the slot, or waiting for it, and the load
+	spent   bool          // guarded by of.mu: a load has taken the slot
 	taken   chan struct{} // closed when the slot is there
 	free    func()        // guarded by of.mu: gives the slot back; nil until it is there
 	abandon func()        // ends the wait for the slot
@@ -28,16 +27,6 @@ type Hand struct {
 
 // Share returns a slot of s to be shared. running counts the goroutine that waits for the slot.
 func (s *Slots) Share(running *sync.WaitGroup) *Shared { return &Shared{from: s, running: running} }
-
-// Own returns the hand of a single holder on a slot that free gives back, or nil if free is nil.
-func Own(free func()) *Hand {
-	if free == nil {
-		return nil
-	}
-	h := &Hand{of: &Shared{}, holders: 1, free: free, abandon: func() {}}
-	h.of.hand = h
-	return h
-}
 
 // Try adds a holder if the slot is taken, or can be taken now. Otherwise it returns nil.
 func (s *Shared) Try() *Hand {
@@ -101,11 +90,27 @@ func (h *Hand) take(free func()) {
 	close(h.taken)
 }
 
-// Hold adds a holder. The caller is a holder.
-func (h *Hand) Hold() {
+// Spend takes the slot for a load, which is a further holder. The caller is a holder.
+func (h *Hand) Spend() {
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()
+	h.spent = true
 	h.holders++
+	h.forget()
+}
+
+// Spent reports whether a load has taken the slot.
+func (h *Hand) Spent() bool {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	return h.spent
+}
+
+// forget lets the next holder take another slot. of.mu is held.
+func (h *Hand) forget() {
+	if h.of.hand == h {
+		h.of.hand = nil
+	}
 }
 
 // Release removes a holder. The last holder gives the slot back.
@@ -115,7 +120,7 @@ func (h *Hand) Release() {
 	if h.holders--; h.holders > 0 {
 		return
 	}
-	h.of.hand = nil
+	h.forget()
 	h.abandon()
 	if h.free != nil {
 		h.free()
