@@ -53,8 +53,10 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
+	keeping, stopKeeping := context.WithCancel(ctx)
+	defer stopKeeping()
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
-	result, lost := r.startLoad(loading, abort, epoch)
+	result, lost := r.startLoad(loading, keeping, abort, epoch)
 	if result == nil {
 		r.leading.refused++
 		return false
@@ -75,7 +77,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				l.err = context.Cause(limited) // the load's error only repeats the end of its context
 			}
 			r.noteReturn()
-			abort(nil) // stops the keeper, which must not renew a lease that is being released
+			abort(nil) // the keeper goes on through the commit
 			return finish(ctx, l, epoch)
 		case <-rival:
 			rival = nil
@@ -103,7 +105,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 
 // startLoad starts the load and the lease's keeper. result is nil if the
 // key was invalidated since the claim, or the cache is closed.
-func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
+func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e, lease := r.engine, r.leading.lease
 	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	var term leases.Term
@@ -120,7 +122,7 @@ func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFun
 	if lease != nil {
 		e.trips.Note(r.leading.loadBegan - r.standing.asked)
 		lost = make(chan struct{})
-		e.running.Go(func() { r.keep(loading, lease, term, lost) })
+		e.running.Go(func() { r.keep(keeping, loading, lease, term, lost) })
 	}
 	a := attempt[V]{flight: r.flight, present: r.present, loadBegan: r.leading.loadBegan, position: r.witness.position}
 	r.loaded = false

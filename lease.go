@@ -28,10 +28,11 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// keep renews the lease at each third of its length until ctx ends. It closes lost when the engine
-// says, asked or unasked, that another process has the lease. Silence ends nothing: if the lease runs
-// out and another process rebuilds too, the store takes only the later epoch.
-func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term, lost chan<- struct{}) {
+// keep renews the lease at each third of its length until ctx ends, also during the commit, which may take long
+// on a crowded machine. It ends if the load is given up. It closes lost when the engine says, asked or unasked,
+// that another process has the lease. Silence ends nothing: if the lease runs out and another process rebuilds
+// too, the store takes only the later epoch.
+func (r *run[V]) keep(ctx, loading context.Context, lease driver.Lease, term leases.Term, lost chan<- struct{}) {
 	e := r.engine
 	var told <-chan struct{}
 	if n, ok := lease.(driver.LossNotifier); ok {
@@ -39,11 +40,18 @@ func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term,
 			r.noAnswer(ctx, "keeping the lease of", err)
 		}
 	}
+	over := loading.Done()
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
 			return
+		case <-over:
+			if context.Cause(loading) != context.Canceled {
+				return // given up
+			}
+			over, told = nil, nil
+			continue
 		case <-told:
 			err = driver.ErrLeaseLost
 		case <-time.After(term.Renewal() - e.clock.Now()):
@@ -51,13 +59,13 @@ func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term,
 			renewed := term.Renewed(now, e.LeaseTTL)
 			if err = r.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
 				term = renewed
-				r.prolong(ctx, term.End())
+				r.prolong(loading, term.End())
 			}
 			term.Asked = now
 		}
 		switch {
-		case ctx.Err() != nil:
-			return
+		case ctx.Err() != nil, errors.Is(err, driver.ErrLeaseLost) && loading.Err() != nil:
+			return // the commit may have released the lease
 		case errors.Is(err, driver.ErrLeaseLost):
 			e.count.leasesLost.Add(1)
 			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
@@ -78,9 +86,14 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 	}
 }
 
+// renew renews the lease within patience by the clock, as leases end: a gate gives a starved process more.
 func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
 	r.engine.enter(r.key, phaseRenewing)
-	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(patience), func(ctx context.Context) error { return lease.Renew(ctx, length) })
+	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(2*patience), func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		return lease.Renew(ctx, length)
+	})
 }
 
 func (r *run[V]) releaseBehind(ctx context.Context) {

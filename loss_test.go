@@ -112,3 +112,24 @@ func TestLossNotifier_Panics(t *testing.T) {
 		}
 	})
 }
+
+// A commit that takes longer than the rest of the lease keeps it. The load ends just before a renewal is due.
+func TestLease_KeptDuringTheCommit(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Minute})
+		f.origin.build = 160 * time.Millisecond
+		f.get(1, "k") // from now on the build's duration is known
+		invalidate(t, f.processes[0], "k")
+		time.Sleep(2 * time.Second) // the other near tiers follow
+		f.each(func(p *process) { p.store.set(on(takes(450*time.Millisecond), "commit")) })
+		if out := f.get(2, "k"); len(out.failed) > 0 || out.values["v2"] != 6 {
+			t.Errorf("answers %v, %v; want v2 for all", out.values, out.failed)
+		}
+		f.wantLoads(t, 2)
+		f.each(func(p *process) {
+			if n := p.Stats().LeasesLost; n != 0 {
+				t.Errorf("%d leases lost", n)
+			}
+		})
+	})
+}
