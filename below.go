@@ -158,8 +158,6 @@ func (b below) Invalidate(ctx context.Context, keys []string) []error {
 	return b.engine.invalidateAll(ctx, keys)
 }
 
-func (b below) InvalidateLater(key string) { b.engine.invalidateLater(key) }
-
 func (b below) Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 	return b.engine.sweep(ctx, sweeps)
 }

@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -127,7 +128,11 @@ func (e *engine[V]) snapshot() observe.Stats {
 	}
 }
 
+// noAnswer reports a call without an answer. A call that the breaker has not made, or has ended, is no news: the
+// calls that opened the breaker and its probes are reported.
 func (e *engine[V]) noAnswer(key string, err error) {
 	e.count.engineErrors.Add(1)
-	e.OnError(key, err)
+	if !errors.Is(err, gate.ErrNotAsked) && !errors.Is(err, gate.ErrSilent) {
+		e.OnError(key, err)
+	}
 }

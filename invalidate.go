@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// This file invalidates keys, in the fleet and then in this process. Failed invalidations of unsafe
-// requests, which no client repeats, are repeated in rounds. Invalidation by tag or prefix is in sweep.go.
+// This file invalidates keys, in the fleet and then in this process. Invalidations that the store does not
+// answer are repeated in rounds. Invalidation by tag or prefix is in sweep.go.
 
 // invalidate drops the key from the store, and then from this process. In this order, any entry or
 // epoch that a flight got before the store's floor rose is void here, and any later entry is new.
@@ -20,10 +20,14 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 		return nil
 	}
 	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
-	if err != nil {
-		return &keyError{"invalidating", key, err}
+	switch {
+	case err == nil:
+		e.pending.drop(key)
+		return nil
+	case errors.Is(err, ErrUnavailable):
+		e.invalidateLater(key)
 	}
-	return nil
+	return &keyError{"invalidating", key, err}
 }
 
 // writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
@@ -62,7 +66,7 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 }
 
 const (
-	// maxPending is the most keys whose invalidation waits. Any client can send unsafe requests.
+	// maxPending is the most keys whose invalidation waits. Any client of a Middleware can send unsafe requests.
 	maxPending = 4096
 	// maxSilent calls without an answer end a round: a dead server's keys must not cost a call each.
 	maxSilent = 16

@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -216,4 +217,33 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 		}
 		s.wantBody(t, "3", "http://example.com/a?tag=x")
 	})
+}
+
+// An Invalidate, or a Set, that the store does not answer is repeated as an invalidation: the store comes back
+// with the value from before.
+func TestInvalidate_RepeatedAfterAnOutage(t *testing.T) {
+	for name, write := range map[string]func(ctx context.Context, p *process) error{
+		"Invalidate": func(ctx context.Context, p *process) error { return p.Invalidate(ctx, "k") },
+		"Set":        func(ctx context.Context, p *process) error { return p.Set(ctx, "k", "v2") },
+	} {
+		for how, down := range map[string]fault{"silent": blackHole, "refusing": refuse} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				everyWay(t, func(t *testing.T, by way) {
+					f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+					f.get(1, "k") // v1
+					f.each(func(p *process) { p.store.set(down) })
+					if err := write(t.Context(), f.processes[0]); !errors.Is(err, bellwether.ErrUnavailable) {
+						t.Errorf("%s: %v, want ErrUnavailable", name, err)
+					}
+					f.each(func(p *process) { p.store.set(nil) })
+					time.Sleep(20 * time.Second)
+					f.each(func(p *process) {
+						if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
+							t.Errorf("Get afterwards: %q, %v; want a value of a later load", v, err)
+						}
+					})
+				})
+			})
+		}
+	}
 }

@@ -35,7 +35,7 @@ func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context
 		r.noAnswer(ctx, "reading", there.err)
 		there = r.read(asking, r.budget)
 	}
-	if cause := context.Cause(asking); errors.Is(there.err, ErrUnavailable) && errors.Is(cause, gate.ErrSilent) {
+	if cause := context.Cause(asking); errors.Is(there.err, context.Canceled) && errors.Is(cause, gate.ErrSilent) {
 		there.err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
 	}
 	return there

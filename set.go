@@ -43,7 +43,8 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 		e.replace(key, it)
 		return nil
 	case errors.Is(err, ErrUnavailable):
-		return &keyError{"setting", key, err} // an Invalidate would meet the same silence
+		e.invalidateLater(key) // now an Invalidate would meet the same silence
+		return &keyError{"setting", key, err}
 	}
 	void = false
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))

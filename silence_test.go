@@ -131,16 +131,22 @@ func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// The error of a call that an open breaker refuses includes the engine's error.
+// OnError hears of the calls that open the breaker and of its probes, and of no call that the breaker refuses.
 func TestOnError_SaysWhatOpenedTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var last error
-		f := newFleet(t, 1, push, bellwether.Options{OnError: func(_ string, err error) { last = err }})
+		var errs []error
+		f := newFleet(t, 1, push, bellwether.Options{OnError: func(_ string, err error) { errs = append(errs, err) }})
 		f.processes[0].store.set(refuse)
-		for i := range 5 {
-			if f.get(1, fmt.Sprint(i)); last == nil || !strings.HasSuffix(last.Error(), ": connection refused") {
-				t.Errorf("%v, want the engine's error", last)
+		for i := range 20 {
+			f.get(1, fmt.Sprint(i))
+		}
+		for _, err := range errs {
+			if !strings.HasSuffix(err.Error(), ": connection refused") || strings.Contains(err.Error(), "no call is made") {
+				t.Errorf("%v, want the engine's error", err)
 			}
+		}
+		if calls := f.processes[0].store.count(); len(errs) < 3 || len(errs) > calls {
+			t.Errorf("%d errors, for %d calls of the store", len(errs), calls)
 		}
 	})
 }

@@ -56,8 +56,6 @@ type Cache interface {
 
 	// Invalidate drops keys, and returns an error or nil for each.
 	Invalidate(ctx context.Context, keys []string) []error
-	// InvalidateLater repeats the invalidation of a key in the background until the store answers.
-	InvalidateLater(key string)
 	// Sweep writes sweeps into the log.
 	Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error
 	// LogKeepsLines reports whether no process can overwrite another process's line of the log.

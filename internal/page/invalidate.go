@@ -78,32 +78,30 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 		return false
 	}
 	ctx = context.WithoutCancel(ctx)
-	if m.options.Unsafe == UnsafeStales && m.softly() {
-		defer m.soft.Release(1)
-		sweeps := make([]sweeplog.Sweep, len(c.URLs))
-		for i, key := range c.URLs {
-			sweeps[i] = sweeplog.Sweep{Kind: sweeplog.ByKey, What: sweeplog.Exact(key), Soft: true, Plain: !c.OverTLS}
-		}
-		if err := m.cache.Sweep(ctx, sweeps); err != nil {
-			m.notInvalidated(err, c.Keys()...)
-		}
+	if m.options.Unsafe == UnsafeStales && m.makeStale(ctx, c) {
 		return false
 	}
 	keys := c.Keys()
 	for i, err := range m.cache.Invalidate(ctx, keys) {
 		if err != nil {
-			m.notInvalidated(err, keys[i])
+			m.cache.OnError(keys[i], err) // user code, which may call Goexit
 		}
 	}
 	return true
 }
 
-// notInvalidated has the cache repeat a failed invalidation: no client of an unsafe request repeats it.
-func (m *Middleware) notInvalidated(err error, keys ...string) {
-	for _, key := range keys {
-		m.cache.InvalidateLater(key)
+// makeStale makes the responses stale. It returns false if the log has no room for it, or does not take it. The
+// responses are dropped then: the cache repeats that until the store answers, and no client repeats its request.
+func (m *Middleware) makeStale(ctx context.Context, c httpcache.Changed) bool {
+	if !m.softly() {
+		return false
 	}
-	m.cache.OnError(keys[0], err) // user code, which may call Goexit
+	defer m.soft.Release(1)
+	sweeps := make([]sweeplog.Sweep, len(c.URLs))
+	for i, key := range c.URLs {
+		sweeps[i] = sweeplog.Sweep{Kind: sweeplog.ByKey, What: sweeplog.Exact(key), Soft: true, Plain: !c.OverTLS}
+	}
+	return m.cache.Sweep(ctx, sweeps) == nil
 }
 
 // maxSoftUnsafe is the invalidations a minute up to which unsafe requests write to the log: a tenth of
