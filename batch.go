@@ -78,7 +78,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 const maxUnderWay = 4 * maxTogether
 
 func (l batchLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
 		results, err := l(ctx, []Request[V]{requestOf(a.key, a.present)})
 		batchErr, _ := errors.AsType[*BatchError](err)
 		return resultOf(results, batchErr, err, a.key, a.present)

@@ -70,15 +70,15 @@ type pageBinder struct{ page.Binder }
 
 func (b pageBinder) bind() loader[*page.Response] {
 	load := b.Bind()
-	return func(ctx context.Context, a attempt[*page.Response]) (product[*page.Response], error) {
-		its := &pageAttempt{run: a.running}
+	return func(ctx context.Context, a *attempt[*page.Response]) (product[*page.Response], error) {
+		its := &pageAttempt{attempt: a}
 		res, err := load(ctx, its)
 		return its.product(res), err
 	}
 }
 
 type pageAttempt struct {
-	run     *loadRun[*page.Response]
+	attempt *attempt[*page.Response]
 	windows *items.Windows // of the load's result; nil: the options' windows
 }
 
@@ -86,15 +86,15 @@ func (a *pageAttempt) product(res *page.Response) product[*page.Response] {
 	return product[*page.Response]{value: res, windows: a.windows}
 }
 
-func (a *pageAttempt) Key() string                        { return a.run.attempt.key }
-func (a *pageAttempt) Present() *page.Item                { return a.run.attempt.present }
-func (a *pageAttempt) Position() uint64                   { return a.run.attempt.position }
-func (a *pageAttempt) Second() bool                       { return a.run.attempt.second }
-func (a *pageAttempt) Tell(res *page.Response, err error) { a.run.attempt.tell(a.product(res), err) }
-func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.run.attempt.callers.awaitNone(done) }
+func (a *pageAttempt) Key() string                        { return a.attempt.key }
+func (a *pageAttempt) Present() *page.Item                { return a.attempt.present }
+func (a *pageAttempt) Position() uint64                   { return a.attempt.position }
+func (a *pageAttempt) Second() bool                       { return a.attempt.second }
+func (a *pageAttempt) Tell(res *page.Response, err error) { a.attempt.tell(a.product(res), err) }
+func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.attempt.callers.awaitNone(done) }
 func (a *pageAttempt) SetWindows(w items.Windows)         { a.windows = &w }
 func (a *pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
-	return a.run.attempt.publish(ctx, res, until, to)
+	return a.attempt.publish(ctx, res, until, to)
 }
 
 func (b below) Within(request, load context.Context, own any) context.Context {

@@ -3,7 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -98,7 +97,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				continue // the load ended in time
 			}
 			r.noteReturn()
-			return finish(ctx, loaded[V]{err: context.Cause(limited), began: time.Now()}, epoch)
+			return finish(ctx, loaded[V]{err: context.Cause(limited), ended: r.engine.clock.Now()}, epoch)
 		}
 	}
 }
@@ -107,24 +106,22 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 // key was invalidated since the claim, or the cache is closed.
 func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e, lease := r.engine, r.leading.lease
-	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
+	a := &attempt[V]{flight: r.flight, abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	var term leases.Term
 	if lease != nil {
 		// An Elector's request, and an election before the claim, asked for a length without the present
 		// entry's build time. The first renewal may shorten the lease.
 		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-		l.heldUntil = term.End()
+		a.heldUntil = term.End()
 	}
-	if !r.beginLoading(epoch, l) {
+	if !r.beginLoading(epoch, a) {
 		return nil, nil
 	}
-	r.leading.loadBegan = e.clock.Now() + 1
 	if lease != nil {
 		e.trips.Note(r.leading.loadBegan - r.standing.asked)
 		lost = make(chan struct{})
-		e.running.Go(func() { r.keep(keeping, loading, lease, term, lost) })
+		e.running.Go(func() { r.keep(keeping, loading, a, lease, term, lost) })
 	}
-	a := attempt[V]{flight: r.flight, present: r.present, loadBegan: r.leading.loadBegan, position: r.witness.position}
 	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)
@@ -134,21 +131,22 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 	return result, lost
 }
 
-// beginLoading makes l the load under way, unless the key was invalidated since the last look or the
+// beginLoading makes a the load under way, unless the key was invalidated since the last look or the
 // cache is closed: Close may have ended the flight that had the slot before.
-func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
+func (r *run[V]) beginLoading(epoch uint64, a *attempt[V]) bool {
 	f := r.flight
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if f.outdated() && !l.last || f.shard.closed {
+	if f.outdated() && !a.last || f.shard.closed {
 		return false
 	}
 	if f.outdated() {
 		r.present = nil // the item is from before the invalidation, unlike the load's value
 	}
 	r.present = f.engine.afterSweeps(f.key, r.present) // sweeps while the flight queued
-	r.leading.load = l
-	f.current, f.elected = &r.leading.load, true
+	r.leading.loadBegan = f.engine.clock.Now() + 1
 	f.witness.epoch, f.witness.repeats, f.witness.position = epoch, false, f.engine.sweeps.Log().Position()
+	a.present, a.loadBegan, a.position = r.present, r.leading.loadBegan, f.witness.position
+	f.current, f.goesOn = a, true
 	return true
 }

@@ -95,7 +95,7 @@ func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {
 type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
 func (l userLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
 		v, err := l(ctx, a.key)
 		return product[V]{value: v}, err
 	}
@@ -104,7 +104,7 @@ func (l userLoad[V]) bind() loader[V] {
 type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
 
 func (l richLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
 		result, err := l(ctx, requestOf(a.key, a.present))
 		return result.product(a.key, a.present, err)
 	}

@@ -16,7 +16,7 @@ import (
 // or an invalidation here, is later. No caller gets the result then, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	now := e.clock.Instant(l.began.Add(l.took)) // a hedge has asked the store since
+	now := l.ended // a hedge has asked the store since
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
@@ -104,7 +104,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	// The value is only for callers that asked before the load: each cause of a refusal came after them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
-	r.give(&given, e.clock.Instant(l.began))
+	r.give(&given, r.leading.loadBegan-1)
 	return true
 }
 

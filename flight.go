@@ -18,16 +18,7 @@ import (
 // carry the promises. Its callers wait without a context, a panic ends the process, and no answer (a stale
 // item, a response that is being written) comes before the end.
 
-type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
-
-// An attempt is one load of a flight, with copies of its data: the flight may give the load up, and change.
-type attempt[V any] struct {
-	*flight[V]
-	present   *items.Item[V] // run.present
-	loadBegan instant        // items.Item.LoadBegan
-	position  uint64         // items.Item.Position
-	running   *loadRun[V]
-}
+type loader[V any] func(ctx context.Context, a *attempt[V]) (product[V], error)
 
 // A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
 // its request is still there: bind copies the request's data, and joining calls copy nothing.
@@ -59,7 +50,6 @@ type flight[V any] struct {
 type beginning[V any] struct {
 	want   items.Want[V]
 	budget *gate.Budget // the call's, for the flight
-	goesOn bool         // without callers: the call has a stale item, and so leaves at once, or waits for nothing
 	second bool         // another load published to an audience without the call
 	queues bool         // counters.unlooked counts the flight until its first look
 }
@@ -77,23 +67,16 @@ type callerSide[V any] struct {
 
 // A progress is a flight's work up to now. shard.mu guards the fields.
 type progress[V any] struct {
-	witness witness[V]   // its epoch is the epoch of the load since the last look, 0 if none
-	looked  uint64       // witness.generation at the last look, see outdated
-	current *currentLoad // the load under way, nil if none
-	since   instant      // when the flight began, or the key was last invalidated
-	elected bool         // the flight goes on without callers
+	witness witness[V]  // its epoch is the epoch of the load since the last look, 0 if none
+	looked  uint64      // witness.generation at the last look, see outdated
+	current *attempt[V] // the load under way, nil if none
+	since   instant     // when the flight began, or the key was last invalidated
+	// The flight goes on without callers: it was elected, or the call that began it had a stale item, and so
+	// leaves at once, or waits for nothing.
+	goesOn bool
 
 	returned  instant // when the flight's last load returned, or ran out of time; 0: none has
 	refreshed instant // the latest Refresh that waits for the flight, see refreshAfter; 0: none
-}
-
-// A currentLoad is a flight's load under way. shard.mu guards all fields.
-type currentLoad struct {
-	abort     context.CancelCauseFunc // cancels the load
-	last      bool                    // an invalidation does not cancel the load, see maxRefused
-	storeless bool                    // the flight goes on without the store
-	asked     instant                 // a time at which the store had nothing later than the load's epoch
-	heldUntil instant                 // the end of the load's lease by this process's clock; forever without a lease
 }
 
 // A flightState is one state of a flight, as callers see it. It is immutable; change replaces it.
@@ -186,7 +169,7 @@ func (f *flight[V]) listed() bool { return f.shard.flights[f.key] == f }
 // leave takes a caller off the flight. A flight without callers ends before its election, since its
 // requests would be for no caller. A flight that refreshes a stale item goes on.
 func (f *flight[V]) leave() {
-	if !f.callers.left() || f.goesOn {
+	if !f.callers.left() {
 		return
 	}
 	if state := f.state.Load(); state.landed || state.offered != nil {
@@ -195,7 +178,7 @@ func (f *flight[V]) leave() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	// No caller can join under the lock.
-	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.elected && !state.landed && state.offered == nil {
+	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.goesOn && !state.landed && state.offered == nil {
 		f.unlist()
 		f.cancel(errDeserted)
 		f.member.callersLeft()
@@ -232,7 +215,7 @@ func (f *flight[V]) refreshLeft() instant {
 func (f *flight[V]) setElected() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	f.elected = true
+	f.goesOn = true
 }
 
 // A callerCount counts the calls that wait for a flight, without the readers of its published value.

@@ -32,7 +32,7 @@ func (r *run[V]) leaseLength() time.Duration {
 // on a crowded machine. It ends if the load is given up. It closes lost when the engine says, asked or unasked,
 // that another process has the lease. Silence ends nothing: if the lease runs out and another process rebuilds
 // too, the store takes only the later epoch.
-func (r *run[V]) keep(ctx, loading context.Context, lease driver.Lease, term leases.Term, lost chan<- struct{}) {
+func (r *run[V]) keep(ctx, loading context.Context, a *attempt[V], lease driver.Lease, term leases.Term, lost chan<- struct{}) {
 	e := r.engine
 	var told <-chan struct{}
 	if n, ok := lease.(driver.LossNotifier); ok {
@@ -59,7 +59,7 @@ func (r *run[V]) keep(ctx, loading context.Context, lease driver.Lease, term lea
 			renewed := term.Renewed(now, e.LeaseTTL)
 			if err = r.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
 				term = renewed
-				r.prolong(loading, term.End())
+				a.prolong(term.End())
 			}
 			term.Asked = now
 		}
@@ -77,13 +77,10 @@ func (r *run[V]) keep(ctx, loading context.Context, lease driver.Lease, term lea
 	}
 }
 
-// prolong records the new end of the lease, for the load whose context is ctx.
-func (r *run[V]) prolong(ctx context.Context, until instant) {
-	r.shard.mu.Lock()
-	defer r.shard.mu.Unlock()
-	if l := r.current; l != nil && ctx.Err() == nil { // otherwise the next load may have begun
-		l.heldUntil = until
-	}
+func (a *attempt[V]) prolong(until instant) {
+	a.shard.mu.Lock()
+	defer a.shard.mu.Unlock()
+	a.heldUntil = until
 }
 
 // renew renews the lease within patience by the clock, as leases end: a gate gives a starved process more.

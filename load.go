@@ -18,8 +18,8 @@ import (
 type loaded[V any] struct {
 	product[V]
 	err   error
-	began time.Time
-	took  time.Duration // until its end, when the value has its windows' age
+	ended instant // when the value has its windows' age
+	took  time.Duration
 }
 
 func (l *loaded[V]) lifetime() items.Windows {
@@ -30,53 +30,55 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-type loadRun[V any] struct {
-	*chain.Load
-	attempt attempt[V]
-	began   time.Time
-	once    sync.Once
-	free    func()
-	result  chan loaded[V]
+// An attempt is one load of a flight. Only heldUntil changes after beginLoading: the flight may give the load up,
+// and change.
+type attempt[V any] struct {
+	*flight[V]
+	present   *items.Item[V]          // run.present
+	loadBegan instant                 // items.Item.LoadBegan
+	position  uint64                  // items.Item.Position
+	abort     context.CancelCauseFunc // cancels the load
+	last      bool                    // an invalidation does not cancel the load, see maxRefused
+	storeless bool                    // the flight goes on without the store
+	asked     instant                 // a time at which the store had nothing later than the load's epoch
+	heldUntil instant                 // guarded by shard.mu: the end of the lease by this process's clock; forever without a lease
+
+	running *chain.Load
+	free    func() // called when the load has returned or told
+	told    sync.Once
+	result  chan loaded[V] // has room for the result, or an abandoned load would leak its goroutine
 }
 
-// start runs the flight's load and sends its result once. The channel has room for the result, or an
-// abandoned load would leak its goroutine. free is called when the load has returned or told.
-func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
-	l := &loadRun[V]{
-		Load:   chain.NewLoad(ctx, a.engine.slots, &a.flight.askers),
-		began:  time.Now(),
-		free:   free,
-		result: make(chan loaded[V], 1),
-	}
-	l.attempt, l.attempt.running = a, l
-	go l.run()
-	return l.result
+// start runs the flight's load, and sends its result once.
+func (a *attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
+	a.running, a.free, a.result = chain.NewLoad(ctx, a.engine.slots, &a.askers), free, make(chan loaded[V], 1)
+	go a.run()
+	return a.result
 }
 
-// tell ends the load with a result. The load goes on for its own client, and its return value is ignored.
-func (a attempt[V]) tell(p product[V], err error) { a.running.end(p, err) }
-
-func (l *loadRun[V]) end(p product[V], err error) {
-	l.once.Do(func() {
-		result := loaded[V]{product: p, err: err, began: l.began, took: time.Since(l.began)}
+// tell ends the load with a result. If it goes on for its own client, its return value is ignored.
+func (a *attempt[V]) tell(p product[V], err error) {
+	a.told.Do(func() {
+		now := a.engine.clock.Now()
+		result := loaded[V]{product: p, err: err, ended: now, took: now - (a.loadBegan - 1)}
 		if p.windows == nil {
-			result.windows = &l.attempt.engine.windows
+			result.windows = &a.engine.windows
 		}
-		l.Slot.End()
-		l.free()
-		l.result <- result
+		a.running.Slot.End()
+		a.free()
+		a.result <- result
 	})
 }
 
-func (l *loadRun[V]) run() {
+func (a *attempt[V]) run() {
 	stack.Grow()
 	var p product[V]
 	fault.Run(func() (err error) {
-		p, err = l.attempt.load(l.Load, l.attempt)
+		p, err = a.load(a.running, a)
 		fault.Inquire(err)
 		if p.windows == nil && fault.NotFound(err) {
-			p.windows = &items.Windows{TTL: l.attempt.engine.NotFoundTTL}
+			p.windows = &items.Windows{TTL: a.engine.NotFoundTTL}
 		}
 		return err
-	}, func(err error) { l.end(p, err) })
+	}, func(err error) { a.tell(p, err) })
 }

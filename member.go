@@ -61,7 +61,7 @@ func (m *member[V]) bind() loader[V] {
 	if m.user == nil {
 		return m.single.bind()
 	}
-	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
 		m.start.Store(a.present)
 		return m.loadTogether(ctx)
 	}

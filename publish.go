@@ -16,7 +16,7 @@ import (
 
 // publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.
-func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
+func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
 	}
@@ -24,14 +24,13 @@ func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience
 	return true
 }
 
-func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Audience) bool {
+func (a *attempt[V]) show(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	f := a.flight
 	e := f.engine
-	fenced := e.Store != nil && f.catchUp(ctx)
+	fenced := e.Store != nil && a.catchUp(ctx)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	l := f.current
-	if l == nil || ctx.Err() != nil || f.streaming() {
+	if f.current != a || ctx.Err() != nil || f.streaming() {
 		return false
 	}
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, LoadBegan: a.loadBegan, Position: a.position}
@@ -40,19 +39,19 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 		f.witness.generation++
 	}
 	switch {
-	case f.outdated() && !l.last:
-		l.abort(fault.ErrInvalidated)
+	case f.outdated() && !a.last:
+		a.abort(fault.ErrInvalidated)
 		return false
 	case f.outdated():
 		until = a.loadBegan - 1 // only callers that asked before the load began
 		f.unlist()
 	}
 	joinable := forever
-	if e.Store != nil && !l.storeless {
-		joinable = e.trustedUntil(l.asked)
+	if e.Store != nil && !a.storeless {
+		joinable = e.trustedUntil(a.asked)
 		if e.fencer != nil && !f.shard.closed {
-			epoch, asked := f.witness.epoch, l.asked
-			e.running.Go(func() { f.vouch(ctx, it, epoch, asked) })
+			epoch := f.witness.epoch
+			e.running.Go(func() { f.vouch(ctx, it, epoch, a.asked) })
 		}
 	}
 	f.change(func(s *flightState[V]) {
@@ -63,12 +62,12 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 
 // catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
 // a Fencer if the lease is over. It reports whether the load's epoch is fenced.
-func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
-	e := f.engine
+func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
+	f, e := a.flight, a.engine
 	f.shard.mu.Lock()
-	l, epoch := f.current, f.witness.epoch
-	skip := l == nil || ctx.Err() != nil || l.storeless
-	late := !skip && e.clock.Now() >= l.heldUntil
+	epoch := f.witness.epoch
+	skip := f.current != a || ctx.Err() != nil || a.storeless
+	late := e.clock.Now() >= a.heldUntil
 	f.shard.mu.Unlock()
 	if skip {
 		return false

@@ -22,12 +22,11 @@ const (
 	stateAlone                            // loads a value that stays in this process
 	stateWaiting                          // waits for the lease's holder: another process, or a void stream of this process
 	stateLanded                           // the flight has ended; callers that it does not answer begin a new flight
-	stateGivenUp                          // callers with time left begin a new flight
 	stateCount
 )
 
 func (s rebuildState) String() string {
-	return [...]string{"", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed", "given up"}[s]
+	return [...]string{"", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed"}[s]
 }
 
 // transitions lead from a state and its outcome to the next state. docs/design.md has this table.
@@ -37,7 +36,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 	stateStanding: {outcomeAnswered: stateLanded, outcomeElected: stateLeading, outcomeUnshared: stateAlone, outcomeHeld: stateWaiting, outcomeOutdated: stateLooking},
 	stateLeading:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
 	stateAlone:    {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
-	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking, outcomeTimeIsUp: stateGivenUp},
+	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
 }
 
 // rebuild goes from state to state. It returns nil when the flight has landed, and otherwise the error that
@@ -53,8 +52,6 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		switch {
 		case s == stateLanded:
 			return nil
-		case s == stateGivenUp:
-			return errAgain
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}

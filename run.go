@@ -13,8 +13,7 @@ import (
 // This file is the rebuild of a flight as its states see it: the run, the data of each state, and the
 // outcomes that states return. The states and the way through them are in rebuild.go.
 
-// A run is the state of one flight's rebuild. Only the flight's goroutine uses the fields of a run,
-// except leading.load, which shard.mu guards as flight.current.
+// A run is the state of one flight's rebuild. Only the flight's goroutine uses the fields of a run.
 type run[V any] struct {
 	*flight[V]
 	// present is the key's latest known item. It is served if the load fails, and counts the failures. A
@@ -97,7 +96,6 @@ type hedgeState struct {
 type leadingState struct {
 	lease     driver.Lease // the flight's lease, nil without one
 	loadBegan instant      // items.Item.LoadBegan for the latest load
-	load      currentLoad  // the load that flight.current points to
 	again     bool         // an earlier election came to nothing
 	fenced    bool         // the store refused the last commit
 	losses    int          // leases lost
@@ -107,19 +105,18 @@ type leadingState struct {
 type rebuildOutcome uint8
 
 const (
-	outcomeAnswered rebuildOutcome = iota + 1 // the flight has ended with an answer
+	outcomeAnswered rebuildOutcome = iota + 1 // the flight has landed, perhaps with errAgain
 	outcomeNothing                            // no entry answers the flight, or the store is silent
 	outcomePlace                              // the flight has a slot of MaxRebuilds
 	outcomeElected                            // the flight has the lease, or there is no election
 	outcomeUnshared                           // the store has a KindUnshared entry for the key
 	outcomeHeld                               // another flight has the lease
 	outcomeOutdated                           // the last look is void, or the state ended without a result
-	outcomeTimeIsUp                           // as outcomeHeld, but the flight has lasted for MaxWait before this wait
 	outcomeCount
 )
 
 func (o rebuildOutcome) String() string {
-	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up"}[o]
+	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated"}[o]
 }
 
 func ending(ended bool) rebuildOutcome {

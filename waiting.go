@@ -20,12 +20,14 @@ const electPause = 500 * time.Millisecond
 // connection, may arrive first, and a look for a value on its way would cost a command.
 const noticeLag = 10 * time.Millisecond
 
-// awaitHolder is the state waiting. The flight gives its slot back first.
+// awaitHolder is the state waiting. The flight gives its slot back first. A flight that has lasted for MaxWait
+// waits no more: callers with time left begin a new flight.
 func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	r.freeSlot()
 	r.member.held()
 	if r.engine.clock.Now()-r.began > r.engine.MaxWait {
-		return outcomeTimeIsUp
+		r.end(errAgain)
+		return outcomeAnswered
 	}
 	return ending(r.await(ctx))
 }

@@ -39,7 +39,7 @@ func (c *counted) get(w items.Want[string]) (string, error) {
 		waiter := c.waiter(context.Background(), "k", it)
 		waiter.want = w
 		waiter.wait(bound(
-			func(_ context.Context, f attempt[string]) (product[string], error) {
+			func(_ context.Context, f *attempt[string]) (product[string], error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
