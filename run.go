@@ -96,7 +96,7 @@ type hedgeState struct {
 type leadingState struct {
 	lease     driver.Lease // the flight's lease, nil without one
 	loadBegan instant      // items.Item.LoadBegan for the latest load
-	again     bool         // an earlier election came to nothing
+	again     bool         // the flight has led before, in vain
 	fenced    bool         // the store refused the last commit
 	losses    int          // leases lost
 	refused   int          // loads that came to nothing, see maxRefused
