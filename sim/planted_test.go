@@ -89,8 +89,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "renew never", File: "lease.go",
-		Old: "return lease.Renew(ctx, length) })",
-		New: "return nil })",
+		Old: "return lease.Renew(ctx, length)\n",
+		New: "return ctx.Err()\n",
 	},
 	{
 		Name: "expired lease believed too long", File: "lockers/locallock/locallock.go",
