@@ -161,8 +161,8 @@ func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 // Invalidate drops the values of keys. After it has returned nil, no value computed before the call is
 // served from the store, from this process's near tier or by a rebuild under way in any process. Other near
 // tiers follow within NearTTL. If the store does not answer for a key within EngineTimeout or before ctx
-// ends, the error wraps [ErrUnavailable] and names the key. This process
-// drops it, and asks again until there is an answer (4,096 keys).
+// ends, the error wraps [ErrUnavailable] and names the key. This process drops it, and asks again until
+// there is an answer (4,096 keys).
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }

@@ -40,6 +40,7 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	switch {
 	case err == nil:
 		void = false
+		e.pending.drop(key)
 		e.replace(key, it)
 		return nil
 	case errors.Is(err, ErrUnavailable):
