@@ -135,6 +135,7 @@ func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 		var lockers []*wiredLocker
 		for range 2 {
 			s, l := wiredTo(store), wiredLocks(locker)
+			s.busy, l.busy = true, true
 			o := named(bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Store: s, Locker: l}, Limits: bellwether.Limits{NearBytes: 1 << 30}})
 			c := bellwether.NewBatchLoader(load, o)
 			t.Cleanup(func() { c.Close() })
@@ -151,6 +152,7 @@ func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 				}
 			}
 		}
+		synctest.Wait() // for the releases
 		for i := range stores {
 			stores[i].reset()
 			lockers[i].reset()

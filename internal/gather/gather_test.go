@@ -146,8 +146,10 @@ func TestLoad_LateMembersShareASlot(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		f.wants(t, call{[]string{"first"}, shortestLull}, call{[]string{"a", "b", "c"}, 100 * time.Millisecond})
-		if f.Slots.Try() == nil || f.Slots.Try() == nil {
-			t.Error("a slot is held after the loads")
+		for range 2 {
+			if f.Slots.Try() == nil {
+				t.Error("a slot is held after the loads")
+			}
 		}
 	})
 }
