@@ -55,6 +55,13 @@ func newFixture(size int) *fixture {
 	return f
 }
 
+func (f *fixture) joinAll(keys ...string) (members []*Member[string, string]) {
+	for i, key := range keys {
+		members = append(members, f.Join(key, i))
+	}
+	return members
+}
+
 // load takes a slot for the member, loads, and gives the slot back, like a rebuild.
 func load(t *testing.T, ctx context.Context, m *Member[string, string]) error {
 	free := slots.Await(ctx, m.Request(&m.group.Demand))
@@ -82,10 +89,7 @@ func (f *fixture) wants(t *testing.T, want ...call) {
 func TestLoad_ReadyMembersLoadTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
-		var members []*Member[string, string]
-		for i, key := range []string{"a", "b", "c"} {
-			members = append(members, f.Join(key, i))
-		}
+		members := f.joinAll("a", "b", "c")
 		for i := range members {
 			go func() { // the last member first
 				time.Sleep(time.Duration(3-i) * time.Millisecond)
@@ -108,7 +112,7 @@ func TestLoad_MemberIsAway(t *testing.T) {
 		go load(t, t.Context(), here)
 		synctest.Wait()
 		f.wants(t, call{[]string{"here"}, 0})
-		// The member's own load waits for no other, and has its own slot.
+		// The member's own load waits for no other, and has another slot.
 		go load(t, t.Context(), away)
 		synctest.Wait()
 		f.wants(t, call{[]string{"here"}, 0}, call{[]string{"away"}, 0})
@@ -123,7 +127,7 @@ func TestLoad_MemberIsSlow(t *testing.T) {
 		go load(t, t.Context(), quick)
 		time.Sleep(500 * time.Millisecond)
 		f.wants(t, call{[]string{"quick"}, shortestLull})
-		// The first load has its slot already: the member waits for a slot of its own.
+		// The first load has its slot already: the member waits for another.
 		go load(t, t.Context(), slow)
 		time.Sleep(3 * time.Second)
 		f.wants(t, call{[]string{"quick"}, shortestLull}, call{[]string{"slow"}, 500 * time.Millisecond})
@@ -134,14 +138,10 @@ func TestLoad_MemberIsSlow(t *testing.T) {
 func TestLoad_LateMembersShareASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(2)
-		first := f.Join("first", 0)
-		var late []*Member[string, string]
-		for i, key := range []string{"a", "b", "c"} {
-			late = append(late, f.Join(key, i+1))
-		}
-		go load(t, t.Context(), first)
+		members := f.joinAll("first", "a", "b", "c")
+		go load(t, t.Context(), members[0])
 		time.Sleep(100 * time.Millisecond)
-		for _, m := range late {
+		for _, m := range members[1:] {
 			go load(t, t.Context(), m)
 		}
 		time.Sleep(5 * time.Second)
@@ -158,20 +158,23 @@ func TestLoad_LateMembersShareASlot(t *testing.T) {
 func TestLoad_LateMembersGiveTheirSharesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
-		first, a, b := f.Join("first", 0), f.Join("a", 1), f.Join("b", 2)
-		comesLate := func(m *Member[string, string]) {
+		members := f.joinAll("first", "a", "b")
+		for _, m := range members[1:] {
 			free := m.Try()
-			time.Sleep(100 * time.Millisecond)
-			v, err := m.Load(t.Context())
-			if v != "value of "+m.key || err != nil {
-				t.Errorf("the load of %q came to %q, %v", m.key, v, err)
+			if free == nil {
+				t.Fatalf("%q has no share of the free slot", m.key)
 			}
-			free()
-			m.End()
+			go func() {
+				time.Sleep(100 * time.Millisecond)
+				v, err := m.Load(t.Context())
+				if v != "value of "+m.key || err != nil {
+					t.Errorf("the load of %q came to %q, %v", m.key, v, err)
+				}
+				free()
+				m.End()
+			}()
 		}
-		go comesLate(a)
-		go comesLate(b)
-		go load(t, t.Context(), first)
+		go load(t, t.Context(), members[0])
 		time.Sleep(5 * time.Second)
 		f.wants(t, call{[]string{"first"}, shortestLull}, call{[]string{"a", "b"}, shortestLull + time.Second})
 		if f.Slots.Try() == nil {
@@ -184,10 +187,7 @@ func TestLoad_LateMembersGiveTheirSharesBack(t *testing.T) {
 func TestLoad_AllMembersAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
-		var members []*Member[string, string]
-		for i, key := range []string{"a", "b", "c"} {
-			members = append(members, f.Join(key, i))
-		}
+		members := f.joinAll("a", "b", "c")
 		for i, after := range []time.Duration{100, 149, 223} {
 			go func() {
 				time.Sleep(after * time.Millisecond)

@@ -12,14 +12,13 @@ type Shared struct {
 	running *sync.WaitGroup
 
 	mu   sync.Mutex // guards hand
-	hand *Hand      // the present taking, nil if there are no holders
+	hand *Hand      // the taking that further holders join, nil if there is none
 }
 
 // A Hand is a taking of a shared slot.
 type Hand struct {
 	of      *Shared
 	holders int           // guarded by of.mu: the rebuilds with the slot, or waiting for it, and the load
-	spent   bool          // guarded by of.mu: a load has taken the slot
 	taken   chan struct{} // closed when the slot is there
 	free    func()        // guarded by of.mu: gives the slot back; nil until it is there
 	abandon func()        // ends the wait for the slot
@@ -90,27 +89,20 @@ func (h *Hand) take(free func()) {
 	close(h.taken)
 }
 
-// Spend takes the slot for a load, which is a further holder. The caller is a holder.
+// Spend takes the slot for a load, which is a further holder: the next rebuild takes another slot. The caller
+// is a holder, and no load has taken the slot.
 func (h *Hand) Spend() {
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()
-	h.spent = true
 	h.holders++
-	h.forget()
+	h.of.hand = nil
 }
 
-// Spent reports whether a load has taken the slot.
+// Spent reports whether a load has taken the slot. The caller is a holder.
 func (h *Hand) Spent() bool {
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()
-	return h.spent
-}
-
-// forget lets the next holder take another slot. of.mu is held.
-func (h *Hand) forget() {
-	if h.of.hand == h {
-		h.of.hand = nil
-	}
+	return h.of.hand != h
 }
 
 // Release removes a holder. The last holder gives the slot back.
@@ -120,7 +112,9 @@ func (h *Hand) Release() {
 	if h.holders--; h.holders > 0 {
 		return
 	}
-	h.forget()
+	if h.of.hand == h { // otherwise a load has taken the slot
+		h.of.hand = nil
+	}
 	h.abandon()
 	if h.free != nil {
 		h.free()
