@@ -127,7 +127,6 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 	e.count.loads.Add(1)
 	result = a.start(watched, r.slot)
 	r.slot = nil // only now: the caller's context may panic or exit in start
-	e.enter(r.key, phaseLoading)
 	return result, lost
 }
 

@@ -23,7 +23,6 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint6
 	if r.storeDown {
 		return driver.Entry{}, 0
 	}
-	e.enter(r.key, phaseClaiming)
 	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry driver.Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
@@ -187,7 +186,6 @@ func (r *run[V]) write(ctx context.Context, entry outgoing) error {
 
 func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := r.engine
-	e.enter(r.key, phaseCommitting)
 	err := gate.AskErr(ctx, e.writes, r.key, r.budget, call)
 	if ctx.Err() == nil {
 		e.commits.Note(err, e.clock.Now())

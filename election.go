@@ -22,7 +22,6 @@ func (r *run[V]) electsAtOnce() bool {
 func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())
-	e.enter(r.key, phaseStanding)
 	asked := e.clock.Now()
 	r.standing.asked, r.standing.length = asked, r.leaseLength()
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (*driver.Election, error) {

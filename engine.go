@@ -34,7 +34,7 @@ type engine[V any] struct {
 	pending   pendingSet
 	count     counters
 	observers observers.Set
-	entered   func(key string, p phase) // of a test, see enter; set before the first use
+	entered   func(key, state string) // tells a test that the key's flight enters a state; set before the first use
 }
 
 // A face is what the face above knows of the values. The functions are safe for concurrent use.
@@ -84,13 +84,6 @@ func (l *life) behind(f func()) {
 	defer l.mu.Unlock()
 	if !l.closed {
 		l.running.Go(f)
-	}
-}
-
-// enter tells a test that the key's flight enters the phase p.
-func (e *engine[V]) enter(key string, p phase) {
-	if e.entered != nil {
-		e.entered(key, p)
 	}
 }
 

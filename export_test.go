@@ -1,11 +1,11 @@
 package bellwether
 
-// OnPhase has f called with each phase of a flight, on the flight's goroutine. Set it before the first use.
-func (c *Cache[V]) OnPhase(f func(key, phase string)) {
-	c.engine.entered = func(key string, p phase) { f(key, p.String()) }
+// OnState has f called when a flight enters a state, on the flight's goroutine. Set it before the first use.
+func (c *Cache[V]) OnState(f func(key, state string)) {
+	c.engine.entered = f
 }
 
-// OnPhase is [Cache.OnPhase] for a middleware.
-func (m *Middleware) OnPhase(f func(key, phase string)) {
-	m.engine.entered = func(key string, p phase) { f(key, p.String()) }
+// OnState is [Cache.OnState] for a middleware.
+func (m *Middleware) OnState(f func(key, state string)) {
+	m.engine.entered = f
 }

@@ -41,7 +41,6 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		return false
 	}
 	defer r.freeSlot()
-	e.enter(r.key, phaseHedging)
 	// As long as the holder's rebuild may last: without renewals, and for at most one hedge.
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.ownName(hedgeKey+r.key), e.RebuildTimeout)

@@ -85,7 +85,6 @@ func (a *attempt[V]) prolong(until instant) {
 
 // renew renews the lease within patience by the clock, as leases end: a gate gives a starved process more.
 func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
-	r.engine.enter(r.key, phaseRenewing)
 	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(2*patience), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
@@ -101,7 +100,6 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 }
 
 func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
-	r.engine.enter(r.key, phaseReleasing)
 	err := r.engine.giveBack(ctx, r.key, gate.NewBudget(r.engine.EngineTimeout), lease)
 	if err != nil && !errors.Is(err, driver.ErrLeaseLost) {
 		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)

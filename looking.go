@@ -63,7 +63,6 @@ func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWit
 
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
 	e := r.engine
-	e.enter(r.key, phaseLooking)
 	r.looking.unshared, r.looking.unelected = 0, false
 	known, now := e.near.Get(r.key)
 	if e.Store == nil {

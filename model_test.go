@@ -350,11 +350,11 @@ func (w *world) start(t *testing.T, i int) {
 	if w.Store == "one engine" {
 		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, w.oneEngine(&linkEngine{store, store.touch, locker})
 	}
-	phases := func(key, phase string) { w.note(phase, i, key) }
+	states := func(key, state string) { w.note(state, i, key) }
 	if w.Face == "HTTP" {
-		n.serve(t, o, phases)
+		n.serve(t, o, states)
 	} else {
-		n.load(t, o, phases)
+		n.load(t, o, states)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -375,7 +375,7 @@ func (w *world) oneEngine(e *linkEngine) driver.Elector {
 
 func keyName(k int) string { return "k" + strconv.Itoa(k) }
 
-func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
+func (n *modelNode) load(t *testing.T, o bellwether.Options, states func(key, state string)) {
 	var c *bellwether.Cache[string]
 	if n.world.Face == "loader" {
 		c = bellwether.New(func(ctx context.Context, key string) (string, error) {
@@ -387,7 +387,7 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 			return n.world.origin.loadMany(ctx, n, keys)
 		}, o)
 	}
-	c.OnPhase(phases)
+	c.OnState(states)
 	answer := func(v string, err error) modelAnswer {
 		return modelAnswer{version: versionIn(v), body: v, err: err}
 	}
@@ -460,12 +460,12 @@ func pageOptions(o bellwether.Options) bellwether.HTTPOptions {
 
 // serve gives the process a Middleware. Key 0 is a page for all, key 1 has variants, key 2 is
 // private at times, and key 3 does not mention credentials.
-func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
+func (n *modelNode) serve(t *testing.T, o bellwether.Options, states func(key, state string)) {
 	w := n.world
 	po := pageOptions(o)
 	po.HitForMissTTL = 3 * time.Second
 	m := bellwether.NewMiddleware(po)
-	m.OnPhase(phases)
+	m.OnState(states)
 	h := m.Handler(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		key, who := r.URL.Path[1:], r.Header.Get("Authorization")
 		run := w.origin.begin(r.Context(), n, key, who)

@@ -50,7 +50,6 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	if len(others) == 0 {
 		return r.lookAnew(ctx)
 	}
-	e.enter(r.key, phaseLooking)
 	others = append(others, p)
 	e.lookForAll(ctx, r.key, func() []*plannedLook { return others })
 	return r.lookAt(ctx, <-p.reply)

@@ -130,7 +130,7 @@ type actor struct {
 	close         func() error
 
 	mu      sync.Mutex        // guards the fields below
-	entered map[string]bool   // phases that flights of the key have entered
+	reached map[string]bool   // states of the key's flights, calls of the engines, and "load"
 	bad     map[string]func() // ends of the user's functions
 }
 
@@ -153,13 +153,19 @@ func (a *actor) spoil(what string, bad func()) {
 func (a *actor) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	clear(a.entered)
+	clear(a.reached)
 }
 
-func (a *actor) reached(phase string) bool {
+func (a *actor) reach(what string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.entered[phase]
+	a.reached[what] = true
+}
+
+func (a *actor) hasReached(what string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return what == "" || a.reached[what]
 }
 
 // unheld is the context key of calls outside the flight, which no stageWire holds.
@@ -167,13 +173,16 @@ type unheld struct{}
 
 // A stageWire holds an operation on its way to an engine, and then applies the event's fault.
 type stageWire struct {
-	mu    sync.Mutex // guards all fields
+	reach func(op string)
+
+	mu    sync.Mutex // guards the fields below
 	held  string
 	gate  chan struct{}
 	fault fault
 }
 
 func (w *stageWire) call(ctx context.Context, op string) error {
+	w.reach(op)
 	w.mu.Lock()
 	gate, held := w.gate, w.held == op
 	w.mu.Unlock()
@@ -236,7 +245,14 @@ func answerOf(v string, err error) string {
 var errFailed = errors.New("origin failed")
 
 func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
-	a := &actor{store: &stageWire{}, locker: &stageWire{}, entered: map[string]bool{}, bad: map[string]func(){}}
+	a := &actor{reached: map[string]bool{}, bad: map[string]func(){}}
+	a.store, a.locker = &stageWire{reach: a.reach}, &stageWire{reach: a.reach}
+	load := func(ctx context.Context, key string) (string, error) {
+		if key == s.key {
+			a.reach("load")
+		}
+		return s.origin.load(ctx, key)
+	}
 	wiredS := wiredTo(store)
 	wiredL := wiredLocks(s.locker)
 	wiredS.set(a.store.call)
@@ -265,17 +281,15 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	case "window":
 		o.BatchWindow = stageWindow
 	}
-	phase := func(key, phase string) {
+	enter := func(key, state string) {
 		if strings.HasSuffix(key, s.key) {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.entered[phase] = true
+			a.reach(state)
 		}
 	}
 	switch s.face {
 	case "HTTP":
 		m := bellwether.NewMiddleware(pageOptions(o))
-		m.OnPhase(phase)
+		m.OnState(enter)
 		h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPost {
 				return
@@ -283,7 +297,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 			if r.URL.Path == "/streaming/k" {
 				w.(http.Flusher).Flush() // the header is sent before the load
 			}
-			v, err := s.origin.load(r.Context(), r.URL.Path[1:])
+			v, err := load(r.Context(), r.URL.Path[1:])
 			if err != nil {
 				panic(http.ErrAbortHandler)
 			}
@@ -325,12 +339,12 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		}
 		var c *bellwether.Cache[string]
 		if s.face == "Get" && s.as != "window" {
-			c = bellwether.New(s.origin.load, o)
+			c = bellwether.New(load, o)
 		} else {
 			c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
 				values := map[string]string{}
 				for _, key := range keys {
-					v, err := s.origin.load(ctx, key)
+					v, err := load(ctx, key)
 					if err != nil {
 						return values, err
 					}
@@ -349,7 +363,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 				return answerOf(values[key], err)
 			}
 		}
-		c.OnPhase(phase)
+		c.OnState(enter)
 		a.invalidate = func(key string) error { return c.Invalidate(t.Context(), key) }
 		a.set = func(key string) error { return c.Set(context.WithValue(t.Context(), unheld{}, true), key, stageSet) }
 		a.refresh = func(key string) error { return c.Refresh(t.Context(), key) }
@@ -369,26 +383,27 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 // stagePhases hold the first caller's flight in a phase until release is called.
 var stagePhases = []struct {
 	name  string
+	by    string // the state, the engine's call or the load that begins the phase; "": the caller's Get
 	faces string // "": all
 	setup func(s *stage) (release func())
 }{
-	{"gathering", "window", func(s *stage) func() { return func() {} }},
-	{"looking", "", func(s *stage) func() { return s.p.store.hold("get") }},
-	{"queueing", "", func(s *stage) func() {
+	{"gathering", "", "window", func(s *stage) func() { return func() {} }},
+	{"looking", "looking", "", func(s *stage) func() { return s.p.store.hold("get") }},
+	{"queueing", "queueing", "", func(s *stage) func() {
 		s.origin.build = 2 * time.Second
 		go s.p.get(context.Background(), "another")
 		s.windowEnds()
 		return func() {}
 	}},
-	{"standing", "", func(s *stage) func() { return s.p.locker.hold("acquire") }},
-	{"watching", "", func(s *stage) func() { s.holdElsewhere(); return s.p.locker.hold("watch") }},
-	{"waiting", "", func(s *stage) func() { s.holdElsewhere(); return func() {} }},
-	{"claiming", "", func(s *stage) func() { return s.p.store.hold("claim") }},
-	{"loading", "", func(s *stage) func() { s.origin.build = 2 * time.Second; return func() {} }},
-	{"streaming", "HTTP", func(s *stage) func() { s.origin.build = 2 * time.Second; return func() {} }},
-	{"renewing", "", func(s *stage) func() { s.origin.build = 2 * time.Second; return s.p.locker.hold("renew") }},
-	{"committing", "", func(s *stage) func() { return s.p.store.hold("commit") }},
-	{"releasing", "", func(s *stage) func() { return s.p.locker.hold("release") }},
+	{"standing", "standing", "", func(s *stage) func() { return s.p.locker.hold("acquire") }},
+	{"watching", "watch", "", func(s *stage) func() { s.holdElsewhere(); return s.p.locker.hold("watch") }},
+	{"waiting", "waiting", "", func(s *stage) func() { s.holdElsewhere(); return func() {} }},
+	{"claiming", "claim", "", func(s *stage) func() { return s.p.store.hold("claim") }},
+	{"loading", "load", "", func(s *stage) func() { s.origin.build = 2 * time.Second; return func() {} }},
+	{"streaming", "load", "HTTP", func(s *stage) func() { s.origin.build = 2 * time.Second; return func() {} }},
+	{"renewing", "renew", "", func(s *stage) func() { s.origin.build = 2 * time.Second; return s.p.locker.hold("renew") }},
+	{"committing", "commit", "", func(s *stage) func() { return s.p.store.hold("commit") }},
+	{"releasing", "release", "", func(s *stage) func() { return s.p.locker.hold("release") }},
 }
 
 // holdElsewhere has q load the key for two seconds.
@@ -474,7 +489,7 @@ var stageEvents = []struct {
 	{"OnError panics", "", func(s *stage, _ func()) { s.p.spoil("OnError", panics); s.p.store.set(refuse) }},
 }
 
-func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) func(), do func(*stage, func())) string {
+func runCell(t *testing.T, face, as, phase, by, event string, setup func(*stage) func(), do func(*stage, func())) string {
 	s := &stage{face: face, as: as, key: "k", locker: locallock.New(), origin: &stageOrigin{loads: map[string]int{}, live: map[string]map[context.Context]bool{}}}
 	if phase == "streaming" {
 		s.key = "streaming/k"
@@ -496,12 +511,12 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 	var callers sync.WaitGroup
 	callers.Go(func() { first = s.p.get(leaving, s.key) })
 	for range 100 {
-		if synctest.Wait(); s.p.reached(phase) {
+		if synctest.Wait(); s.p.hasReached(by) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	if !s.p.reached(phase) {
+	if !s.p.hasReached(by) {
 		t.Fatalf("the flight has not come to %q", phase)
 	}
 	before := s.origin.count(s.key)
@@ -640,7 +655,7 @@ func TestPhases(t *testing.T) {
 				}
 				name := fmt.Sprintf("%s %s: %s", faceAs, phase.name, event.name)
 				play := func(t *testing.T) string {
-					return fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
+					return fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, phase.by, event.name, phase.setup, event.do))
 				}
 				if !update {
 					inBubbleBeside(t, name, func(t *testing.T) {

@@ -17,14 +17,6 @@ import (
 // publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.
 func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
-	if !a.show(ctx, v, until, to) {
-		return false
-	}
-	a.engine.enter(a.key, phaseStreaming)
-	return true
-}
-
-func (a *attempt[V]) show(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && a.catchUp(ctx)

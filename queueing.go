@@ -27,7 +27,6 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
 	defer source.Unqueue()
-	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
 	if !source.Queue() && !r.leading.again && !demand.ByLoad() {
 		// More waiting flights would only time out. A flight that had a slot before, and a flight for

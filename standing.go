@@ -81,7 +81,6 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	if e.Locker == nil || r.storeDown || !e.writes.Sound(r.key) {
 		return nil, nil, false // otherwise the elected processes would take turns to find that the store takes nothing
 	}
-	e.enter(r.key, phaseStanding)
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {

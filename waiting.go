@@ -40,9 +40,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 
 	watching, endWatch := context.WithCancel(ctx)
 	defer endWatch()
-	e.enter(r.key, phaseWatching)
 	wake := r.watch(ctx, watching, endWatch, w.holder)
-	e.enter(r.key, phaseWaiting)
 
 	until := r.leaseOver(began, wake != nil)
 	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a pause.

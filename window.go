@@ -31,9 +31,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 	}
 	b := w.open
 	m := &member[V]{batch: b, key: c.key, order: len(b.members)}
-	if c.joinFlight(m); m.runFlight != nil {
-		w.engine.enter(c.key, phaseGathering)
-	}
+	c.joinFlight(m)
 	if len(b.members) == maxTogether {
 		w.closeBatch(b)
 	}
