@@ -106,5 +106,6 @@ func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 		r.storeDown = errors.Is(there.err, ErrUnavailable)
 		return nil
 	}
-	return r.decode(there, it)
+	it, r.looking.mark = r.decode(there, it)
+	return it
 }

@@ -38,11 +38,11 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 		return epoch, false
 	}
 	known, _ := r.engine.near.Get(r.key)
-	it := r.decode(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
-	if it == nil {
+	ended = r.considerReply(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
+	if !ended && r.present == nil {
 		r.withhold() // invalidated since the look
 	}
-	return epoch, r.consider(it, true)
+	return epoch, ended
 }
 
 // build loads the value, under the lease if any, and calls finish with the result. It gives up when

@@ -44,6 +44,10 @@ const (
 	commitFenced
 	// The store was not asked, or did not answer. The item may be there.
 	commitNotTaken
+	// Of touch: no Touch was sent, or its reply is unknown.
+	commitUntouched
+	// Of touch: the value's entry may no longer be in the store.
+	commitDisplaced
 )
 
 // commit offers the item to the store. This process keeps an item that an answering store does not take.
@@ -196,50 +200,43 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 // commitOver is commit for an item with another item's value, or with nil. A Toucher keeps the
 // store's value under the new entry, so the value is not sent again.
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
-	outcome, is := r.touch(ctx, it, value)
-	if is == touched {
-		return outcome
+	switch written := r.touch(ctx, it, value); written {
+	case commitUntouched, commitDisplaced:
+		return r.commit(ctx, it) // with the value
+	default:
+		return written
 	}
-	return r.commit(ctx, it) // with the value
 }
 
-type touching uint8
-
-const (
-	untouched touching = iota // no Touch was sent, or its reply is unknown
-	touched                   // the store has committed or fenced the entry
-	displaced                 // the value's entry may no longer be in the store
-)
-
-// touch sends an item's entry to a Toucher that has the value. The outcome counts only with touched.
-func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOutcome, touching) {
+// touch sends an item's entry to a Toucher that has the value.
+func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
 	if !ok || value == nil || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || value.Beside {
-		return commitNotTaken, untouched
+		return commitUntouched
 	}
 	entry := r.entryOf(it)
 	if entry.asOf(e.clock.Now()).Life() <= 0 {
-		return commitNotTaken, untouched
+		return commitUntouched
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
 		return toucher.Touch(ctx, e.engineKey(r.key), value.Epoch, entry.asOf(e.clock.Now()))
 	})
 	switch {
 	case err == nil:
-		return commitTaken, touched
+		return commitTaken
 	case errors.Is(err, driver.ErrFenced):
-		return r.fencedOff(err), touched
+		return r.fencedOff(err)
 	case errors.Is(err, ErrNotFound):
-		return commitNotTaken, displaced
+		return commitDisplaced
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
 		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {
-			return there, touched
+			return there
 		}
-		return commitNotTaken, displaced // perhaps by a Set
+		return commitDisplaced // perhaps by a Set
 	}
-	return commitNotTaken, untouched
+	return commitUntouched
 }
 
 func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {

@@ -73,34 +73,33 @@ func failureText(err error) string {
 	return text
 }
 
-// decode returns the item of the store's entry, nil if the entry is empty. A known item of the same rebuild
-// spares decoding the value. If known stands beside the entry, known is the item.
-func (r *run[V]) decode(there storeReply, known *items.Item[V]) *items.Item[V] {
+// decode returns the item of the store's entry, nil if the entry is empty, and the entry's mark. A known item of
+// the same rebuild spares decoding the value. If known stands beside the entry, known is the item.
+func (r *run[V]) decode(there storeReply, known *items.Item[V]) (*items.Item[V], mark) {
 	e := &there.entry
 	if !r.engine.knowsKind(e.Kind) {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
-		return nil
+		return nil, mark{}
 	}
 	same := known != nil && known.Epoch == e.Epoch
 	switch {
 	case e.Kind == driver.KindUnshared:
-		if own, ok := r.ownOf(there, known); ok || e.Failures == 0 {
-			return own
+		if own, is, ok := r.ownOf(there, known); ok || e.Failures == 0 {
+			return own, is
 		}
 		e.Kind = driver.KindNone
 	case e.Kind == driver.KindUnelected:
-		r.looking.unelected = e.Age < e.TTL
-		return nil
+		return nil, mark{unelected: e.Age < e.TTL}
 	case e.Kind == driver.KindNone && e.Failures == 0:
-		return nil
+		return nil, mark{}
 	case same && known.Beside:
-		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(there.asked)))
+		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(there.asked))), mark{}
 	}
 	it := r.itemOf(there)
 	if !r.decodeTo(it, known, e.Value) {
-		return nil
+		return nil, mark{}
 	}
-	return r.engine.afterSweeps(r.key, it)
+	return r.engine.afterSweeps(r.key, it), mark{}
 }
 
 // decodeTo gives the item the entry's value: known's, if known is of the same rebuild.
@@ -149,7 +148,7 @@ func (r *run[V]) itemOf(there storeReply) *items.Item[V] {
 
 // ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
 // the process that has made it. ownOf returns false if this process has neither.
-func (r *run[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[V], ok bool) {
+func (r *run[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[V], is mark, ok bool) {
 	e := &there.entry
 	if known != nil && known.Epoch == e.Epoch {
 		failedSince := known.Failures > e.Failures
@@ -157,15 +156,15 @@ func (r *run[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[
 			// The lifetime is known's too: the entry has that of its writer.
 			own = known.Found(r.engine.trustedUntil(there.asked))
 			if there.came >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
-				r.looking.unshared = e.Epoch // a new epoch would make all others load again
+				is.unshared = e.Epoch // a new epoch would make all others load again
 			}
-			return r.engine.afterSweeps(r.key, own), true
+			return r.engine.afterSweeps(r.key, own), is, true
 		}
 	}
 	if e.Failures == 0 && e.Age < e.TTL {
-		r.looking.unshared = e.Epoch
+		is.unshared = e.Epoch
 	}
-	return nil, false
+	return nil, is, false
 }
 
 func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {

@@ -175,11 +175,12 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		case again: // a store that has only forgotten the value gets the value
 			return it, r.commit(ctx, it)
 		}
-		switch written, is := r.touch(ctx, it, r.present); is {
-		case touched:
-			return it, written
-		case untouched:
+		switch written := r.touch(ctx, it, r.present); written {
+		case commitUntouched:
 			return it, r.commit(ctx, it)
+		case commitDisplaced: // the next round finds the present entry
+		default:
+			return it, written
 		}
 	}
 }

@@ -25,10 +25,14 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	}
 	r.looking.refused = r.leading.refused
 	r.declineElection(ctx)
-	if r.looking.prefetched == nil { // otherwise a batch has read the key after the flight began
+	var ended bool
+	if there := r.member.firstReply(); there != nil { // the batch has read the key after the flight began
+		ended = r.lookBy(ctx, r.readBefore(there))
+	} else {
 		r.lookAgain()
+		ended = r.lookAndStand(ctx)
 	}
-	if r.lookAndStand(ctx) {
+	if ended {
 		return outcomeAnswered
 	}
 	r.discount()
@@ -45,7 +49,7 @@ func (r *run[V]) discount() {
 // lookAndStand is look, with the election in the same request if the engine can. The flight takes a
 // slot first, since the elected flight has to load.
 func (r *run[V]) lookAndStand(ctx context.Context) bool {
-	if r.looking.prefetched == nil && r.electsAtOnce() && r.takeFreeSlot() {
+	if r.electsAtOnce() && r.takeFreeSlot() {
 		if r.present == nil {
 			r.present, _ = r.engine.near.Get(r.key) // the lease's length depends on the item
 		}
@@ -63,7 +67,7 @@ func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWit
 
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
 	e := r.engine
-	r.looking.unshared, r.looking.unelected = 0, false
+	r.looking.mark = mark{}
 	known, now := e.near.Get(r.key)
 	if e.Store == nil {
 		r.present = known
@@ -88,7 +92,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	r.storeDown = errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil
 	switch {
 	case there.err == nil:
-		return r.consider(r.decode(there, known), true)
+		return r.considerReply(there, known)
 	case ctx.Err() != nil:
 		return false // Close or desertion, not silence, ended the request: the item stays unconfirmed
 	case errors.Is(there.err, ErrUnavailable):
@@ -111,6 +115,12 @@ func (r *run[V]) noEntry(err error) {
 	}
 	r.present = nil
 	r.withhold() // the item was invalidated
+}
+
+func (r *run[V]) considerReply(there storeReply, known *items.Item[V]) bool {
+	it, is := r.decode(there, known)
+	r.looking.mark = is
+	return r.consider(it, true)
 }
 
 // consider ends the flight with an item that answers, or offers a stale item. It reports whether the

@@ -46,8 +46,8 @@ type member[V any] struct {
 	order      int           // among the keys of the batch
 	runFlight  func()        // runs the flight; nil if the key had a flight already
 	askers     *chain.Flight // the flight's
-	prefetched *storeReply
-	budget     *gate.Budget // the flight's
+	prefetched *storeReply   // see firstReply
+	budget     *gate.Budget  // the flight's
 
 	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
 	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
@@ -73,6 +73,16 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 		return result.product, err
 	}
 	return result.product, result.err
+}
+
+// firstReply takes the batch's reply for the flight's first look, nil if there is none.
+func (m *member[V]) firstReply() *storeReply {
+	if m == nil {
+		return nil
+	}
+	there := m.prefetched
+	m.prefetched = nil
+	return there
 }
 
 // first reports whether the new flight is alone or the first of its batch. A batch counts once among the

@@ -60,8 +60,7 @@ func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there == nil || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
 	}
-	r.looking.prefetched = there
-	return r.look(ctx)
+	return r.lookBy(ctx, r.readBefore(there))
 }
 
 // lookPause is how often a flight looks although its locker pushes: a push may die with its engine.
@@ -82,9 +81,8 @@ func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		return r.lookAnew(ctx)
 	}
-	r.looking.unshared, r.looking.unelected = 0, false
 	r.looking.askedBefore, r.looking.asked = n.made, n.made
-	if !r.consider(r.decode(n.reply(), known), true) {
+	if !r.considerReply(n.reply(), known) {
 		return false
 	}
 	if r.waiting.holder != nil { // otherwise the flight waits for a slot or a turn

@@ -82,7 +82,7 @@ func (e *engine[V]) applyNotice(key string, n timedNotice) {
 	// An item that the store has not taken has no place in the order of epochs: it may be from after
 	// an invalidation, and the notice from before. So the store is asked.
 	if n.whole(now, e.NearTTL) && !known.Beside {
-		it = e.apart(key, nil).decode(n.reply(), nil)
+		it, _ = e.apart(key, nil).decode(n.reply(), nil)
 	}
 	if it == nil {
 		doubted := *known

@@ -43,15 +43,21 @@ func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context
 
 // readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
 func (r *run[V]) readWithLog(ctx context.Context) storeReply {
-	r.followLogAhead(ctx, r.logAge())
-	if there := r.looking.prefetched; there != nil {
-		r.looking.prefetched = nil
+	if there := r.followLogAhead(ctx); there != nil {
 		return *there
 	}
 	if r.looksTogether() {
 		return r.readTogether(ctx)
 	}
 	return r.read(ctx, r.budget)
+}
+
+// readBefore returns a function in place of readWithLog, for a flight whose key has been read.
+func (r *run[V]) readBefore(there *storeReply) func(context.Context) storeReply {
+	return func(ctx context.Context) storeReply {
+		r.engine.sweeps.Follow(ctx, r.budget, r.logAge())
+		return *there
+	}
 }
 
 // logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
@@ -63,21 +69,21 @@ func (r *run[V]) logAge() time.Duration {
 	return r.engine.NearTTL / 2
 }
 
-// followLogAhead follows the log for a flight before it reads its key. A store that answers for many
-// keys gets both keys in one call, and the answer for the flight's key stays in r.looking.prefetched.
-func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
+// followLogAhead follows the log for a flight before it reads its key. A store that answers for many keys gets
+// both keys in one call, and the result is the answer for the flight's key. Otherwise the result is nil.
+func (r *run[V]) followLogAhead(ctx context.Context) (key *storeReply) {
 	e := r.engine
 	store, ok := e.Store.(driver.BatchGetter)
 	if !ok {
-		e.sweeps.Follow(ctx, r.budget, age)
-		return
+		e.sweeps.Follow(ctx, r.budget, r.logAge())
+		return nil
 	}
-	turn := e.sweeps.Turn(ctx, r.budget, age)
+	turn := e.sweeps.Turn(ctx, r.budget, r.logAge())
 	if turn == nil {
-		return
+		return nil
 	}
 	defer turn.End()
-	var log, key *storeReply
+	var log *storeReply
 	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
 	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
 		switch {
@@ -97,7 +103,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 		}
 		turn.Took(ctx, r.budget, log.entry, log.err)
 	}
-	r.looking.prefetched = key
+	return key
 }
 
 // looksTogether reports whether the look joins the looks that wait for a turn. With a free turn the

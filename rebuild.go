@@ -87,12 +87,7 @@ func (f *flight[V]) runToEnd(ctx context.Context) {
 	if f.doubts != nil {
 		f.engine.running.Go(func() { f.answerDoubts(ctx) })
 	}
-	fault.Run(func() error {
-		if f.member != nil {
-			r.looking.prefetched = f.member.prefetched
-		}
-		return r.rebuild(ctx)
-	}, func(err error) { r.endRun(ctx, err) })
+	fault.Run(func() error { return r.rebuild(ctx) }, func(err error) { r.endRun(ctx, err) })
 }
 
 // endRun ends the flight with err, unless it has landed. It frees the slot and the hedge's lease.

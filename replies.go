@@ -17,6 +17,12 @@ type storeReply struct {
 	err   error
 }
 
+// A mark is an entry that says how to load, in place of a value.
+type mark struct {
+	unshared  uint64 // the epoch of a KindUnshared entry: this process loads alone; 0: there is none
+	unelected bool   // a KindUnelected entry below its TTL: this process loads without an election
+}
+
 // A timedNotice is a notice with the times of the engine's clock before its change and when it came.
 type timedNotice struct {
 	driver.Notice

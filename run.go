@@ -48,14 +48,12 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
-	discounted  bool        // counters.unlooked does not count the flight any more
-	prefetched  *storeReply // a reply for the next look that a batch or a read of the log has brought; nil otherwise
-	asked       instant     // when the store was asked in the last look or claim; for a notice, a time before its change
-	askedBefore instant     // the value of asked for the look before; after a notice, as asked
-	unfitEpoch  uint64      // the epoch of the latest fresh entry that did not answer the flight
-	unshared    uint64      // the epoch of the KindUnshared entry that the last look or claim found, 0 if none
-	unelected   bool        // the last look or claim has found a KindUnelected entry below its TTL
-	refused     int         // leadingState.refused at the last look
+	discounted  bool    // counters.unlooked does not count the flight any more
+	asked       instant // when the store was asked in the last look or claim; for a notice, a time before its change
+	askedBefore instant // the value of asked for the look before; after a notice, as asked
+	unfitEpoch  uint64  // the epoch of the latest fresh entry that did not answer the flight
+	mark                // found by the last look or claim
+	refused     int     // leadingState.refused at the last look
 }
 
 type standingState struct {
