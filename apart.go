@@ -70,11 +70,11 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) 
 		}
 	}
 	// After an invalidation the near tier does not take the value. Only the store may have it.
-	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
+	e.keepNear(r.key, it, func() bool { return d.witness.generation == 0 })
 }
 
-// keep puts an item without a flight into the near tier if still, called under the lock, returns true.
-func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
+// keepNear puts an item without a flight into the near tier if still, called under the lock, returns true.
+func (e *engine[V]) keepNear(key string, it *items.Item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -91,7 +91,7 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = items.NewLifetime(now, f)
 	// A flight that began after the invalidation has a newer value.
-	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
+	e.keepNear(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
 func (r *run[V]) find(ctx context.Context) *items.Item[V] {

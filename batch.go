@@ -85,7 +85,8 @@ func (l batchLoad[V]) bind() loader[V] {
 	}
 }
 
-type pending[V any] struct {
+// A manyKey is the call's way to the answer for a key.
+type manyKey[V any] struct {
 	*waiter[V]
 	early bool // an early rebuild of a fresh item, for which no caller waits
 }
@@ -102,7 +103,7 @@ type manyCall[V any] struct {
 	mu     sync.Mutex // guards the fields below
 	values map[string]V
 	failed map[string]error
-	early  []pending[V] // items that the store answered with, and that are due for an early rebuild
+	early  []manyKey[V] // items that the store answered with, and that are due for an early rebuild
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V], w *window[V]) (map[string]V, error) {
@@ -121,7 +122,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	return c.values, &BatchError{c.failed}
 }
 
-func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
+func (c *manyCall[V]) all(ctx context.Context, todo []manyKey[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
@@ -135,7 +136,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 }
 
 // hits answers the keys that need no flight. Of the rest, covered keys have an item that can be served.
-func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []pending[V]) {
+func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []manyKey[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
 	for _, key := range keys {
@@ -152,15 +153,15 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, pending[V]{c.refresher(ctx, key, it), true})
+			covered = append(covered, manyKey[V]{c.refresher(ctx, key, it), true})
 		case ok:
 		default:
 			w := c.waiter(ctx, key, it)
 			w.began = began // MaxWait is for the whole call
 			if it == nil {
-				missing = append(missing, pending[V]{w, false})
+				missing = append(missing, manyKey[V]{w, false})
 			} else {
-				covered = append(covered, pending[V]{w, false})
+				covered = append(covered, manyKey[V]{w, false})
 			}
 		}
 	}
@@ -182,20 +183,20 @@ func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
 	}
 }
 
-func (c *manyCall[V]) take(a pending[V]) {
+// finish collects a key's answer, and gives the place of its waiter back.
+func (c *manyCall[V]) finish(a manyKey[V]) {
 	defer c.places.Release(1)
-	c.end(a)
+	c.collect(a)
 }
 
-// end is take for a waiter without a place.
-func (c *manyCall[V]) end(a pending[V]) {
+func (c *manyCall[V]) collect(a manyKey[V]) {
 	c.answer(a.key, a.answer.item, a.err)
 	if c.observers.Serves() {
-		a.tell()
+		a.tellObservers()
 	}
 	if a.dueEarly() {
 		// Later, together with the other early keys: each alone would be a load of its own.
-		early := pending[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
+		early := manyKey[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
 		c.mu.Lock()
 		c.early = append(c.early, early)
 		c.mu.Unlock()
@@ -204,8 +205,8 @@ func (c *manyCall[V]) end(a pending[V]) {
 
 // waitForPlaces returns the keys for which there are places now. A covered key gets its item without
 // waiting: a later call begins its rebuild.
-func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) []pending[V] {
-	var rest []pending[V]
+func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []manyKey[V]) []manyKey[V] {
+	var rest []manyKey[V]
 	for _, a := range together {
 		now := c.clock.Now()
 		switch {
@@ -213,7 +214,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 		case a.stale != nil && now < a.stale.TrustedUntil && a.stale.Stale(now):
 			c.count.stale.Add(1)
 			a.answer.item = a.stale
-			c.end(a)
+			c.collect(a)
 		default: // no item, or no longer a servable item
 			rest = append(rest, a)
 		}
@@ -234,13 +235,13 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 	}
 	for _, a := range rest {
 		a.err = err
-		c.end(a)
+		c.collect(a)
 	}
 	return nil
 }
 
-// beginApart begins a batch of the call's own for the keys without flights.
-func (c *manyCall[V]) beginApart(together []pending[V]) {
+// beginBatch begins a batch of the call's own for the keys without flights.
+func (c *manyCall[V]) beginBatch(together []manyKey[V]) {
 	b := c.engine.batch(c.single, c.load, c.places)
 	defer close(b.complete)
 	// Before the flights begin: close waits for this goroutine, and so for the flights.
@@ -254,14 +255,14 @@ func (c *manyCall[V]) beginApart(together []pending[V]) {
 	}
 }
 
-func (c *manyCall[V]) begin(together []pending[V]) {
+func (c *manyCall[V]) begin(together []manyKey[V]) {
 	if c.window != nil {
 		for _, a := range together {
 			c.window.join(a.waiter)
 		}
 		c.places.Release(int64(len(together))) // the places of flights: the window's batches have their own
 	} else {
-		c.beginApart(together)
+		c.beginBatch(together)
 	}
 	for _, a := range together {
 		if a.early {
@@ -270,11 +271,11 @@ func (c *manyCall[V]) begin(together []pending[V]) {
 			continue
 		}
 		if a.flight == nil {
-			c.take(a)
+			c.finish(a)
 			continue
 		}
 		if is, _, _ := a.advance(); is == gotAnswer || is == leftFlight {
-			c.take(a)
+			c.finish(a)
 			continue
 		}
 		c.waiters.Go(func() {
@@ -283,7 +284,7 @@ func (c *manyCall[V]) begin(together []pending[V]) {
 					a.leave()
 					a.err = err
 				}
-				c.take(a)
+				c.finish(a)
 			})
 		})
 	}

@@ -40,7 +40,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	known, _ := r.engine.near.Get(r.key)
 	ended = r.considerReply(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
 	if !ended && r.present == nil {
-		r.withhold() // invalidated since the look
+		r.endOffer() // invalidated since the look
 	}
 	return epoch, ended
 }
@@ -80,7 +80,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			return finish(ctx, l, epoch)
 		case <-rival:
 			rival = nil
-			if r.giveUp(errRival) {
+			if r.cancelUnpublished(errRival) {
 				r.releaseBehind(ctx)
 				return false
 			}
@@ -89,7 +89,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			// heeds its context. A response with readers goes on to its commit, which may be fenced. After a
 			// second loss every load goes on: a locker that loses all leases must not stop all loads.
 			lost = nil
-			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
+			if r.leading.losses++; r.leading.losses == 1 && r.cancelUnpublished(driver.ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():
@@ -120,7 +120,7 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 	if lease != nil {
 		e.trips.Note(r.leading.loadBegan - r.standing.asked)
 		lost = make(chan struct{})
-		e.running.Go(func() { r.keep(keeping, loading, a, lease, term, lost) })
+		e.running.Go(func() { r.keepLease(keeping, loading, a, lease, term, lost) })
 	}
 	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit

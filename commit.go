@@ -106,14 +106,14 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 }
 
 // keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an
-// invalidation takes both away. A value is trusted from then, for NearTTL, or aloneTTL with the near tier
+// invalidation takes both away. A value is trusted from then, for NearTTL, or nearOffTTL with the near tier
 // off: the store has confirmed nothing since. A failure without a value is trusted from now.
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
 		since = r.leading.loadBegan - 1
 	}
-	it.Beside, it.TrustedUntil = true, durations.Add(since, r.engine.alone())
+	it.Beside, it.TrustedUntil = true, durations.Add(since, r.engine.unconfirmedTTL())
 	switch {
 	case r.looking.unshared != 0: // the item has this entry's epoch already
 	case r.present != nil:

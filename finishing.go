@@ -42,7 +42,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	if !r.finishFailed(ctx, now, l.err, epoch) {
 		return false
 	}
-	if !heard || r.state.Load().served(e.clock.Now()) {
+	if !heard || r.state.Load().hidesFailure(e.clock.Now()) {
 		e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
 	}
 	return true
@@ -59,7 +59,7 @@ func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) b
 		return true
 	}
 	if it := r.present; it != nil {
-		e.keep(r.key, it, func() bool { return !r.outdated() })
+		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
 	if errors.Is(l.err, fault.ErrOwn) && (r.present == nil || !r.present.Held) {
 		r.waiveElections(ctx, epoch, l.took)

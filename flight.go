@@ -51,7 +51,7 @@ type beginning[V any] struct {
 	want   items.Want[V]
 	budget *gate.Budget // the call's, for the flight
 	second bool         // another load published to an audience without the call
-	queues bool         // counters.unlooked counts the flight until its first look
+	queues bool         // counters.firstLooks counts the flight until its first look
 }
 
 // A callerSide is the part of a flight that its callers see.
@@ -67,10 +67,10 @@ type callerSide[V any] struct {
 
 // A progress is a flight's work up to now. shard.mu guards the fields.
 type progress[V any] struct {
-	witness witness[V]  // its epoch is the epoch of the load since the last look, 0 if none
-	looked  uint64      // witness.generation at the last look, see outdated
-	current *attempt[V] // the load under way, nil if none
-	since   instant     // when the flight began, or the key was last invalidated
+	witness        witness[V]  // its epoch is the epoch of the load since the last look, 0 if none
+	lookGeneration uint64      // witness.generation at the last look, see outdated
+	current        *attempt[V] // the load under way, nil if none
+	since          instant     // when the flight began, or the key was last invalidated
 	// The flight goes on without callers: it was elected, or the call that began it had a stale item, and so
 	// leaves at once, or waits for nothing.
 	goesOn bool
@@ -105,7 +105,8 @@ func (s *flightState[V]) failure() error {
 	return s.err
 }
 
-func (s *flightState[V]) served(now instant) bool {
+// hidesFailure reports whether callers get a value in spite of the load's failure.
+func (s *flightState[V]) hidesFailure(now instant) bool {
 	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
 }
 
@@ -145,8 +146,8 @@ func (f *flight[V]) fallDue() {
 
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// giveUp cancels a load that has not published. The lock keeps the load from publishing in between.
-func (f *flight[V]) giveUp(cause error) bool {
+// cancelUnpublished cancels a load that has not published. The lock keeps the load from publishing in between.
+func (f *flight[V]) cancelUnpublished(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.streaming() {

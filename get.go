@@ -36,7 +36,7 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
 	}
 	if c.engine.observers.Serves() {
-		c.tell()
+		c.tellObservers()
 	}
 	if c.err != nil {
 		var zero V
@@ -159,12 +159,12 @@ func (c *waiter[V]) dueEarly() bool {
 	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
 }
 
-// tell is not inlined, like all code for observers only: a herd waits on the frames around the code.
+// tellObservers is not inlined, like all code for observers only: a herd waits on the frames around the code.
 //
 //go:noinline
-func (c *waiter[V]) tell() { c.engine.observers.Serve(c.ctx, c.served()) }
+func (c *waiter[V]) tellObservers() { c.engine.observers.Serve(c.ctx, c.report()) }
 
-func (c *waiter[V]) served() observe.Serve {
+func (c *waiter[V]) report() observe.Serve {
 	now := c.engine.clock.Now()
 	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
 	it := c.answer.item

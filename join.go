@@ -12,7 +12,7 @@ import (
 
 // This file is how a call joins the flight of its key, or begins it.
 
-type served[V any] struct {
+type callAnswer[V any] struct {
 	item  *items.Item[V]
 	flown bool // the item came from a flight
 	// live is the flight if its load is still writing the value, otherwise nil. The call counts among
@@ -32,7 +32,7 @@ type waiter[V any] struct {
 	excluded bool           // a load has published to an audience without this call
 	own      gate.Budget    // the call's time for silent engines
 	budget   *gate.Budget   // own, or the budget of the joined flight after the answer
-	answer   served[V]
+	answer   callAnswer[V]
 	err      error
 }
 
@@ -147,7 +147,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	}
 	m, _ := b.(*member[V])
 	queues := e.Store != nil && m.first()
-	if queues && e.count.unlooked.Load()/queuedLooks >= int64(e.MaxQueued) {
+	if queues && e.count.firstLooks.Load()/queuedLooks >= int64(e.MaxQueued) {
 		// More flights would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded
@@ -169,7 +169,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	s.addWitness(c.key, &f.witness)
 	e.count.flights.Add(1)
 	if queues {
-		e.count.unlooked.Add(1)
+		e.count.firstLooks.Add(1)
 	}
 	if m != nil {
 		m.join(ctx, f) // the flight starts with its batch
@@ -228,5 +228,5 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 			c.err = it.Err // the answer has the item too, and so the value before the failure
 		}
 	}
-	c.answer = served[V]{item: it, flown: true}
+	c.answer = callAnswer[V]{item: it, flown: true}
 }

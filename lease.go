@@ -28,11 +28,11 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// keep renews the lease at each third of its length until ctx ends, also during the commit, which may take long
+// keepLease renews the lease at each third of its length until ctx ends, also during the commit, which may take long
 // on a crowded machine. It ends if the load is given up. It closes lost when the engine says, asked or unasked,
 // that another process has the lease. Silence ends nothing: if the lease runs out and another process rebuilds
 // too, the store takes only the later epoch.
-func (r *run[V]) keep(ctx, loading context.Context, a *attempt[V], lease driver.Lease, term leases.Term, lost chan<- struct{}) {
+func (r *run[V]) keepLease(ctx, loading context.Context, a *attempt[V], lease driver.Lease, term leases.Term, lost chan<- struct{}) {
 	e := r.engine
 	var told <-chan struct{}
 	if n, ok := lease.(driver.LossNotifier); ok {

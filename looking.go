@@ -42,7 +42,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 func (r *run[V]) discount() {
 	if r.queues && !r.looking.discounted {
 		r.looking.discounted = true
-		r.engine.count.unlooked.Add(-1)
+		r.engine.count.firstLooks.Add(-1)
 	}
 }
 
@@ -114,7 +114,7 @@ func (r *run[V]) noEntry(err error) {
 		r.engine.OnError(r.key, &keyError{"reading", r.key, err})
 	}
 	r.present = nil
-	r.withhold() // the item was invalidated
+	r.endOffer() // the item was invalidated
 }
 
 func (r *run[V]) considerReply(there storeReply, known *items.Item[V]) bool {

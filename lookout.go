@@ -51,8 +51,8 @@ func (l *lookout) remove(p *plannedLook) bool {
 	return true
 }
 
-// take removes and returns the looks that may be made now. The request has room for one more.
-func (l *lookout) take(now instant) (taken []*plannedLook) {
+// takeDue removes and returns the looks that may be made now. The request has room for one more.
+func (l *lookout) takeDue(now instant) (taken []*plannedLook) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for place := l.plans.Front(); place != nil && len(taken) < maxTogether-1; {
@@ -67,8 +67,8 @@ func (l *lookout) take(now instant) (taken []*plannedLook) {
 	return taken
 }
 
-// queue queues a look. It reports whether the caller makes a request: each has room for maxTogether.
-func (l *lookout) queue(p *plannedLook) bool {
+// enqueue queues a look. It reports whether the caller makes a request: each has room for maxTogether.
+func (l *lookout) enqueue(p *plannedLook) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queued = append(l.queued, p)

@@ -54,17 +54,17 @@ func (e *engine[V]) peek(key string) (value V, age time.Duration, ok bool) {
 	return it.Value, durations.Between(it.Born, now), true
 }
 
-// aloneTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an outage
+// nearOffTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an outage
 // would load its key again.
-const aloneTTL = time.Second
+const nearOffTTL = time.Second
 
-// alone is how long the process serves an item that no store has confirmed.
-func (s *settings) alone() time.Duration {
+// unconfirmedTTL is how long the process serves an item that no store has confirmed.
+func (s *settings) unconfirmedTTL() time.Duration {
 	if s.eachCall {
-		return aloneTTL
+		return nearOffTTL
 	}
 	return s.NearTTL
 }
 
 // confirmEvery is the time between two confirmations of an offered or published item.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }
+func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, minPoll) }

@@ -46,7 +46,7 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 			return false
 		}
 	}
-	others := e.lookout.take(e.clock.Now())
+	others := e.lookout.takeDue(e.clock.Now())
 	if len(others) == 0 {
 		return r.lookAnew(ctx)
 	}
@@ -78,7 +78,7 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 // answerByNotice ends a waiting flight by the notice's entry, or looks. It reports whether the flight ended.
 func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	known, now := r.engine.near.Get(r.key)
-	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
+	if !n.believed(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		return r.lookAnew(ctx)
 	}
 	r.looking.askedBefore, r.looking.asked = n.made, n.made

@@ -81,14 +81,14 @@ func (e *engine[V]) applyNotice(key string, n timedNotice) {
 	var it *items.Item[V]
 	// An item that the store has not taken has no place in the order of epochs: it may be from after
 	// an invalidation, and the notice from before. So the store is asked.
-	if n.whole(now, e.NearTTL) && !known.Beside {
+	if n.believed(now, e.NearTTL) && !known.Beside {
 		it, _ = e.apart(key, nil).decode(n.reply(), nil)
 	}
 	if it == nil {
 		doubted := *known
 		it, doubted.TrustedUntil = &doubted, now
 	}
-	e.keep(key, it, func() bool { return w.generation == 0 })
+	e.keepNear(key, it, func() bool { return w.generation == 0 })
 }
 
 // deliverNotice hands a notice to the key's flight. Without a flight it returns the near item, and a

@@ -72,8 +72,8 @@ func (f *flight[V]) offer(it *items.Item[V], fromStore bool) bool {
 	return true
 }
 
-// withhold ends the offer, if there is one, unless the key was invalidated since the last look.
-func (f *flight[V]) withhold() {
+// endOffer ends the offer, if there is one, unless the key was invalidated since the last look.
+func (f *flight[V]) endOffer() {
 	if f.state.Load().offered == nil {
 		return
 	}

@@ -119,7 +119,7 @@ func (r *run[V]) looksTogether() bool {
 func (r *run[V]) readTogether(ctx context.Context) storeReply {
 	e := r.engine
 	p := &plannedLook{key: r.key, budget: r.budget, reply: make(chan *storeReply, 1)}
-	if e.lookout.queue(p) {
+	if e.lookout.enqueue(p) {
 		e.lookForAll(ctx, r.key, e.lookout.takeQueued)
 	}
 	select {

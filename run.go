@@ -48,7 +48,7 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
-	discounted  bool    // counters.unlooked does not count the flight any more
+	discounted  bool    // counters.firstLooks does not count the flight any more
 	asked       instant // when the store was asked in the last look or claim; for a notice, a time before its change
 	askedBefore instant // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64  // the epoch of the latest fresh entry that did not answer the flight

@@ -41,8 +41,8 @@ func (s *shard[V]) ended() bool {
 	return s.closed
 }
 
-// whole locks all shards, and calls first, then each for every shard. No other call holds two of the locks.
-func (s *shards[V]) whole(first func(), each func(*shard[V])) {
+// lockAll locks all shards, and calls first, then each for every shard. No other call holds two of the locks.
+func (s *shards[V]) lockAll(first func(), each func(*shard[V])) {
 	for i := range s.all {
 		s.all[i].mu.Lock()
 		defer s.all[i].mu.Unlock()

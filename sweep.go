@@ -46,7 +46,7 @@ func (e *engine[V]) meetLog() {
 
 // takeLog makes next the log of this process, and applies it to the flights and the near tier.
 func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
-	e.shards.whole(publish, func(s *shard[V]) {
+	e.shards.lockAll(publish, func(s *shard[V]) {
 		for key, f := range s.flights {
 			e.sweepFlight(next, key, f)
 		}
@@ -112,11 +112,11 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 			return spared
 		})
 	}
-	e.shards.whole(revise, func(s *shard[V]) {
+	e.shards.lockAll(revise, func(s *shard[V]) {
 		for key, f := range s.flights {
 			e.sweepFlight(only, key, f)
 			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, key, offered) == nil {
-				f.withdraw(math.MaxUint64)
+				f.voidStale(math.MaxUint64)
 			}
 		}
 		// No log has these sweeps. So they void each value that a flight has read or is reading

@@ -67,7 +67,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	}
 	state := c.flight.state.Load()
 	c.excluded = c.excluded || state.published != nil && !c.admitted(state.audience)
-	if is, expiry = c.look(state); is == stillWaiting {
+	if is, expiry = c.answerBy(state); is == stillWaiting {
 		return is, state.news, expiry
 	}
 	if is != flightLanded {
@@ -140,17 +140,17 @@ const (
 	flightLanded           // the flight has landed without an answer for the call
 )
 
-// look decides whether the flight's state answers the call. At expiry the call looks at it again.
-func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+// answerBy decides whether the flight's state answers the call. At expiry the call looks at it again.
+func (c *waiter[V]) answerBy(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
 	if state.published != nil && c.joins(state) {
 		return gotAnswer, nil
 	}
 	if state.landed {
-		return c.lookAtEnd(state), nil
+		return c.answerByEnd(state), nil
 	}
-	return c.lookAhead(state)
+	return c.answerByTime(state)
 }
 
 // joins answers the call with the value that the load still writes, if permitted.
@@ -158,7 +158,7 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 	f := c.flight
 	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.joinable {
-		c.answer = served[V]{item: state.published, flown: true, live: f}
+		c.answer = callAnswer[V]{item: state.published, flown: true, live: f}
 		if !c.joined {
 			f.callers.joined() // the call had given up on this value before
 		}
@@ -175,7 +175,7 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 	return false
 }
 
-func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
+func (c *waiter[V]) answerByEnd(state *flightState[V]) waitState {
 	if err := state.failure(); err != nil {
 		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
 			return flightLanded
@@ -193,8 +193,8 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	return flightLanded
 }
 
-// lookAhead is look before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
-func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+// answerByTime is answerBy before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
+func (c *waiter[V]) answerByTime(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
@@ -208,7 +208,7 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 	if c.stale != nil {
 		if judge(&c.stale.Lifetime, now) == serve {
 			// A fresh item answers at once: the rebuild is for other callers.
-			c.answer = served[V]{item: c.stale}
+			c.answer = callAnswer[V]{item: c.stale}
 			return leftFlight, nil
 		}
 		end = durations.Add(c.began, e.Patience)
@@ -222,7 +222,7 @@ func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-cha
 			return leftFlight, nil
 		}
 		e.count.stale.Add(1)
-		c.answer = served[V]{item: c.stale}
+		c.answer = callAnswer[V]{item: c.stale}
 		return leftFlight, nil
 	}
 	// The alarm wakes callers with an end from due on: timers for all would be half of the herd's cost.

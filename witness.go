@@ -84,13 +84,13 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	}
 	f.since = e.clock.Now()
 	if f.witness.epoch <= epoch {
-		f.withdraw(epoch)
+		f.voidStale(epoch)
 		f.interrupt()
 	}
 }
 
 // outdated reports whether the flight's work since its last look is void. shard.mu is held.
-func (f *flight[V]) outdated() bool { return f.witness.generation != f.looked }
+func (f *flight[V]) outdated() bool { return f.witness.generation != f.lookGeneration }
 
 // lookAgain begins the flight's next look, which no earlier invalidation makes void. It reports
 // whether there was one since the last look.
@@ -102,7 +102,7 @@ func (f *flight[V]) lookAgain() (outdated bool) {
 
 func (f *flight[V]) lookAgainLocked() (outdated bool) {
 	outdated = f.outdated()
-	f.looked, f.witness.epoch, f.witness.repeats, f.current = f.witness.generation, 0, false, nil
+	f.lookGeneration, f.witness.epoch, f.witness.repeats, f.current = f.witness.generation, 0, false, nil
 	return outdated
 }
 
@@ -117,8 +117,8 @@ func (f *flight[V]) repeat() (void bool) {
 	return f.outdated()
 }
 
-// withdraw takes back an offer up to the epoch, and voids the callers' own stale items. shard.mu is held.
-func (f *flight[V]) withdraw(epoch uint64) {
+// voidStale takes back an offer up to the epoch, and voids the callers' own stale items. shard.mu is held.
+func (f *flight[V]) voidStale(epoch uint64) {
 	f.change(func(s *flightState[V]) {
 		if s.invalidated = true; s.offered != nil && s.offered.Epoch <= epoch {
 			s.offered = nil
