@@ -16,11 +16,12 @@ import (
 // only in place of the item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	now := e.clock.Now()
-	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
+	a := &apart[V]{storeKey: storeKey[V]{key, e, gate.NewBudget(e.EngineTimeout)}}
+	d, there := a.draft(ctx)
 	defer d.end()
 	switch {
 	case over == nil:
-	case e.Store == nil || d.run.storeDown:
+	case e.Store == nil || d.storeDown:
 		if !e.holdsNear(key, over) {
 			return
 		}
@@ -31,46 +32,57 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 	d.keep(ctx, v, f, now)
 }
 
+// An apart is a key's value without a flight, as far as it is known.
+type apart[V any] struct {
+	storeKey[V]
+	storeDown bool // the last request had no answer
+	mark      mark // of the entry found
+}
+
 // A draft is a value in the making without a flight. A later invalidation fences its epoch off.
 type draft[V any] struct {
-	run      *run[V]
+	*apart[V]
+	present  *items.Item[V]
+	began    instant
 	epoch    uint64
 	position uint64 // the log's position, see items.Item
 	witness  *witness[V]
 }
 
-func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
-	e := r.engine
-	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
+func (a *apart[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
+	d := &draft[V]{apart: a, witness: a.engine.attendApart(a.key)}
 	d.position = d.witness.position
-	r.present, r.leading.loadBegan = e.near.Get(r.key)
-	there, d.epoch = r.takeEpoch(ctx)
+	d.present, d.began = a.engine.near.Get(a.key)
+	if !a.storeDown {
+		there, d.epoch = a.takeEpoch(ctx)
+		a.storeDown = d.epoch == 0
+	}
 	return d, there
 }
 
-func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
+func (d *draft[V]) end() { d.engine.dismissApart(d.key, d.witness) }
 
 // keep keeps the value, which had f's age at now.
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) {
-	r, e := d.run, d.run.engine
+	e := d.engine
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
-	it.Lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
+	it.Lifetime = e.lifetimeOf(now, f, d.key, d.epoch)
 	switch {
-	case r.storeDown || it.End() > now:
-		switch r.commit(ctx, it) {
+	case d.storeDown || it.End() > now:
+		switch d.commit(ctx, it, d.storeDown, d.mark.unshared, d.write) {
 		case commitFenced:
 			return
 		case commitNotTaken:
-			r.keepBeside(it)
+			e.setBeside(it, d.present, d.began, d.mark.unshared)
 		}
 	case e.Store != nil:
 		// Past its windows the value only ends the present entry: no process waits for a KindUnshared entry.
-		if errors.Is(r.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}), driver.ErrFenced) {
+		if errors.Is(d.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}), driver.ErrFenced) {
 			return
 		}
 	}
 	// After an invalidation the near tier does not take the value. Only the store may have it.
-	e.keepNear(r.key, it, func() bool { return d.witness.generation == 0 })
+	e.keepNear(d.key, it, func() bool { return d.witness.generation == 0 })
 }
 
 // keepNear puts an item without a flight into the near tier if still, called under the lock, returns true.
@@ -94,18 +106,18 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 	e.keepNear(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
-func (r *run[V]) find(ctx context.Context) *items.Item[V] {
-	e := r.engine
-	it, now := e.near.Get(r.key)
+func (a *apart[V]) find(ctx context.Context) *items.Item[V] {
+	e := a.engine
+	it, now := e.near.Get(a.key)
 	if it != nil && now < it.TrustedUntil || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
-	e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // perhaps no flight has followed the log of late
-	there := r.read(ctx, r.budget)
+	e.sweeps.Follow(ctx, a.budget, e.NearTTL/2) // perhaps no flight has followed the log of late
+	there := a.read(ctx, a.budget)
 	if there.err != nil {
-		r.storeDown = errors.Is(there.err, ErrUnavailable)
+		a.storeDown = errors.Is(there.err, ErrUnavailable)
 		return nil
 	}
-	it, r.looking.mark = r.decode(there, it)
+	it, a.mark = a.decode(there, it)
 	return it
 }

@@ -102,14 +102,14 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 }
 
 func (b below) Apart(key string, budget *gate.Budget) page.Apart {
-	return pageApart{b.engine.apart(key, budget)}
+	return pageApart{&apart[*page.Response]{storeKey: storeKey[*page.Response]{key, b.engine, budget}}}
 }
 
-type pageApart struct{ run *run[*page.Response] }
+type pageApart struct{ apart *apart[*page.Response] }
 
-func (a pageApart) Find(ctx context.Context) *page.Item { return a.run.find(ctx) }
+func (a pageApart) Find(ctx context.Context) *page.Item { return a.apart.find(ctx) }
 func (a pageApart) Draft(ctx context.Context) page.Draft {
-	d, _ := a.run.draft(ctx)
+	d, _ := a.apart.draft(ctx)
 	return pageDraft{d}
 }
 
@@ -132,7 +132,7 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 type pageDraft struct{ draft *draft[*page.Response] }
 
 func (d pageDraft) Keep(res *page.Response, w items.Windows) {
-	e := d.draft.run.engine
+	e := d.draft.engine
 	d.draft.keep(e.open, res, w, e.clock.Now())
 }
 

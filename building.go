@@ -30,7 +30,11 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked
 	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
 	outdated := r.lookAgain()
-	entry, epoch := r.takeEpoch(ctx)
+	var entry driver.Entry
+	if !r.storeDown {
+		entry, epoch = r.takeEpoch(ctx)
+		r.storeDown = epoch == 0
+	}
 	if epoch == 0 || r.engine.Store == nil {
 		if outdated {
 			r.present = nil

@@ -15,21 +15,17 @@ import (
 // This file claims an epoch for a load and commits the load's result, with the outcomes of a commit.
 
 // takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
-func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
-	e := r.engine
+func (k *storeKey[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
+	e := k.engine
 	if e.Store == nil {
 		return driver.Entry{}, e.nextEpoch()
 	}
-	if r.storeDown {
-		return driver.Entry{}, 0
-	}
-	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry driver.Entry, err error) {
-		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+	entry, err := gate.Ask(ctx, e.writes, k.key, k.budget, func(ctx context.Context) (entry driver.Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(k.key))
 		return entry, err
 	})
 	if err != nil {
-		r.noAnswer(ctx, "claiming", err)
-		r.storeDown = true
+		k.noAnswer(ctx, "claiming", err)
 		return driver.Entry{}, 0
 	}
 	return entry, epoch
@@ -50,39 +46,41 @@ const (
 	commitDisplaced
 )
 
-// commit offers the item to the store. This process keeps an item that an answering store does not take.
-func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
-	e := r.engine
+// commit offers the item to the store. This process keeps an item that an answering store does not take. It does
+// not ask a store that counts as down. Beside the KindUnshared entry of the epoch unshared, it only confirms that
+// this entry is still there. Otherwise unshared is 0, and write commits the entry.
+func (k *storeKey[V]) commit(ctx context.Context, it *items.Item[V], down bool, unshared uint64, write func(context.Context, outgoing) error) commitOutcome {
+	e := k.engine
 	switch {
 	case e.Store == nil:
 		return commitTaken
-	case r.storeDown:
+	case down:
 		return commitNotTaken
-	case r.looking.unshared != 0:
-		return r.stillUnshared(ctx)
+	case unshared != 0: // without the entry, the key was invalidated
+		return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == unshared })
 	}
-	entry, err := r.encode(it)
+	entry, err := k.encode(it)
 	lives := entry.asOf(e.clock.Now()).Life() > 0
 	if err == nil && lives {
-		if err = r.write(ctx, entry); err == nil {
+		if err = write(ctx, entry); err == nil {
 			return commitTaken
 		}
 	}
 	switch {
 	case err == nil, errors.Is(err, fault.ErrLocal):
 	case errors.Is(err, driver.ErrFenced):
-		return r.fencedOff(err)
+		return k.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):
-		r.noAnswer(ctx, "committing", err)
+		k.noAnswer(ctx, "committing", err)
 	default:
-		e.OnError(r.key, &keyError{"committing", r.key, err})
+		e.OnError(k.key, &keyError{"committing", k.key, err})
 	}
 	// This entry tells the waiting processes that no value will come: otherwise they would take
 	// turns, each to find the same. A store out of memory may have room for so small an entry.
 	if entry.Kind, entry.Value = driver.KindUnshared, nil; !lives {
 		entry = markFor(driver.KindUnshared, entry.Epoch, entry.BuildTime)
 	}
-	marked := r.write(ctx, entry)
+	marked := write(ctx, entry)
 	switch {
 	case marked == nil:
 		return commitTaken
@@ -90,7 +88,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 		return commitNotTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written although its reply was lost.
-		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {
+		if there := k.confirmCommit(ctx, it.Epoch); there != commitFenced {
 			return there
 		}
 	}
@@ -98,11 +96,15 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	return commitFenced
 }
 
-func (r *run[V]) fencedOff(err error) commitOutcome {
-	e := r.engine
+func (k *storeKey[V]) fencedOff(err error) commitOutcome {
+	e := k.engine
 	e.count.fenced.Add(1)
-	e.OnError(r.key, &keyError{"committing", r.key, err})
+	e.OnError(k.key, &keyError{"committing", k.key, err})
 	return commitFenced
+}
+
+func (r *run[V]) commitItem(ctx context.Context, it *items.Item[V]) commitOutcome {
+	return r.commit(ctx, it, r.storeDown, r.looking.unshared, r.write)
 }
 
 // keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an
@@ -113,13 +115,14 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 	if it.Held {
 		since = r.leading.loadBegan - 1
 	}
-	it.Beside, it.TrustedUntil = true, durations.Add(since, r.engine.unconfirmedTTL())
-	switch {
-	case r.looking.unshared != 0: // the item has this entry's epoch already
-	case r.present != nil:
-		it.Epoch = r.present.Epoch
-	default:
-		it.Epoch = 0
+	r.engine.setBeside(it, r.present, since, r.looking.unshared)
+}
+
+// setBeside lets the item stand beside the entry of the item present, or of the epoch unshared unless 0.
+func (e *engine[V]) setBeside(it, present *items.Item[V], since instant, unshared uint64) {
+	it.Beside, it.TrustedUntil = true, durations.Add(since, e.unconfirmedTTL())
+	if it.Epoch = unshared; unshared == 0 && present != nil {
+		it.Epoch = present.Epoch
 	}
 }
 
@@ -171,13 +174,18 @@ func (r *run[V]) probe(ctx context.Context) bool {
 	return !e.commits.Fail(e.clock.Now())
 }
 
+func (k *storeKey[V]) write(ctx context.Context, entry outgoing) error {
+	e := k.engine
+	return k.writeBy(ctx, func(ctx context.Context) error {
+		return e.Store.Commit(ctx, e.engineKey(k.key), entry.asOf(e.clock.Now()))
+	})
+}
+
 // write commits the entry. An Elector releases the flight's lease in the same request.
 func (r *run[V]) write(ctx context.Context, entry outgoing) error {
 	e, lease := r.engine, r.leading.lease
 	if e.Engine == nil || lease == nil {
-		return r.writeBy(ctx, func(ctx context.Context) error {
-			return e.Store.Commit(ctx, e.engineKey(r.key), entry.asOf(e.clock.Now()))
-		})
+		return r.storeKey.write(ctx, entry)
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
 		return e.Engine.CommitAndRelease(ctx, e.engineKey(r.key), entry.asOf(e.clock.Now()), lease)
@@ -188,9 +196,9 @@ func (r *run[V]) write(ctx context.Context, entry outgoing) error {
 	return err
 }
 
-func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
-	e := r.engine
-	err := gate.AskErr(ctx, e.writes, r.key, r.budget, call)
+func (k *storeKey[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
+	e := k.engine
+	err := gate.AskErr(ctx, e.writes, k.key, k.budget, call)
 	if ctx.Err() == nil {
 		e.commits.Note(err, e.clock.Now())
 	}
@@ -202,7 +210,7 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	switch written := r.touch(ctx, it, value); written {
 	case commitUntouched, commitDisplaced:
-		return r.commit(ctx, it) // with the value
+		return r.commitItem(ctx, it) // with the value
 	default:
 		return written
 	}
@@ -239,12 +247,12 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutc
 	return commitUntouched
 }
 
-func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
-	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
+func (k *storeKey[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
+	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
-func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
-	there := r.read(ctx, r.budget)
+func (k *storeKey[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
+	there := k.read(ctx, k.budget)
 	switch {
 	case errors.Is(there.err, ErrUnavailable):
 		return commitNotTaken
@@ -252,10 +260,4 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) boo
 		return commitTaken
 	}
 	return commitFenced
-}
-
-// stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the
-// load must still be there: otherwise the key was invalidated.
-func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
-	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
 }

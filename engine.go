@@ -106,6 +106,20 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 	return strings.CutPrefix(engineKey, e.Namespace+":")
 }
 
+// A storeKey is a key, for the requests about it to the store. The methods are in reading.go, entry.go and commit.go.
+type storeKey[V any] struct {
+	key    string
+	engine *engine[V]
+	budget *gate.Budget // the time that the requests may lose to silent engines
+}
+
+// noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
+func (k *storeKey[V]) noAnswer(ctx context.Context, doing string, err error) {
+	if k.engine.open.Err() == nil && ctx.Err() == nil {
+		k.engine.noAnswer(k.key, &keyError{doing, k.key, err})
+	}
+}
+
 func (e *engines) nextEpoch() uint64 { return e.epoch.Add(1) }
 
 func (e *engine[V]) snapshot() observe.Stats {

@@ -26,13 +26,13 @@ func (o *outgoing) asOf(now instant) driver.Entry {
 	return e
 }
 
-func (r *run[V]) encode(it *items.Item[V]) (outgoing, error) {
-	e := r.entryOf(it)
+func (k *storeKey[V]) encode(it *items.Item[V]) (outgoing, error) {
+	e := k.entryOf(it)
 	if it.Kind != driver.KindValue {
 		return e, nil
 	}
 	err := fault.Guard(func() (err error) {
-		e.Value, err = r.engine.marshal(it.Value)
+		e.Value, err = k.engine.marshal(it.Value)
 		fault.Inquire(err)
 		return err
 	})
@@ -40,7 +40,7 @@ func (r *run[V]) encode(it *items.Item[V]) (outgoing, error) {
 }
 
 // entryOf returns the entry of an item without its value.
-func (r *run[V]) entryOf(it *items.Item[V]) outgoing {
+func (k *storeKey[V]) entryOf(it *items.Item[V]) outgoing {
 	e := driver.Entry{
 		Kind:                 it.Kind,
 		Epoch:                it.Epoch,
@@ -75,16 +75,16 @@ func failureText(err error) string {
 
 // decode returns the item of the store's entry, nil if the entry is empty, and the entry's mark. A known item of
 // the same rebuild spares decoding the value. If known stands beside the entry, known is the item.
-func (r *run[V]) decode(there storeReply, known *items.Item[V]) (*items.Item[V], mark) {
+func (k *storeKey[V]) decode(there storeReply, known *items.Item[V]) (*items.Item[V], mark) {
 	e := &there.entry
-	if !r.engine.knowsKind(e.Kind) {
-		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
+	if !k.engine.knowsKind(e.Kind) {
+		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil, mark{}
 	}
 	same := known != nil && known.Epoch == e.Epoch
 	switch {
 	case e.Kind == driver.KindUnshared:
-		if own, is, ok := r.ownOf(there, known); ok || e.Failures == 0 {
+		if own, is, ok := k.ownOf(there, known); ok || e.Failures == 0 {
 			return own, is
 		}
 		e.Kind = driver.KindNone
@@ -93,32 +93,32 @@ func (r *run[V]) decode(there storeReply, known *items.Item[V]) (*items.Item[V],
 	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil, mark{}
 	case same && known.Beside:
-		return r.engine.afterSweeps(r.key, known.Found(r.engine.trustedUntil(there.asked))), mark{}
+		return k.engine.afterSweeps(k.key, known.Found(k.engine.trustedUntil(there.asked))), mark{}
 	}
-	it := r.itemOf(there)
-	if !r.decodeTo(it, known, e.Value) {
+	it := k.itemOf(there)
+	if !k.decodeTo(it, known, e.Value) {
 		return nil, mark{}
 	}
-	return r.engine.afterSweeps(r.key, it), mark{}
+	return k.engine.afterSweeps(k.key, it), mark{}
 }
 
 // decodeTo gives the item the entry's value: known's, if known is of the same rebuild.
-func (r *run[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
+func (k *storeKey[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
 	if known != nil && known.Epoch == it.Epoch && known.Failures == it.Failures && known.Kind == it.Kind {
 		it.Adopt(known)
 		return true
 	}
-	return it.Kind != driver.KindValue || r.unmarshalTo(it, value)
+	return it.Kind != driver.KindValue || k.unmarshalTo(it, value)
 }
 
-func (r *run[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
+func (k *storeKey[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
 	err := fault.Guard(func() (err error) {
-		it.Value, err = r.engine.unmarshal(value)
+		it.Value, err = k.engine.unmarshal(value)
 		fault.Inquire(err)
 		return err
 	})
 	if err != nil {
-		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)})
+		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)})
 	}
 	return err == nil
 }
@@ -129,9 +129,9 @@ func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 }
 
 // itemOf returns the item of the store's entry without its value.
-func (r *run[V]) itemOf(there storeReply) *items.Item[V] {
+func (k *storeKey[V]) itemOf(there storeReply) *items.Item[V] {
 	e := &there.entry
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: r.engine.trustedUntil(there.asked)}
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: k.engine.trustedUntil(there.asked)}
 	it.Lifetime = items.NewLifetime(there.came, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
@@ -148,17 +148,17 @@ func (r *run[V]) itemOf(there storeReply) *items.Item[V] {
 
 // ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
 // the process that has made it. ownOf returns false if this process has neither.
-func (r *run[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[V], is mark, ok bool) {
+func (k *storeKey[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[V], is mark, ok bool) {
 	e := &there.entry
 	if known != nil && known.Epoch == e.Epoch {
 		failedSince := known.Failures > e.Failures
 		if failedSince || known.Failures == e.Failures && known.Kind == driver.KindValue {
 			// The lifetime is known's too: the entry has that of its writer.
-			own = known.Found(r.engine.trustedUntil(there.asked))
+			own = known.Found(k.engine.trustedUntil(there.asked))
 			if there.came >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
 				is.unshared = e.Epoch // a new epoch would make all others load again
 			}
-			return r.engine.afterSweeps(r.key, own), is, true
+			return k.engine.afterSweeps(k.key, own), is, true
 		}
 	}
 	if e.Failures == 0 && e.Age < e.TTL {

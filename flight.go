@@ -8,7 +8,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/chain"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/observers"
 	"github.com/bellwether-go/bellwether/internal/slots"
@@ -26,12 +25,11 @@ type binder[V any] interface{ bind() loader[V] }
 
 // A flight is one rebuild of one key with its callers in this process. No caller owns the flight.
 type flight[V any] struct {
-	key    string
-	load   loader[V]
-	engine *engine[V]
-	shard  *shard[V]               // the key's shard
-	cancel context.CancelCauseFunc // ends the flight: by Close, by desertion, and at its end
-	member *member[V]              // the flight's place in its batch, nil without a batch
+	storeKey[V] // its budget is that of the call that began the flight
+	load        loader[V]
+	shard       *shard[V]               // the key's shard
+	cancel      context.CancelCauseFunc // ends the flight: by Close, by desertion, and at its end
+	member      *member[V]              // the flight's place in its batch, nil without a batch
 
 	beginning[V]
 	callerSide[V]
@@ -49,9 +47,8 @@ type flight[V any] struct {
 // A beginning is the call that began a flight. The fields do not change.
 type beginning[V any] struct {
 	want   items.Want[V]
-	budget *gate.Budget // the call's, for the flight
-	second bool         // another load published to an audience without the call
-	queues bool         // counters.firstLooks counts the flight until its first look
+	second bool // another load published to an audience without the call
+	queues bool // counters.firstLooks counts the flight until its first look
 }
 
 // A callerSide is the part of a flight that its callers see.

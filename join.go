@@ -185,8 +185,8 @@ const queuedLooks = 16
 func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V] {
 	e := c.engine
 	f := &flight[V]{
-		key: c.key, engine: e, shard: s, member: m,
-		beginning:  beginning[V]{want: c.want, budget: c.budget, second: c.excluded},
+		storeKey: storeKey[V]{c.key, e, c.budget}, shard: s, member: m,
+		beginning:  beginning[V]{want: c.want, second: c.excluded},
 		callerSide: callerSide[V]{due: durations.Add(c.began, e.MaxWait), herd: e.observers.Herd(c.key)},
 		progress:   progress[V]{since: now, goesOn: c.refreshes || c.stale != nil},
 	}

@@ -104,7 +104,7 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	budget := gate.NewBudget(e.EngineTimeout)
 	// The trust depends on the log's age too, and must last until the next confirmation.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	there := e.apart(f.key, budget).read(ctx, budget)
+	there := f.read(ctx, budget)
 	confirmed := *offered
 	switch confirmed.TrustedUntil = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:

@@ -15,11 +15,11 @@ import (
 
 // This file reads the store for a flight: alone, with the log of sweeps, or with other flights' looks.
 
-func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
-	e := r.engine
+func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
+	e := k.engine
 	asked := e.clock.Now()
-	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (driver.Entry, error) {
-		return e.Store.Get(ctx, e.engineKey(r.key))
+	entry, err := gate.AskInTurn(ctx, e.store, k.key, budget, func(ctx context.Context) (driver.Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(k.key))
 	})
 	return storeReply{entry, asked, e.clock.Now(), err}
 }

@@ -1,11 +1,9 @@
 package bellwether
 
 import (
-	"context"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/observers"
 )
@@ -122,18 +120,6 @@ func ending(ended bool) rebuildOutcome {
 		return outcomeAnswered
 	}
 	return outcomeOutdated
-}
-
-// apart returns a run without a flight, to read, write and decode entries.
-func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), beginning: beginning[V]{budget: budget}}}
-}
-
-// noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
-func (r *run[V]) noAnswer(ctx context.Context, doing string, err error) {
-	if r.engine.open.Err() == nil && ctx.Err() == nil {
-		r.engine.noAnswer(r.key, &keyError{doing, r.key, err})
-	}
 }
 
 func (r *run[V]) takeFreeSlot() bool {

@@ -55,7 +55,7 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	if e.Store == nil {
 		return e.nextEpoch(), nil
 	}
-	entry, err := e.apart(key, nil).encode(it)
+	entry, err := (&storeKey[V]{key, e, budget}).encode(it)
 	if err != nil {
 		return 0, err
 	}
