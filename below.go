@@ -101,15 +101,15 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 	return chain.With(observers.Within(request, load, own), load)
 }
 
-func (b below) Apart(key string, budget *gate.Budget) page.Apart {
-	return pageApart{&apart[*page.Response]{storeKey: storeKey[*page.Response]{key, b.engine, budget}}}
+func (b below) Access(key string, budget *gate.Budget) page.Access {
+	return pageAccess{&access[*page.Response]{storeKey: storeKey[*page.Response]{key, b.engine, budget}}}
 }
 
-type pageApart struct{ apart *apart[*page.Response] }
+type pageAccess struct{ access *access[*page.Response] }
 
-func (a pageApart) Find(ctx context.Context) *page.Item { return a.apart.find(ctx) }
-func (a pageApart) Draft(ctx context.Context) page.Draft {
-	d, _ := a.apart.draft(ctx)
+func (a pageAccess) Find(ctx context.Context) *page.Item { return a.access.find(ctx) }
+func (a pageAccess) Draft(ctx context.Context) page.Draft {
+	d, _ := a.access.draft(ctx)
 	return pageDraft{d}
 }
 
@@ -139,7 +139,7 @@ func (d pageDraft) Keep(res *page.Response, w items.Windows) {
 func (d pageDraft) End() { d.draft.end() }
 
 func (b below) Witness(key string) page.Witness {
-	return pageWitness{b.engine, key, b.engine.attendApart(key)}
+	return pageWitness{b.engine, key, b.engine.beginWitness(key)}
 }
 
 type pageWitness struct {
@@ -152,7 +152,7 @@ func (w pageWitness) Keep(res *page.Response, f items.Windows, times int) {
 	w.engine.putUnless(w.key, res, f, w.witness, times)
 }
 
-func (w pageWitness) End() { w.engine.dismissApart(w.key, w.witness) }
+func (w pageWitness) End() { w.engine.endWitness(w.key, w.witness) }
 
 func (b below) Invalidate(ctx context.Context, keys []string) []error {
 	return b.engine.invalidateAll(ctx, keys)

@@ -76,7 +76,7 @@ func (e *engine[V]) applyNotice(key string, n timedNotice) {
 	if known == nil {
 		return
 	}
-	defer e.dismissApart(key, w)
+	defer e.endWitness(key, w)
 	now := e.clock.Now()
 	var it *items.Item[V]
 	// An item that the store has not taken has no place in the order of epochs: it may be from after

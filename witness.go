@@ -45,8 +45,8 @@ func (s *shard[V]) removeWitness(key string, w *witness[V]) bool {
 	return true
 }
 
-// attendApart returns a witness for a value without a flight. End it with dismissApart.
-func (e *engine[V]) attendApart(key string) *witness[V] {
+// beginWitness returns a witness for a value without a flight. End it with endWitness.
+func (e *engine[V]) beginWitness(key string) *witness[V] {
 	w, s := &witness[V]{position: e.sweeps.Log().Position()}, e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +54,7 @@ func (e *engine[V]) attendApart(key string) *witness[V] {
 	return w
 }
 
-func (e *engine[V]) dismissApart(key string, w *witness[V]) {
+func (e *engine[V]) endWitness(key string, w *witness[V]) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -134,8 +134,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "loser with a served value", File: "commit.go",
-		Old: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn commitFenced",
-		New: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn commitTaken",
+		Old: "e.OnError(k.key, &keyError{\"committing\", k.key, err})\n\treturn commitFenced",
+		New: "e.OnError(k.key, &keyError{\"committing\", k.key, err})\n\treturn commitTaken",
 	},
 }
 

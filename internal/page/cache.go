@@ -42,8 +42,8 @@ type Cache interface {
 	// Within returns the request's context with its rebuild's values, except the value of own.
 	Within(request, rebuild context.Context, own any) context.Context
 
-	// Apart begins work on a key without a flight.
-	Apart(key string, budget *gate.Budget) Apart
+	// Access begins work on a key without a flight.
+	Access(key string, budget *gate.Budget) Access
 	// AfterSweeps is the item after the sweeps in the log, nil if they drop it.
 	AfterSweeps(key string, it *Item) *Item
 	// Put keeps a response that no flight of its key has made. position is the position of the log
@@ -137,8 +137,8 @@ type Attempt interface {
 	SetWindows(w items.Windows)
 }
 
-// An Apart is work on a key without a flight. It asks a silent engine only once.
-type Apart interface {
+// An Access is work on a key without a flight. It asks a silent engine only once.
+type Access interface {
 	// Find returns the item of the key in the near tier or the store, nil if there is none.
 	Find(ctx context.Context) *Item
 	// Draft begins a response. The epoch is claimed now, so an invalidation fences the response off.

@@ -224,8 +224,8 @@ func (q *query) passCredentials(key string) bool {
 		return true
 	}
 	q.budget = gate.NewBudget(m.options.EngineTimeout)
-	apart := m.cache.Apart(key, q.budget)
-	it := apart.Find(q.r.Context())
+	access := m.cache.Access(key, q.budget)
+	it := access.Find(q.r.Context())
 	switch {
 	case it == nil:
 	case !it.Held && it.BackingOff(m.cache.Now()):
@@ -236,21 +236,21 @@ func (q *query) passCredentials(key string) bool {
 	if q.directives.OnlyIfCached || q.r.Method != http.MethodGet {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 	} else {
-		q.passDrafting(key, apart, it == nil)
+		q.passDrafting(key, access, it == nil)
 	}
 	return true
 }
 
 // passDrafting hands a request with credentials to the handler, and learns from the response
 // whether the key's responses are for everyone. The first response for everyone is kept.
-func (q *query) passDrafting(key string, apart Apart, first bool) {
+func (q *query) passDrafting(key string, access Access, first bool) {
 	m := q.m
 	q.bypassed()
 	u := m.newKeptWriter(q.w, q.r)
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
 		if first && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
-			draft := apart.Draft(q.r.Context())
+			draft := access.Draft(q.r.Context())
 			defer draft.End()
 			u.keep = draft.Keep
 		}
@@ -348,7 +348,7 @@ func (m *Middleware) servable(ctx context.Context, t target) bool {
 
 // find returns the item of the near tier or the store that is valid for a request of now, or nil.
 func (m *Middleware) find(ctx context.Context, key string) *Item {
-	return m.cache.Apart(key, gate.NewBudget(m.options.EngineTimeout)).Find(ctx)
+	return m.cache.Access(key, gate.NewBudget(m.options.EngineTimeout)).Find(ctx)
 }
 
 // servableBy reports whether the items that find returns lead to a servable response for the target.

@@ -178,7 +178,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		return older, false, true
 	}
 	if q.directives.OnlyIfCached {
-		it := cache.Apart(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
+		it := cache.Access(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
 		if now := cache.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.Takes(it, now, forever) {
 			return it, false, true
 		}

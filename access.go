@@ -16,7 +16,7 @@ import (
 // only in place of the item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	now := e.clock.Now()
-	a := &apart[V]{storeKey: storeKey[V]{key, e, gate.NewBudget(e.EngineTimeout)}}
+	a := &access[V]{storeKey: storeKey[V]{key, e, gate.NewBudget(e.EngineTimeout)}}
 	d, there := a.draft(ctx)
 	defer d.end()
 	switch {
@@ -32,8 +32,8 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 	d.keep(ctx, v, f, now)
 }
 
-// An apart is a key's value without a flight, as far as it is known.
-type apart[V any] struct {
+// An access is work on a key without a flight, with what it knows of the key's entry.
+type access[V any] struct {
 	storeKey[V]
 	storeDown bool // the last request had no answer
 	mark      mark // of the entry found
@@ -41,7 +41,7 @@ type apart[V any] struct {
 
 // A draft is a value in the making without a flight. A later invalidation fences its epoch off.
 type draft[V any] struct {
-	*apart[V]
+	*access[V]
 	present  *items.Item[V]
 	began    instant
 	epoch    uint64
@@ -49,8 +49,8 @@ type draft[V any] struct {
 	witness  *witness[V]
 }
 
-func (a *apart[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
-	d := &draft[V]{apart: a, witness: a.engine.attendApart(a.key)}
+func (a *access[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
+	d := &draft[V]{access: a, witness: a.engine.beginWitness(a.key)}
 	d.position = d.witness.position
 	d.present, d.began = a.engine.near.Get(a.key)
 	if !a.storeDown {
@@ -60,7 +60,7 @@ func (a *apart[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) 
 	return d, there
 }
 
-func (d *draft[V]) end() { d.engine.dismissApart(d.key, d.witness) }
+func (d *draft[V]) end() { d.engine.endWitness(d.key, d.witness) }
 
 // keep keeps the value, which had f's age at now.
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) {
@@ -106,7 +106,7 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 	e.keepNear(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
-func (a *apart[V]) find(ctx context.Context) *items.Item[V] {
+func (a *access[V]) find(ctx context.Context) *items.Item[V] {
 	e := a.engine
 	it, now := e.near.Get(a.key)
 	if it != nil && now < it.TrustedUntil || e.Store == nil || e.open.Err() != nil {
