@@ -67,19 +67,26 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) 
 	e := d.engine
 	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, f, d.key, d.epoch)
+	written := commitTaken
 	switch {
-	case d.storeDown || it.End() > now:
-		switch d.commit(ctx, it, d.storeDown, d.mark.unshared, d.write) {
-		case commitFenced:
-			return
-		case commitNotTaken:
-			e.setBeside(it, d.present, d.began, d.mark.unshared)
-		}
-	case e.Store != nil:
+	case e.Store == nil:
+	case d.storeDown:
+		written = commitNotTaken
+	case it.End() <= now:
 		// Past its windows the value only ends the present entry: no process waits for a KindUnshared entry.
 		if errors.Is(d.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}), driver.ErrFenced) {
-			return
+			written = commitFenced
 		}
+	case d.mark.unshared != 0:
+		written = d.stillUnshared(ctx, d.mark.unshared)
+	default:
+		written = d.commitBy(ctx, it, d.write)
+	}
+	switch written {
+	case commitFenced:
+		return
+	case commitNotTaken:
+		e.setBeside(it, d.present, d.began, d.mark.unshared)
 	}
 	// After an invalidation the near tier does not take the value. Only the store may have it.
 	e.keepNear(d.key, it, func() bool { return d.witness.generation == 0 })

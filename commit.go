@@ -46,19 +46,21 @@ const (
 	commitDisplaced
 )
 
-// commit offers the item to the store. This process keeps an item that an answering store does not take. It does
-// not ask a store that counts as down. Beside the KindUnshared entry of the epoch unshared, it only confirms that
-// this entry is still there. Otherwise unshared is 0, and write commits the entry.
-func (k *storeKey[V]) commit(ctx context.Context, it *items.Item[V], down bool, unshared uint64, write func(context.Context, outgoing) error) commitOutcome {
-	e := k.engine
+func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	switch {
-	case e.Store == nil:
+	case r.engine.Store == nil:
 		return commitTaken
-	case down:
+	case r.storeDown:
 		return commitNotTaken
-	case unshared != 0: // without the entry, the key was invalidated
-		return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == unshared })
+	case r.looking.unshared != 0:
+		return r.stillUnshared(ctx, r.looking.unshared)
 	}
+	return r.commitBy(ctx, it, r.write)
+}
+
+// commitBy offers the item to the store by write. This process keeps an item that an answering store does not take.
+func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write func(context.Context, outgoing) error) commitOutcome {
+	e := k.engine
 	entry, err := k.encode(it)
 	lives := entry.asOf(e.clock.Now()).Life() > 0
 	if err == nil && lives {
@@ -101,10 +103,6 @@ func (k *storeKey[V]) fencedOff(err error) commitOutcome {
 	e.count.fenced.Add(1)
 	e.OnError(k.key, &keyError{"committing", k.key, err})
 	return commitFenced
-}
-
-func (r *run[V]) commitItem(ctx context.Context, it *items.Item[V]) commitOutcome {
-	return r.commit(ctx, it, r.storeDown, r.looking.unshared, r.write)
 }
 
 // keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an
@@ -210,7 +208,7 @@ func (k *storeKey[V]) writeBy(ctx context.Context, call func(context.Context) er
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	switch written := r.touch(ctx, it, value); written {
 	case commitUntouched, commitDisplaced:
-		return r.commitItem(ctx, it) // with the value
+		return r.commit(ctx, it) // with the value
 	default:
 		return written
 	}
@@ -249,6 +247,12 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutc
 
 func (k *storeKey[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
 	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
+}
+
+// stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the load must
+// still be there: otherwise the key was invalidated.
+func (k *storeKey[V]) stillUnshared(ctx context.Context, epoch uint64) commitOutcome {
+	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == epoch })
 }
 
 func (k *storeKey[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {

@@ -173,11 +173,11 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 			epoch == 0: // the store did not answer the claim, and answers now
 			return it, commitNotTaken
 		case again: // a store that has only forgotten the value gets the value
-			return it, r.commitItem(ctx, it)
+			return it, r.commit(ctx, it)
 		}
 		switch written := r.touch(ctx, it, r.present); written {
 		case commitUntouched:
-			return it, r.commitItem(ctx, it)
+			return it, r.commit(ctx, it)
 		case commitDisplaced: // the next round finds the present entry
 		default:
 			return it, written

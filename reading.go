@@ -28,15 +28,10 @@ func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) storeReply 
 // outage. A dead engine fails again, and opens its breaker or uses up the budget.
 func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
 	e := r.engine
-	asking, end := e.store.WhileUp(ctx)
-	defer end()
-	there := read(asking)
+	there := read(ctx)
 	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
 		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(asking, r.budget)
-	}
-	if cause := context.Cause(asking); errors.Is(there.err, context.Canceled) && errors.Is(cause, gate.ErrSilent) {
-		there.err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
+		there = r.read(ctx, r.budget)
 	}
 	return there
 }
@@ -152,8 +147,6 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*p
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(e.open, cancel)()
-	asking, end := e.store.WhileUp(ctx)
-	defer end()
 	named := func() (names []string) {
 		for _, p := range take() {
 			names = append(names, e.engineKey(p.key))
@@ -161,7 +154,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*p
 		return names
 	}
 	budget := gate.NewBudget(e.sharedPatience())
-	answered, _ := e.readMany(asking, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
+	answered, _ := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
 		take()[i].reply <- reply
 	})
 	for i, p := range take() {

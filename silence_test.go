@@ -23,7 +23,8 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 		keys    = 400
 		each    = 10 * time.Millisecond
 		timeout = 500 * time.Millisecond
-		outage  = timeout + 2*each // three calls
+		step    = 10 * time.Millisecond   // a call under way hears of the outage by then
+		outage  = timeout + 2*each + step // three calls
 	)
 	for _, c := range []struct {
 		name    string

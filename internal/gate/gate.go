@@ -52,14 +52,14 @@ type Gate struct {
 	turns   *turns
 	tripped atomic.Bool // the circuit is not closed
 
-	mu       sync.Mutex                            // guards the fields below
-	asking   map[*context.CancelCauseFunc]struct{} // the contexts of WhileUp
-	closes   chan struct{}                         // closed at the gate's next change to Closed
-	why      string                                // the latest failure
-	failed   time.Time                             // the time of the latest failure
-	heard    time.Time                             // the time of the latest answer; zero: none yet
-	failing  []string                              // up to Trips keys whose failures began after heard
-	troubled map[string]trouble                    // keys with failures since their last answer
+	mu       sync.Mutex         // guards the fields below
+	opens    chan struct{}      // closed at the gate's next change to Open
+	closes   chan struct{}      // closed at the gate's next change to Closed
+	why      string             // the latest failure
+	failed   time.Time          // the time of the latest failure
+	heard    time.Time          // the time of the latest answer; zero: none yet
+	failing  []string           // up to Trips keys whose failures began after heard
+	troubled map[string]trouble // keys with failures since their last answer
 }
 
 var states = [...]State{
@@ -84,7 +84,7 @@ func (g *Gate) Beside(changed func(from, to State)) *Gate {
 }
 
 func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gate {
-	g := &Gate{turns: t, closes: make(chan struct{})}
+	g := &Gate{turns: t, opens: make(chan struct{}), closes: make(chan struct{})}
 	settings := gobreaker.Settings{
 		Timeout: Pause,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
@@ -99,7 +99,7 @@ func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gat
 		g.tripped.Store(to != gobreaker.StateClosed)
 		switch to {
 		case gobreaker.StateOpen:
-			g.giveUp()
+			g.endCalls()
 		case gobreaker.StateClosed:
 			g.resume()
 		}
@@ -132,6 +132,21 @@ func (g *Gate) Closing() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.closes
+}
+
+func (g *Gate) opening() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.opens
+}
+
+// endCalls ends the calls of AskInTurn under way. Otherwise each would wait out the silence that the first calls
+// have found.
+func (g *Gate) endCalls() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.opens)
+	g.opens = make(chan struct{})
 }
 
 func (g *Gate) resume() {
@@ -199,37 +214,8 @@ func (g *Gate) Answers() bool {
 	return time.Since(g.failed) >= memory
 }
 
-// ErrSilent is the cause of a [Gate.WhileUp] context that ended because the gate opened.
+// ErrSilent is part of the error of a call that ended because the gate opened.
 var ErrSilent = errors.New("the engine answers no call")
-
-// WhileUp returns a context that ends, with cause ErrSilent, when the gate opens. Without it, each
-// call under way would wait out the silence that the first calls have found. Call end after the calls.
-func (g *Gate) WhileUp(ctx context.Context) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.asking == nil {
-		g.asking = make(map[*context.CancelCauseFunc]struct{})
-	}
-	g.asking[&cancel] = struct{}{}
-	return ctx, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		delete(g.asking, &cancel)
-		cancel(nil)
-	}
-}
-
-// giveUp ends the contexts of WhileUp. It must not wait: the circuit's lock is held.
-func (g *Gate) giveUp() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	silence := fmt.Errorf("%w: %s", ErrSilent, g.why)
-	for cancel := range g.asking {
-		(*cancel)(silence)
-	}
-	clear(g.asking)
-}
 
 // note records the outcome of a call, nil for an answer. The end of the caller's context is no outcome.
 func (g *Gate) note(key string, failure error) {
@@ -325,7 +311,7 @@ func AskErr(ctx context.Context, g *Gate, key string, budget *Budget, call func(
 	return err
 }
 
-// AskInTurn is Ask for all other calls.
+// AskInTurn is Ask for all other calls. They end when the gate opens, with ErrSilent.
 func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.others, key, budget, call)
 }
@@ -342,7 +328,7 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 // AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It
 // takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
 func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
-	v, _, err = askWithin(ctx, g, key, limit, call, func(error) {})
+	v, _, err = askWithin(ctx, g, key, newPatience(ctx, limit, nil), call, func(error) {})
 	return v, err
 }
 
@@ -355,7 +341,11 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	if g.blocks(key) {
 		return zero, fmt.Errorf("%w: %w for this key, since: %s", fault.ErrUnavailable, ErrNotAsked, g.latest())
 	}
-	if err := g.turns.take(ctx, queue); err != nil {
+	var opens <-chan struct{}
+	if queue == &g.turns.others {
+		opens = g.opening()
+	}
+	if err := g.turns.take(ctx, queue, opens); err != nil {
 		return zero, fmt.Errorf("%w: %w", fault.ErrUnavailable, err)
 	}
 	start, answered := time.Now(), false
@@ -369,7 +359,7 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
 	limit := budget.Left()
-	v, failure, err := askWithin(ctx, g, key, limit, call, report)
+	v, failure, err := askWithin(ctx, g, key, newPatience(ctx, limit, opens), call, report)
 	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {
@@ -381,7 +371,7 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 var errNoReturn = errors.New("the call did not return")
 
 // askWithin makes a call with a time limit, and reports and returns its failure, nil for an answer.
-func askWithin[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
+func askWithin[T any](ctx context.Context, g *Gate, key string, limited *patience, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
 	// The adapter may panic or exit. Without the report a half-open gate would wait for ever.
 	failure = errNoReturn
 	defer func() {
@@ -392,7 +382,6 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, limit time.Durat
 		g.note(key, failure)
 		report(failure)
 	}()
-	limited := newPatience(ctx, limit)
 	defer limited.end()
 	v, err = call(limited)
 	if err == nil || fault.IsAnswer(err) {
@@ -402,6 +391,8 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, limit time.Durat
 	switch {
 	case ctx.Err() != nil:
 		failure = context.Canceled // the caller's own end proves nothing about the engine
+	case context.Cause(limited) == ErrSilent:
+		failure, err = context.Canceled, fmt.Errorf("%w: %s", ErrSilent, g.latest())
 	case limited.usedUp():
 		if !errors.Is(err, context.DeadlineExceeded) { // of a context below
 			err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)

@@ -31,23 +31,3 @@ func TestAsk_Allocations(t *testing.T) {
 		}
 	}
 }
-
-// WhileUp costs a cancellable context, its entry in the gate, and the function that removes the entry.
-func TestWhileUp_Allocations(t *testing.T) {
-	ctx, b := t.Context(), New(time.Second, func(_, _ State) {})
-	floor := testing.AllocsPerRun(1000, func() {
-		_, cancel := context.WithCancelCause(ctx)
-		cancel(nil)
-	})
-	n := testing.AllocsPerRun(1000, func() {
-		_, end := b.WhileUp(ctx)
-		end()
-	})
-	t.Logf("%.0f allocations, of which %.0f are a context's", n, floor)
-	if n > floor+2 {
-		t.Errorf("%.0f allocations, want %.0f for a context and 2 at most", n, floor)
-	}
-	if len(b.asking) > 0 {
-		t.Errorf("%d calls are left behind", len(b.asking))
-	}
-}

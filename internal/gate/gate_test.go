@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,17 +111,35 @@ func TestAsk_Silence(t *testing.T) {
 	})
 }
 
-// WhileUp ends with the reason when the gate opens.
-func TestWhileUp(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
-		ctx, end := g.WhileUp(t.Context())
-		defer end()
-		e.silent = true
-		for _, key := range []string{"a", "b", "c", "a", "b", "c"} {
-			e.ask(g, key)
+// When the gate opens, the calls in turn end within a step, or in the queue at once. A holder's call goes on.
+func TestAskInTurn_GateOpens(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]State) {
+		const patient = 5 * timeout
+		hang := func(ctx context.Context) (struct{}, error) {
+			<-ctx.Done()
+			return struct{}{}, ctx.Err()
 		}
-		if cause := context.Cause(ctx); !errors.Is(cause, ErrSilent) {
-			t.Errorf("the context's cause is %v", cause)
+		var calls sync.WaitGroup
+		begin := func(name string, want, late time.Duration, err error, ask func(context.Context, *Gate, string, *Budget, func(context.Context) (struct{}, error)) (struct{}, error)) {
+			calls.Go(func() {
+				began := time.Now()
+				_, got := ask(t.Context(), g, name, NewBudget(patient), hang)
+				if took := time.Since(began); took < want || took > want+late || !errors.Is(got, fault.ErrUnavailable) || !errors.Is(got, err) {
+					t.Errorf("%s: %v after %v, want %v after %v", name, got, took, err, want)
+				}
+			})
+			synctest.Wait()
 		}
+		begin("under way", timeout, step, ErrSilent, AskInTurn[struct{}])
+		begin("holder", patient, 0, context.DeadlineExceeded, Ask[struct{}])
+		for _, key := range []string{"a", "b", "c"} { // their silence opens the gate
+			calls.Go(func() { AskInTurn(t.Context(), g, key, NewBudget(timeout), hang) })
+		}
+		synctest.Wait()
+		for g.turns.running < int(g.turns.bound) { // of another gate's calls
+			g.turns.take(t.Context(), &g.turns.holders, nil)
+		}
+		begin("in the queue", timeout, 0, ErrSilent, AskInTurn[struct{}])
+		calls.Wait()
 	})
 }

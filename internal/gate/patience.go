@@ -20,6 +20,7 @@ type patience struct {
 	context.Context // the parent's, with an end by cancel
 	cancel          context.CancelCauseFunc
 	limit           time.Duration
+	opens           <-chan struct{} // closed when the gate opens, which ends the call too; nil: does not end it
 
 	mu    sync.Mutex // guards the fields below
 	left  time.Duration
@@ -33,8 +34,8 @@ const (
 	late = 2 * step
 )
 
-func newPatience(ctx context.Context, limit time.Duration) *patience {
-	p := &patience{limit: limit, left: max(limit, 1), began: time.Now()}
+func newPatience(ctx context.Context, limit time.Duration, opens <-chan struct{}) *patience {
+	p := &patience{limit: limit, opens: opens, left: max(limit, 1), began: time.Now()}
 	p.Context, p.cancel = context.WithCancelCause(ctx)
 	p.mu.Lock() // the first step may end before p.next is set
 	defer p.mu.Unlock()
@@ -43,18 +44,23 @@ func newPatience(ctx context.Context, limit time.Duration) *patience {
 }
 
 func (p *patience) endStep() {
-	if p.count() {
-		p.cancel(context.DeadlineExceeded) // without the lock: the parent may be of a foreign type
+	if why := p.count(); why != nil {
+		p.cancel(why) // without the lock: the parent may be of a foreign type
 	}
 }
 
-// count counts the present step, and begins the next. It reports whether the limit is used up.
-func (p *patience) count() (usedUp bool) {
+// count counts the present step, and begins the next. It returns the reason for the call's end, if it ends now.
+func (p *patience) count() error {
 	ended := p.Context.Err() != nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ended {
-		return false
+		return nil
+	}
+	select {
+	case <-p.opens:
+		return ErrSilent
+	default:
 	}
 	now := time.Now()
 	passed := now.Sub(p.began)
@@ -64,10 +70,10 @@ func (p *patience) count() (usedUp bool) {
 	p.left -= passed
 	p.began = now
 	if p.left <= 0 {
-		return true
+		return context.DeadlineExceeded
 	}
 	p.next.Reset(min(p.left, step))
-	return false
+	return nil
 }
 
 // heard begins the limit anew.

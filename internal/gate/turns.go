@@ -48,8 +48,9 @@ func newTurns(timeout time.Duration) *turns {
 	return &turns{timeout: timeout, bound: firstTurns}
 }
 
-// take waits for a turn in queue, which is t.holders or t.others. Its error is ctx's.
-func (t *turns) take(ctx context.Context, queue *list.List) error {
+// take waits for a turn in queue, which is t.holders or t.others. Its error is ctx's, or ErrSilent when opens is
+// closed.
+func (t *turns) take(ctx context.Context, queue *list.List, opens <-chan struct{}) error {
 	t.mu.Lock()
 	if t.holders.Len()+t.others.Len() == 0 && t.running < t.most() {
 		t.running++
@@ -70,21 +71,24 @@ func (t *turns) take(ctx context.Context, queue *list.List) error {
 		return nil
 	default:
 	}
+	err := ErrSilent
 	select {
 	case <-turn:
 		return nil
+	case <-opens:
 	case <-ctx.Done():
+		err = ctx.Err()
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
-	case <-turn: // the turn came together with ctx's end: the next call may have it
+	case <-turn: // the turn came together with the end: the next call may have it
 		t.running--
 		t.next()
 	default:
 		queue.Remove(place)
 	}
-	return ctx.Err()
+	return err
 }
 
 // done gives a turn back that began at began. answered reports whether the engine answered.

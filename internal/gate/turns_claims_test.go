@@ -44,7 +44,7 @@ func press(b *busyEngine, t *turns, long time.Duration) (rate float64, slowest t
 	for range 500 {
 		wg.Go(func() {
 			for time.Since(began) < long {
-				if t.take(context.Background(), &t.others) != nil {
+				if t.take(context.Background(), &t.others, nil) != nil {
 					panic("no turn")
 				}
 				start := time.Now()
@@ -126,7 +126,7 @@ func TestTurns_ProbeBesideCallsThatHang(t *testing.T) {
 			t.Errorf("the base is %v after a call without an answer, was %v", turns.base, base)
 		}
 		for range fewTurns {
-			if err := turns.take(t.Context(), &turns.others); err != nil {
+			if err := turns.take(t.Context(), &turns.others, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -138,7 +138,7 @@ func TestTurns_ProbeBesideCallsThatHang(t *testing.T) {
 		turns.mu.Unlock()
 		time.AfterFunc(boundTimeout, turns.resume)
 		began := time.Now()
-		if err := turns.take(t.Context(), &turns.others); err != nil {
+		if err := turns.take(t.Context(), &turns.others, nil); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took > boundTimeout {
@@ -153,20 +153,20 @@ func TestTurns_WithoutAQueue(t *testing.T) {
 		tr := newTurns(boundTimeout)
 		tr.probing = time.Now().Add(boundTimeout)
 		for range fewTurns {
-			tr.take(t.Context(), &tr.others)
+			tr.take(t.Context(), &tr.others, nil)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if tr.take(ctx, &tr.others) == nil {
+		if tr.take(ctx, &tr.others, nil) == nil {
 			t.Error("a call beyond fewTurns runs during a probe")
 		}
 		waits := true
 		go func() {
-			tr.take(context.Background(), &tr.holders)
+			tr.take(context.Background(), &tr.holders, nil)
 			waits = false
 		}()
 		time.Sleep(boundTimeout) // the probe's time is over, and its timer is not there
-		tr.take(t.Context(), &tr.others)
+		tr.take(t.Context(), &tr.others, nil)
 		synctest.Wait()
 		if waits {
 			t.Error("a call has overtaken a waiting call")
