@@ -84,9 +84,13 @@ func (f *Failures) last() error {
 	return last.err
 }
 
-// DialHook implements [redis.Hook].
+// DialHook implements [redis.Hook]. It refuses a dial with an ended context, which the client's dialer for TLS
+// would carry out.
 func (f *Failures) DialHook(next redis.DialHook) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		conn, err := next(ctx, network, addr)
 		f.mu.Lock()
 		defer f.mu.Unlock()

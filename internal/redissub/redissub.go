@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -127,32 +128,17 @@ func failsOver(rdb redis.UniversalClient) bool {
 	return ok && one.Options().Addr == "FailoverClient" // the client's placeholder for the address
 }
 
-// errMoved ends a connection to a server that is no longer the client's master.
-var errMoved = errors.New("redissub: there is another master")
-
-// moved reports whether the client publishes to another server than the one subscribed to own. After a
-// planned failover the old master answers for about ten seconds, while all messages go to the new one.
-func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
-	ctx, cancel := context.WithTimeout(ctx, beat)
-	defer cancel()
-	listeners, err := adapter.Await(ctx, func() (int64, error) { return rdb.Publish(ctx, own, "").Result() }, nil)
-	return err == nil && listeners == 0
-}
-
-// errSilent ends a dead connection: the client's error after our Close would look like an owner's Close.
-var errSilent = errors.New("redissub: the connection is dead")
-
 // listen subscribes on a new connection until its loss. connected: the subscription was confirmed.
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) (connected bool, err error) {
+	c := connection{rdb: rdb, channels: []string{channel}}
+	if failsOver(rdb) {
+		c.own = channel + ":" + adapter.Token()
+		c.channels = append(c.channels, c.own)
+	}
 	// The client obeys ctx while it dials, but not while it waits for a server's first reply. Its
 	// dialer, hooks and credentials provider are user code and may panic.
-	channels, own := []string{channel}, ""
-	if failsOver(rdb) {
-		own = channel + ":" + adapter.Token()
-		channels = append(channels, own)
-	}
-	pubsub, err := adapter.Await(ctx, func() (*redis.PubSub, error) {
-		return subscribe(ctx, rdb, channels...)
+	c.pubsub, err = adapter.Await(ctx, func() (*redis.PubSub, error) {
+		return subscribe(ctx, rdb, c.channels...)
 	}, func(pubsub *redis.PubSub, err error) {
 		if err == nil {
 			pubsub.Close()
@@ -161,97 +147,137 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	if err != nil {
 		return false, err
 	}
-	var alive atomic.Bool // something was received since the last beat
-	var stuck atomic.Bool // the client has panicked, see receive
 	ctx, cancel := context.WithCancel(ctx)
-	watched := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { c.watch(ctx) })
 	defer func() {
 		cancel()
-		if !stuck.Load() {
-			<-watched
+		if !c.stuck.Load() {
+			watching.Wait()
 		}
 	}()
+	return c.deliver(l)
+}
 
-	// go-redis reads this context only to dial. An ended context keeps it from replacing a lost
-	// connection inside Receive: the redial would hide the loss for its whole duration.
-	noRedial, end := context.WithCancel(context.Background())
+// A connection is a subscription on one connection to a server.
+type connection struct {
+	rdb      redis.UniversalClient
+	pubsub   *redis.PubSub
+	channels []string // Listen's channel, and own
+	own      string   // a channel of this connection alone, for moved, or empty
+
+	up    atomic.Bool           // all channels are subscribed to
+	alive atomic.Bool           // something was received since the last beat
+	dead  atomic.Pointer[error] // why this side closed the connection, or nil
+	stuck atomic.Bool           // the client has panicked, see receive
+}
+
+var (
+	// errMoved ends a connection to a server that is no longer the client's master.
+	errMoved = errors.New("redissub: there is another master")
+
+	// errSilent ends a dead connection: the client's error after our Close would look like an owner's Close.
+	errSilent = errors.New("redissub: the connection is dead")
+
+	// errReplaced ends a connection that the client has replaced inside Receive: messages may be lost.
+	errReplaced = errors.New("redissub: the client has replaced the connection")
+)
+
+// noRedial is an ended context. go-redis reads Receive's context only to dial. An ended context keeps it from
+// replacing a lost connection inside Receive: the redial would hide the loss for its whole duration. The client's
+// dialer for TLS ignores the context; redisdial's hook does not.
+var noRedial = ended()
+
+func ended() context.Context {
+	ctx, end := context.WithCancel(context.Background())
 	end()
+	return ctx
+}
 
-	// The client still calls its dialer, with the ended context. If the dialer panics inside
-	// Receive, the client has closed the connection and holds for ever the mutex that Close needs.
-	receive := func() (msg any, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				stuck.Store(true)
-				err = fmt.Errorf("redissub: panic in the client: %v\n%s", p, debug.Stack())
-			}
-		}()
-		return pubsub.Receive(noRedial)
-	}
-
-	var dead atomic.Pointer[error] // why this side closed the connection, or nil
-	up := make(chan struct{})      // closed when all channels are subscribed to
-	go func() {
-		defer close(watched)
-		defer func() {
-			if !stuck.Load() {
-				pubsub.Close() // ends Receive
-			}
-		}()
-		tick := time.NewTicker(beat)
-		defer tick.Stop()
-		for silent := 0; ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			if own != "" {
-				select {
-				case <-up:
-					if moved(ctx, rdb, own) {
-						dead.Store(&errMoved)
-						return
-					}
-				default:
-				}
-			}
-			if alive.Swap(false) {
-				silent = 0
-				continue
-			}
-			switch silent++; silent {
-			case 2:
-				adapter.Do(ctx, func() error { return pubsub.Ping(noRedial) }) // any answer will do
-			case 3:
-				dead.Store(&errSilent)
-				return
-			}
-		}
-	}()
-
+// deliver gives l the messages until the connection's loss. connected: the subscription was confirmed.
+func (c *connection) deliver(l Listener) (connected bool, err error) {
 	for {
-		msg, err := receive()
+		msg, err := c.receive()
 		if err != nil {
-			if why := dead.Load(); why != nil {
+			if why := c.dead.Load(); why != nil {
 				err = *why
 			}
 			return connected, err
 		}
-		alive.Store(true)
+		c.alive.Store(true)
 		switch msg := msg.(type) {
 		case *redis.Subscription:
-			if msg.Channel == channel {
+			if msg.Channel == c.channels[0] {
+				if connected {
+					return true, errReplaced
+				}
 				connected = true
 				call(l.Up)
 			}
-			if msg.Count == len(channels) {
-				close(up)
+			if msg.Count == len(c.channels) {
+				c.up.Store(true)
 			}
 		case *redis.Message:
-			if l.Message != nil && msg.Channel == channel {
+			if l.Message != nil && msg.Channel == c.channels[0] {
 				l.Message(msg.Payload)
 			}
 		}
 	}
+}
+
+// receive returns the next message. The client still calls its dialer, with the ended context. If the
+// dialer panics, the client has closed the connection and holds for ever the mutex that Close needs.
+func (c *connection) receive() (msg any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.stuck.Store(true)
+			err = fmt.Errorf("redissub: panic in the client: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return c.pubsub.Receive(noRedial)
+}
+
+// watch closes the connection when ctx ends, the server has moved, or the connection is dead.
+func (c *connection) watch(ctx context.Context) {
+	defer func() {
+		if !c.stuck.Load() {
+			c.pubsub.Close() // ends Receive
+		}
+	}()
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for silent := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if c.moved(ctx) {
+			c.dead.Store(&errMoved)
+			return
+		}
+		if c.alive.Swap(false) {
+			silent = 0
+			continue
+		}
+		switch silent++; silent {
+		case 2:
+			adapter.Do(ctx, func() error { return c.pubsub.Ping(noRedial) }) // any answer will do
+		case 3:
+			c.dead.Store(&errSilent)
+			return
+		}
+	}
+}
+
+// moved reports whether the client publishes to another server than the one subscribed to own. After a
+// planned failover the old master answers for about ten seconds, while all messages go to the new one.
+func (c *connection) moved(ctx context.Context) bool {
+	if c.own == "" || !c.up.Load() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, beat)
+	defer cancel()
+	listeners, err := adapter.Await(ctx, func() (int64, error) { return c.rdb.Publish(ctx, c.own, "").Result() }, nil)
+	return err == nil && listeners == 0
 }

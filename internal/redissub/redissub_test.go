@@ -1,13 +1,21 @@
 package redissub
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
 	"net"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/redisdial"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
@@ -148,6 +156,145 @@ func TestListen_PanicInTheClient(t *testing.T) {
 	case <-ended:
 	case <-time.After(5 * time.Second):
 		t.Fatal("the listener goes on although its context has ended")
+	}
+}
+
+// A tlsFront accepts TLS before a server without it.
+type tlsFront struct {
+	addr string
+
+	mu         sync.Mutex // guards the fields below
+	conns      []net.Conn // all so far
+	subscribed *tls.Conn  // the first with a subscription
+	silent     bool       // new connections get no handshake
+}
+
+// newTLSFront returns a front to the server. It accepts the client's request for maintenance notifications.
+func newTLSFront(t *testing.T, server string) *tlsFront {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	certified := httptest.NewTLSServer(nil)
+	certified.Close()
+	front := &tlsFront{addr: l.Addr().String()}
+	t.Cleanup(func() {
+		l.Close()
+		front.cut()
+	})
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			front.mu.Lock()
+			front.conns = append(front.conns, c)
+			silent := front.silent
+			front.mu.Unlock()
+			if !silent {
+				go front.serve(tls.Server(c, certified.TLS), server)
+			}
+		}
+	}()
+	return front
+}
+
+func (f *tlsFront) serve(c *tls.Conn, server string) {
+	defer c.Close()
+	s, err := net.Dial("tcp", server)
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	go func() {
+		io.Copy(c, s)
+		c.Close()
+	}()
+	for b := make([]byte, 64<<10); ; {
+		n, err := c.Read(b)
+		switch {
+		case err != nil:
+			return
+		case bytes.Contains(b[:n], []byte("maint_notifications")):
+			c.Write([]byte("+OK\r\n"))
+			continue
+		case bytes.Contains(b[:n], []byte("subscribe")):
+			f.mu.Lock()
+			f.subscribed = cmp.Or(f.subscribed, c)
+			f.mu.Unlock()
+		}
+		s.Write(b[:n])
+	}
+}
+
+// cut closes all connections. New ones are accepted and get no handshake.
+func (f *tlsFront) cut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent = true
+	for _, c := range f.conns {
+		c.Close()
+	}
+}
+
+// listenTLS listens through the front, and returns the reasons of Down, and nil for each Up.
+func listenTLS(t *testing.T, rdb *redis.Client) (told <-chan error, cancel func(), ended <-chan struct{}) {
+	ctx, cancel := context.WithCancel(t.Context())
+	tell, end := make(chan error, 100), make(chan struct{})
+	go func() {
+		defer close(end)
+		Listen(ctx, rdb, "channel", Listener{Up: func() { tell <- nil }, Down: func(err error) { tell <- err }})
+	}()
+	if err := <-tell; err != nil {
+		t.Fatal(err)
+	}
+	return tell, cancel, end
+}
+
+// TestListen_TLSLost loses a connection, and its server is silent: the client would dial for eight seconds.
+func TestListen_TLSLost(t *testing.T) {
+	front := newTLSFront(t, testserver.Redis(t).Addr)
+	rdb := redis.NewClient(&redis.Options{Addr: front.addr, TLSConfig: &tls.Config{InsecureSkipVerify: true}, DialTimeout: 8 * time.Second})
+	defer rdb.Close()
+	redisdial.Of(rdb)
+	told, cancel, ended := listenTLS(t, rdb)
+	front.cut()
+	lost := time.Now()
+	if err := <-told; err == nil || time.Since(lost) > 3*time.Second {
+		t.Errorf("down after %v because of %v", time.Since(lost), err)
+	}
+	left := time.Now()
+	cancel()
+	if <-ended; time.Since(left) > time.Second {
+		t.Errorf("Listen returned %v after the end of its context", time.Since(left))
+	}
+}
+
+// TestListen_TLSMoving has a server that asks the client to move. A client without redisdial's hook subscribes
+// again inside Receive.
+func TestListen_TLSMoving(t *testing.T) {
+	redis.SetLogger(silence{})
+	for _, hook := range []bool{false, true} {
+		front := newTLSFront(t, testserver.Redis(t).Addr)
+		rdb := redis.NewClient(&redis.Options{Addr: front.addr, TLSConfig: &tls.Config{InsecureSkipVerify: true}})
+		defer rdb.Close()
+		if hook {
+			redisdial.Of(rdb)
+		}
+		told, cancel, ended := listenTLS(t, rdb)
+		front.mu.Lock()
+		fmt.Fprintf(front.subscribed, ">4\r\n$6\r\nMOVING\r\n:1\r\n:10\r\n$%d\r\n%s\r\n", len(front.addr), front.addr)
+		front.mu.Unlock()
+		rdb.Publish(t.Context(), "channel", "before the move")
+		if err := <-told; err == nil {
+			t.Errorf("with a hook: %t: a second Up without a Down", hook)
+		} else if err := <-told; err != nil {
+			t.Errorf("with a hook: %t: down again: %v", hook, err)
+		}
+		cancel()
+		<-ended
 	}
 }
 
