@@ -59,3 +59,18 @@ func TestAuth_Others(t *testing.T) {
 	leasetest.Renew(t, lease, time.Minute) // over another connection
 	leasetest.Release(t, lease)            // over another connection
 }
+
+// TestAuth_Refused has credentials of an unknown kind: calls fail, and the Locker connects about once a second.
+func TestAuth_Refused(t *testing.T) {
+	proxy := testserver.NewProxy(t, shared(t).Addr)
+	l := newLocker(t, proxy.Addr)
+	l.AuthScheme, l.Auth = "unknown", []byte("secret")
+	if _, err := l.TryAcquire(t.Context(), newKey(), time.Minute); !errors.Is(err, zk.ErrAuthFailed) {
+		t.Errorf("TryAcquire: err = %v, want %v", err, zk.ErrAuthFailed)
+	}
+	before := proxy.Connections()
+	time.Sleep(2500 * time.Millisecond)
+	if n := proxy.Connections() - before; n > 5 {
+		t.Errorf("%d connections in 2.5 s, want about one a second", n)
+	}
+}

@@ -34,6 +34,10 @@ const (
 	// server does not come back in step.
 	spread = 50 * time.Millisecond
 
+	// refusedPause is the wait after refused credentials. The server ends the connection of each try, and a
+	// fleet with wrong credentials would connect all the time.
+	refusedPause = time.Second
+
 	// settingWatches bounds how long replies over a new connection wait for the client to set watches again.
 	settingWatches = 500 * time.Millisecond
 
@@ -131,6 +135,7 @@ type credentials struct {
 func (s *session) authenticate(conn *zk.Conn, c credentials) {
 	for {
 		err := conn.AddAuth(c.scheme, c.auth)
+		pause := spread // the connection was lost
 		s.mu.Lock()
 		switch {
 		case err == nil:
@@ -141,13 +146,14 @@ func (s *session) authenticate(conn *zk.Conn, c credentials) {
 		case errors.Is(err, zk.ErrAuthFailed):
 			s.why = fmt.Errorf("authenticating: %w", err)
 			s.announce()
+			pause = refusedPause
 		}
 		s.mu.Unlock()
 		if err == nil {
 			return
 		}
 		select {
-		case <-time.After(spread): // the connection was lost
+		case <-time.After(pause):
 		case <-s.ctx.Done():
 			return
 		}

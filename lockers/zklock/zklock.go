@@ -104,11 +104,12 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: acquire %.100q: ttl %v is not positive", key, ttl)
 	}
-	start, token := time.Now(), adapter.Token()
+	end, token := time.Now().Add(ttl), adapter.Token()
 	l.start()
 	mine := newLease(l, l.pair(adapter.Name(key), token), token)
+	b := bid{locker: l, key: key, mine: mine, want: value{token, ttl}, end: end}
 	return adapter.Await(ctx, func() (driver.Lease, error) {
-		if err := l.acquire(ctx, key, mine, start, ttl); err != nil {
+		if err := b.acquire(ctx); err != nil {
 			return nil, err
 		}
 		return mine, nil
@@ -119,85 +120,108 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	})
 }
 
-// acquire takes the lease for mine, or returns the reason why it cannot. After an error it gives
-// back, in the background, every lease that an unanswered request may have taken.
-func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start time.Time, ttl time.Duration) (err error) {
-	p := mine.node.(pair)
-	want := value{mine.token, ttl}
-	var (
-		unanswered error // of requests that may have been carried out
-		times      int
-		last       int64 // the change at the last attempt of a takeover
-	)
+// A bid is one call's attempt to take a lease, with all its requests.
+type bid struct {
+	locker *Locker
+	key    string
+	mine   *lease // its node is a pair
+	want   value
+	end    time.Time // of the lease, as its holder counts
+
+	unanswered error // of requests that may have been carried out
+	times      int   // the number of them
+	last       int64 // the change at the last attempt of a takeover
+}
+
+// acquire takes the lease, or returns the reason why it cannot. After an error it gives back, in
+// the background, every lease that an unanswered request may have taken.
+func (b *bid) acquire(ctx context.Context) (err error) {
+	l, p := b.locker, b.mine.node.(pair)
 	defer func() {
-		if err != nil && unanswered != nil {
-			l.orphans.add(l, mine)
+		if err != nil && b.unanswered != nil {
+			l.orphans.add(l, b.mine)
 		}
 	}()
 	for {
 		conn, err := l.session.await(ctx)
 		if err != nil {
-			return mine.wrap("acquire", errors.Join(unanswered, err))
+			return b.failed(err)
 		}
-		stat, err := p.create(conn, want)
+		stat, err := p.create(conn, b.want)
 		switch {
 		case err == nil:
-			return mine.begin(stat, start.Add(ttl))
+			return b.mine.begin(stat, b.end)
 		case errors.Is(err, zk.ErrNodeExists):
+			if done, err := b.lookAndTakeOver(conn); done || err != nil {
+				return err
+			}
 		case errors.Is(err, zk.ErrNoNode):
 			if err := l.makePrefix(conn, l.parent()); err != nil {
-				return mine.wrap("acquire", errors.Join(unanswered, err))
+				return b.failed(err)
 			}
-			continue
-		case refused(err):
-			return mine.wrap("acquire", errors.Join(unanswered, err))
 		default:
-			unanswered = err
-			if times++; times == maxUnanswered {
-				return mine.wrap("acquire", err)
-			}
 			// The same again: if it was carried out, it finds its own token.
-			continue
-		}
-
-		held, stat, err := look(conn, p.lease)
-		switch {
-		case errors.Is(err, zk.ErrNoNode):
-			if unanswered != nil {
-				continue
-			}
-			// Another holder had it when the create was refused, and has released it.
-			return &driver.HeldError{Key: key, Until: time.Now(), Seen: seen{locker: l}}
-		case err != nil:
-			return mine.wrap("acquire", errors.Join(unanswered, err))
-		case held.token == mine.token:
-			// The request was carried out, and its reply was lost.
-			return mine.begin(stat, start.Add(ttl))
-		}
-		until := l.seen.Until(p.lease, stat.Mzxid, held.length)
-		if time.Now().Before(until) {
-			return &driver.HeldError{Key: key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
-		}
-		if stat.Mzxid == last {
-			return mine.wrap("acquire", fmt.Errorf("%w: the node has no holder's node beside it", driver.ErrCorrupt))
-		}
-		last = stat.Mzxid
-		stat, err = p.takeOver(conn, l.holderPath(held.token), stat.Version, want)
-		switch {
-		case err == nil:
-			l.seen.Forget(p.lease)
-			return mine.begin(stat, start.Add(ttl))
-		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNodeExists):
-			// Renewed, released, or another was quicker: the next look shows it.
-		case refused(err):
-			return mine.wrap("acquire", errors.Join(unanswered, err))
-		default:
-			unanswered, last = err, 0
-			if times++; times == maxUnanswered {
-				return mine.wrap("acquire", err)
+			if err := b.noAnswer(err); err != nil {
+				return err
 			}
 		}
 	}
+}
+
+// lookAndTakeOver looks at a lease that was held, and takes it over from a silent holder. Without an
+// error, done is whether mine has it. Otherwise another create shows what has become of it.
+func (b *bid) lookAndTakeOver(conn *zk.Conn) (done bool, err error) {
+	l, p := b.locker, b.mine.node.(pair)
+	held, stat, err := look(conn, p.lease)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		if b.unanswered != nil {
+			return false, nil
+		}
+		// Another holder had it when the create was refused, and has released it.
+		return false, &driver.HeldError{Key: b.key, Until: time.Now(), Seen: seen{locker: l}}
+	case err != nil:
+		return false, b.failed(err)
+	case held.token == b.want.token:
+		// The request was carried out, and its reply was lost.
+		return true, b.mine.begin(stat, b.end)
+	}
+	until := l.seen.Until(p.lease, stat.Mzxid, held.length)
+	if time.Now().Before(until) {
+		return false, &driver.HeldError{Key: b.key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
+	}
+	if stat.Mzxid == b.last {
+		return false, b.failed(fmt.Errorf("%w: the node has no holder's node beside it", driver.ErrCorrupt))
+	}
+	b.last = stat.Mzxid
+	stat, err = p.takeOver(conn, l.holderPath(held.token), stat.Version, b.want)
+	switch {
+	case err == nil:
+		l.seen.Forget(p.lease)
+		return true, b.mine.begin(stat, b.end)
+	case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNodeExists):
+		// Renewed, released, or another was quicker: the next look shows it.
+		return false, nil
+	}
+	b.last = 0
+	return false, b.noAnswer(err)
+}
+
+// noAnswer records a request without an answer. It returns an error after a refusal or too many requests.
+func (b *bid) noAnswer(err error) error {
+	if refused(err) {
+		return b.failed(err)
+	}
+	b.unanswered = err
+	if b.times++; b.times == maxUnanswered {
+		return b.mine.wrap("acquire", err)
+	}
+	return nil
+}
+
+// failed is the error of the call, with the last request without an answer.
+func (b *bid) failed(err error) error {
+	return b.mine.wrap("acquire", errors.Join(b.unanswered, err))
 }
 
 // A pair is the two nodes of a lease, created and deleted together.
