@@ -134,22 +134,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	want := adapter.Announcement{Token: mine.token, Length: ttl}
-	var unanswered error // of a request that may have been carried out
-	add := func() bool {
-		err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.Encode(), Expiration: expiration(ttl)})
-		unanswered = err
-		if errors.Is(err, memcache.ErrNotStored) {
-			unanswered = nil
-		}
-		// A malformed key, or a list without servers, is found before a request.
-		asked := !errors.Is(err, memcache.ErrMalformedKey) && !errors.Is(err, memcache.ErrNoServers)
-		mine.unaccounted = mine.unaccounted || asked && unanswered != nil
-		return err == nil
-	}
-	if add() {
-		return nil
-	}
-	for again := true; ; {
+	taken, unanswered := mine.add(want)
+	for again := true; !taken; {
 		item, held, err := l.look(mine.item)
 		switch {
 		case errors.Is(err, memcache.ErrCacheMiss) && unanswered == nil:
@@ -159,9 +145,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			// The request met a connection that ended with the server, and the server is back. If the request
 			// is only late, the next look finds its token, or the late request finds the new add's item.
 			again = false
-			if add() {
-				return nil
-			}
+			taken, unanswered = mine.add(want)
 			continue
 		case err != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
@@ -186,6 +170,20 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			unanswered, mine.unaccounted = err, true
 		}
 	}
+	return nil
+}
+
+// add takes the lease if it is free. unanswered is the error of a request that may have been carried out.
+func (l *lease) add(want adapter.Announcement) (taken bool, unanswered error) {
+	err := l.locker.mc.Add(&memcache.Item{Key: l.item, Value: want.Encode(), Expiration: expiration(want.Length)})
+	if err == nil || errors.Is(err, memcache.ErrNotStored) {
+		return err == nil, nil
+	}
+	// A malformed key, or a list without servers, is found before a request.
+	if !errors.Is(err, memcache.ErrMalformedKey) && !errors.Is(err, memcache.ErrNoServers) {
+		l.unaccounted = true
+	}
+	return false, err
 }
 
 // look returns the item, with its version for a compare-and-swap, and its lease.

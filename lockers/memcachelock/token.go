@@ -9,6 +9,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
 // This file is the fencing tokens.
@@ -50,7 +51,8 @@ func (l *lease) withToken() (driver.Lease, error) {
 // draws a second.
 func (l *Locker) draw(counter string) (uint64, error) {
 	for range 3 {
-		n, err := l.mc.Increment(counter, 1)
+		// The counter may be on another server than the lease. An increment with a lost reply leaves a gap.
+		n, err := adapter.Reconnected(func() (uint64, error) { return l.mc.Increment(counter, 1) }, l.mc.Close)
 		if !errors.Is(err, memcache.ErrCacheMiss) {
 			return n, err
 		}

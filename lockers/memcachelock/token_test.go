@@ -61,6 +61,33 @@ func TestTokens_CounterLost(t *testing.T) {
 	rises("after a restart")
 }
 
+// TestTokens_ServerRestarted has a client with an idle connection to the dead server of a key's counter.
+func TestTokens_ServerRestarted(t *testing.T) {
+	a, b, c := testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)
+	servers := new(memcache.ServerList)
+	if err := servers.SetServers(a.Addr, b.Addr, c.Addr); err != nil {
+		t.Fatal(err)
+	}
+	on := func(item string) string {
+		addr, err := servers.PickServer(item)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return addr.String()
+	}
+	key := newKey()
+	for on("bellwether:"+key+":token") != b.Addr || on(item(key)) == b.Addr {
+		key = newKey()
+	}
+	mc := memcache.NewFromSelector(servers)
+	t.Cleanup(func() { mc.Close() })
+	l := memcachelock.New(mc)
+	l.Tokens = true
+	leasetest.Release(t, leasetest.Acquire(t, l, key, time.Minute))
+	b.Restart()
+	leasetest.Acquire(t, l, key, time.Minute)
+}
+
 // TestTokens_DrawnTooLate delays a holder's token until another holder may have drawn one.
 func TestTokens_DrawnTooLate(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)

@@ -442,7 +442,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32)
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	n := s.names(key)
 	return adapter.Await(ctx, func() (bool, error) {
-		m, err := s.mc.Get(n.m)
+		m, err := adapter.Reconnected(func() (*memcache.Item, error) { return s.mc.Get(n.m) }, s.mc.Close)
 		if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
 			return false, fmt.Errorf("memcachestore: fenced: %w", err)
 		}

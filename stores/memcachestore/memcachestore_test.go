@@ -752,6 +752,10 @@ func TestStore_ServerRestarted(t *testing.T) {
 		t.Errorf("Get: err = %v, want ErrNotFound", err)
 	}
 	put(t, s, "k", "v", time.Hour)
+	srv.Restart()
+	if fenced, err := s.Fenced(t.Context(), "k", 1); !fenced || err != nil {
+		t.Errorf("Fenced: %t, %v; want true", fenced, err)
+	}
 }
 
 func FuzzDecode(f *testing.F) {
