@@ -145,7 +145,7 @@ if not about then
 end
 local kept = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1)
 local _, floor = marks(kept)
-local fresh = floor and tonumber(string.sub(kept, 103, 118)) or 0
+local fresh = floor and #kept >= 118 and tonumber(string.sub(kept, 103, 118)) or 0
 local function answers(now)
 	return fresh > now and floor > tonumber(ARGV[3]) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= ARGV[4]
 end
@@ -232,31 +232,16 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 // elect stands for mine. It stands again if the script's answer is no valid entry.
 func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redislease.Lease, ttl time.Duration) (won driver.Election, err error) {
 	name := redisentry.Name(e.Prefix, key)
-	void := ""
-	for {
+	for void := ""; ; {
 		heard := mine.Heard()
-		_, clock, err := e.servers.ServerOf(ctx, name)
-		if err != nil {
-			return won, err
-		}
-		known, ok := clock.Lasting()
-		about := ""
-		if ok {
-			about = strconv.FormatInt(known.Now().Microseconds(), 10)
-		}
-		reply, seen, err := e.servers.Run(ctx, electScript, []string{name, mine.Key}, redisentry.Retention.Milliseconds(),
-			redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl), about, longestNoted.Milliseconds(),
-			mine.Channel, mine.Name)
+		reply, seen, err := e.stand(ctx, name, past, void, mine, ttl)
 		read := time.Now()
 		if err != nil {
 			return won, err
 		}
-		if seen.Sent.IsZero() {
-			seen = known
-		}
-		present, err := e.servers.Present(ctx, key, name, reply[1], seen)
-		won.Entry = present
-		if reply[0] == int64(elected) {
+		won.Entry, err = e.servers.Present(ctx, key, name, reply[1], seen)
+		switch {
+		case reply[0] == int64(elected):
 			epoch, _ := reply[2].(string)
 			if err == nil {
 				won.Epoch, err = strconv.ParseUint(epoch, 10, 64)
@@ -267,8 +252,6 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 			}
 			won.Lease = mine
 			return won, nil
-		}
-		switch {
 		case err != nil:
 			return won, err
 		case reply[0] == int64(held):
@@ -283,7 +266,7 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 			// Redis drops a key in the millisecond after its last one.
 			won.Held = mine.HeldUntil(key, holder, heard, read.Add(max(0, left)+time.Millisecond))
 			return won, nil
-		case answers(present, past):
+		case answers(won.Entry, past):
 			return won, nil
 		}
 		// A second request may have found a later value, for which the script may answer.
@@ -291,6 +274,26 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 			void = data[redisentry.NumberLen:redisentry.MarksLen] + data[redisentry.BareLen:redisentry.HeadLen]
 		}
 	}
+}
+
+// stand runs the elect script. seen is a sighting of the server that the reply came from.
+func (e *Engine) stand(ctx context.Context, name string, past uint64, void string, mine *redislease.Lease, ttl time.Duration) (reply []any, seen redisentry.Sighting, err error) {
+	_, clock, err := e.servers.ServerOf(ctx, name)
+	if err != nil {
+		return nil, seen, err
+	}
+	known, ok := clock.Lasting()
+	about := ""
+	if ok {
+		about = strconv.FormatInt(known.Now().Microseconds(), 10)
+	}
+	reply, seen, err = e.servers.Run(ctx, electScript, []string{name, mine.Key}, redisentry.Retention.Milliseconds(),
+		redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl), about, longestNoted.Milliseconds(),
+		mine.Channel, mine.Name)
+	if seen.Sent.IsZero() { // the script went by about
+		seen = known
+	}
+	return reply, seen, err
 }
 
 func answers(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }

@@ -332,6 +332,17 @@ func TestElect_JudgesFreshness(t *testing.T) {
 	}
 }
 
+// TestElect_ForeignBytes has bytes that end within the time of an entry's freshness, and look fresh for ever.
+func TestElect_ForeignBytes(t *testing.T) {
+	srv := testserver.Redis(t)
+	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
+	eng.Prefix = "test:" + adapter.Token() + ":"
+	must(t, rdb.Set(t.Context(), redisentry.Name(eng.Prefix, "k"), strings.Repeat("0000000000000001", 2)+strings.Repeat("0", 70)+"9e99", 0).Err())
+	if got := elect(t, eng, "k", 0); got.Lease == nil || got.Entry.Kind != driver.KindNone {
+		t.Errorf("Elect over foreign bytes: %+v, want a lease", got)
+	}
+}
+
 func TestElect_ForeignTypes(t *testing.T) {
 	srv := testserver.Redis(t)
 	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
