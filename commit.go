@@ -69,7 +69,7 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 		}
 	}
 	switch {
-	case err == nil, errors.Is(err, fault.ErrLocal):
+	case err == nil, err == fault.ErrLocal:
 	case errors.Is(err, driver.ErrFenced):
 		return k.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):

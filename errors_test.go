@@ -53,6 +53,38 @@ func harms() map[string]error {
 	return errs
 }
 
+// A claiming error claims to be any error.
+type claiming struct{}
+
+func (claiming) Error() string { return "claiming" }
+func (claiming) Is(error) bool { return true }
+
+// An error that claims to be any error ends its load: with ErrNotFound, which it claims to be, or as a panic.
+func TestGet_ErrorThatClaimsToBeAny(t *testing.T) {
+	for how, load := range map[string]func() error{
+		"returned": func() error { return claiming{} },
+		"wrapped":  func() error { return fmt.Errorf("row 42: %w", claiming{}) },
+		"joined":   func() error { return errors.Join(errFailed, claiming{}) },
+		"panicked": func() error { panic(claiming{}) },
+	} {
+		inBubble(t, how, func(t *testing.T) {
+			loads := 0
+			c := cacheOf(t, func(context.Context, string) (string, error) {
+				loads++
+				return "", load()
+			}, harmOptions())
+			for range 2 {
+				if v, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+					t.Errorf("Get = %q, %v", v, err)
+				}
+			}
+			if loads > 2 {
+				t.Errorf("%d loads for two calls", loads)
+			}
+		})
+	}
+}
+
 func wantHarm(t *testing.T, name string, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*bellwether.PanicError](err); !ok && !(strings.HasSuffix(name, "exits") && errors.Is(err, bellwether.ErrGoexit)) {

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -21,9 +22,10 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
+	if nothing, ok := l.err.(*fault.Nothing); ok {
+		return r.finishNothing(ctx, nothing, epoch, l.took)
+	}
 	switch {
-	case errors.Is(l.err, fault.ErrNothing):
-		return r.finishNothing(ctx, l, epoch)
 	case l.err == nil || fault.NotFound(l.err):
 		return r.finishFound(ctx, now, l, epoch)
 	case ctx.Err() != nil:
@@ -49,11 +51,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) bool {
+func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.Nothing, epoch uint64, took time.Duration) bool {
 	e := r.engine
-	if failure, ok := errors.AsType[*fault.Own](l.err); ok {
+	if nothing.Err != nil {
 		e.count.loadFailures.Add(1)
-		r.failure = failure.Err
+		r.failure = nothing.Err
 	}
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
@@ -61,8 +63,8 @@ func (r *run[V]) finishNothing(ctx context.Context, l loaded[V], epoch uint64) b
 	if it := r.present; it != nil {
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
-	if errors.Is(l.err, fault.ErrOwn) && (r.present == nil || !r.present.Held) {
-		r.waiveElections(ctx, epoch, l.took)
+	if nothing.Failed && (r.present == nil || !r.present.Held) {
+		r.waiveElections(ctx, epoch, took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
 	return true

@@ -37,24 +37,29 @@ var (
 
 	// ErrLocal is the error of the encoding of a value that is for its process alone. It is no failure.
 	ErrLocal = errors.New("bellwether: value is for its process alone")
-
-	// ErrNothing is the failure of a load that has answered its audience while it ran, and has
-	// learnt nothing about the key. It is not remembered, and the key's item stays.
-	ErrNothing = errors.New("bellwether: load was for its caller alone")
-
-	// ErrOwn is the ErrNothing of a load that has failed. Its audience has the failure, which may be
-	// about the audience: another caller's load may succeed.
-	ErrOwn = fmt.Errorf("bellwether: load has failed for its caller: %w", ErrNothing)
 )
 
-// An Own failure is the ErrOwn of a load without a value. A load with an error page has ErrOwn itself.
-type Own struct{ Err error }
+// A Nothing is the failure of a load that has answered its audience while it ran, and has learnt nothing about the
+// key. It is not remembered, and the key's item stays. Only its type tells it: the Is method of a user's error may
+// claim any error.
+type Nothing struct {
+	// Failed is true if the load has failed. Its audience has the failure, which may be about the audience:
+	// another caller's load may succeed.
+	Failed bool
+	// Err is the failure of a load without a value, nil for an error page.
+	Err error
+}
 
 // Error returns the failure's text.
-func (o *Own) Error() string { return o.Err.Error() }
+func (n *Nothing) Error() string {
+	if n.Err != nil {
+		return n.Err.Error()
+	}
+	return "bellwether: load was for its caller alone"
+}
 
-// Unwrap returns ErrOwn and the failure.
-func (o *Own) Unwrap() []error { return []error{ErrOwn, o.Err} }
+// Unwrap returns the failure.
+func (n *Nothing) Unwrap() error { return n.Err }
 
 // A PanicError is a panic of user code: of a load, a handler, an adapter, a codec, an observer.
 type PanicError struct {
