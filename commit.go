@@ -124,13 +124,13 @@ func (e *engine[V]) setBeside(it, present *items.Item[V], since instant, unshare
 	}
 }
 
-// markTTL is the least life of a mark. Two loads' time is added, in which the waiting processes make their own
-// values.
-const markTTL = time.Second
+// markLife is how long a mark is kept after a load that took as long: a second, in which waiting processes find
+// it, and the time of two loads, in which they make their own values.
+func markLife(took time.Duration) time.Duration { return durations.Add(time.Second, 2*took) }
 
 // markFor returns an entry for no value. Its life counts from when it is sent.
 func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
-	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: durations.Add(markTTL, 2*took)}, forever}
+	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: markLife(took)}, forever}
 }
 
 // waiveElections commits a KindUnelected entry after a load that has failed for its caller's client alone.

@@ -24,6 +24,9 @@ type loaded[V any] struct {
 
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
+	if l.err != nil && w.TTL <= w.Age { // nothing found: the entry is for the processes that wait for it
+		w.Keep = w.Age + markLife(l.took)
+	}
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
 		w.Keep = validatorKeep
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -158,10 +159,16 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	is := judge(&it.Lifetime, now)
-	if is == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// Another process's load failed while this flight waited. Without a pause left, the failure still
-		// answers the flights that waited: otherwise they would load and fail one after another.
+	if is != rebuild || !r.waiting.sees(it.Epoch) {
+		return is
+	}
+	// Another process's load has ended while this flight waited. A failure without a pause, and ErrNotFound
+	// without a TTL, still answer the flights that waited: otherwise they would load one after another.
+	switch {
+	case it.Failures > 0:
 		return fail
+	case it.Kind == driver.KindNotFound:
+		return serve
 	}
 	return is
 }
