@@ -124,10 +124,6 @@ func (e *engine[V]) setBeside(it, present *items.Item[V], since instant, unshare
 	}
 }
 
-// markLife is how long a mark is kept after a load that took as long: a second, in which waiting processes find
-// it, and the time of two loads, in which they make their own values.
-func markLife(took time.Duration) time.Duration { return durations.Add(time.Second, 2*took) }
-
 // markFor returns an entry for no value. Its life counts from when it is sent.
 func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
 	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: markLife(took)}, forever}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -62,6 +63,27 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// While another process holds the log's lease, InvalidateMatching says to try again, and later does its work.
+func TestInvalidateMatching_LeaseHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		o := bellwether.Options{TTL: time.Hour, MaxWait: 200 * time.Millisecond, Sweeps: true, Fleet: bellwether.Fleet{Namespace: "n", Store: store, Locker: locker, LeaseTTL: time.Second}}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
+		time.Sleep(time.Second)
+		if _, err := locker.TryAcquire(t.Context(), "n\x00sweeps", time.Second); err != nil {
+			t.Fatal(err)
+		}
+		err := c.InvalidateMatching(t.Context(), bellwether.Match{All: true})
+		if !errors.Is(err, bellwether.ErrUnavailable) || !strings.Contains(err.Error(), "invalidate again") || strings.Contains(err.Error(), "\x00") {
+			t.Errorf("InvalidateMatching: %q", err)
+		}
+		time.Sleep(time.Second)
+		if err := c.InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
+			t.Errorf("InvalidateMatching after the lease's end: %v", err)
+		}
+	})
 }
 
 // The log is read at the start, and then in the GetMany of the first request that finds the log old.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
@@ -258,7 +259,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 	for try := 1; ; try++ {
 		lease, asked, err := r.lease(ctx, budget, until, r.Silent)
 		if err != nil {
-			return err
+			return unwritten(err)
 		}
 		l, err := r.commit(ctx, budget, sweeps)
 		if lease != nil {
@@ -274,9 +275,19 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 			r.apply(l)
 			return nil
 		case try == tries, !errors.Is(err, driver.ErrFenced) && !errors.Is(err, driver.ErrLeaseLost):
-			return err
+			return unwritten(err)
 		}
 	}
+}
+
+// unwritten is the error of a Write for err. Other writers in the way are no reason to give up.
+func unwritten(err error) error {
+	for _, other := range []error{driver.ErrHeld, driver.ErrFenced, driver.ErrLeaseLost} {
+		if errors.Is(err, other) {
+			return fmt.Errorf("%w: other processes write the log, or one has died as it did (%w); invalidate again", fault.ErrUnavailable, other)
+		}
+	}
+	return err
 }
 
 // lease waits for the log's lease, counted from asked. It is nil without a locker or its answer.
