@@ -87,11 +87,11 @@ func (c *check) visit(p place, path string) {
 	if !p.inField {
 		path = p.t.String()
 	}
-	if p.t.Kind() == reflect.Pointer {
+	switch p.t.Kind() {
+	case reflect.Pointer:
 		c.visit(p.behind(p.t.Elem(), true), path)
 		return
-	}
-	if p.t.Kind() == reflect.Interface {
+	case reflect.Interface:
 		c.visitInterface(p, path)
 		return
 	}
@@ -110,6 +110,11 @@ func (c *check) visit(p place, path string) {
 		return
 	}
 	p.decoded = p.decoded || decodes
+	c.visitParts(p, path)
+}
+
+// visitParts records the losses of a type without an encoder, which JSON encodes by its kind.
+func (c *check) visitParts(p place, path string) {
 	switch p.t.Kind() {
 	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
 		c.fails(p, path, "cannot be encoded")
