@@ -244,12 +244,10 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []manyKey[V]) 
 func (c *manyCall[V]) beginBatch(together []manyKey[V]) {
 	b := c.engine.batch(c.single, c.load, c.places)
 	defer close(b.complete)
-	// Before the flights begin: close waits for this goroutine, and so for the flights.
-	c.behind(b.readAndStart)
 	for i, a := range together {
 		m := &member[V]{batch: b, key: a.key, order: i}
 		a.join(m)
-		if m.runFlight == nil {
+		if m.askers == nil {
 			c.places.Release(1) // the place of a flight that the key did not need
 		}
 	}

@@ -172,8 +172,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 		e.count.firstLooks.Add(1)
 	}
 	if m != nil {
-		m.join(ctx, f) // the flight starts with its batch
-		return true
+		m.join(ctx, f)
 	}
 	e.running.Go(func() { f.runToEnd(ctx) })
 	return true

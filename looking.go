@@ -27,7 +27,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	r.looking.refused = r.leading.refused
 	r.declineElection(ctx)
 	var ended bool
-	if there := r.member.firstReply(); there != nil { // the batch has read the key after the flight began
+	if there := r.member.firstReply(ctx); there != nil { // the batch has read the key after the flight began
 		ended = r.lookBy(ctx, r.readBefore(there))
 	} else {
 		r.lookAgain()

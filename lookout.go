@@ -12,7 +12,8 @@ import (
 
 // This file is the plans of looks that flights share. Keys that expire together have flights that look at
 // nearly the same time. The waiting flight whose look is due first makes the other looks too, in one
-// request to a driver.BatchGetter. Looks that wait for a turn at the store become one request too.
+// request to a driver.BatchGetter. Looks that wait for a turn at the store become one request too, and so do the
+// first looks of a batch's flights.
 
 // maxTogether is the most keys in one request to the store, and in one load.
 const maxTogether = 1000
@@ -30,8 +31,9 @@ type plannedLook struct {
 	budget *gate.Budget
 	from   instant          // from then on another flight may make the look
 	due    <-chan time.Time // when the flight itself makes the look
-	reply  chan *storeReply // another flight's reply, nil if silent; has room for one; without a channel no other flight makes the look
+	reply  chan *storeReply // another flight's reply; has room for one; without a channel no other flight makes the look
 	place  *list.Element    // guarded by lookout.mu; nil once the look is under way
+	left   bool             // guarded by lookout.mu: the flight has ended, or looks by itself
 }
 
 func (l *lookout) add(p *plannedLook) {
@@ -75,20 +77,25 @@ func (l *lookout) enqueue(p *plannedLook) bool {
 	return len(l.queued)%maxTogether == 1
 }
 
-// unqueue removes a look that no request has taken. The next request may then find none.
-func (l *lookout) unqueue(p *plannedLook) {
+// leave takes a look out of a request that is not sent yet. The request may then have none.
+func (l *lookout) leave(p *plannedLook) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if i := slices.Index(l.queued, p); i >= 0 {
-		l.queued = slices.Delete(l.queued, i, i+1)
-	}
+	p.left = true
 }
 
 func (l *lookout) takeQueued() []*plannedLook {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	n := min(len(l.queued), maxTogether)
 	taken := l.queued[:n:n]
 	l.queued = slices.Clone(l.queued[n:])
-	return taken
+	l.mu.Unlock()
+	return l.present(taken)
+}
+
+// present returns the looks that their flights still wait for.
+func (l *lookout) present(looks []*plannedLook) []*plannedLook {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(looks), func(p *plannedLook) bool { return p.left })
 }

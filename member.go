@@ -2,12 +2,9 @@ package bellwether
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/chain"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/gather"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/slots"
@@ -23,15 +20,10 @@ type batch[V any] struct {
 	places *semaphore.Weighted
 	loads  *gather.Group[*member[V], loadResult[V]]
 
-	// complete is closed when all flights have begun. Before then members belongs to the goroutine
-	// that begins them, or to the holder of window.mu; afterwards it does not change.
+	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins
+	// them, or to the holder of window.mu; afterwards it does not change.
 	complete chan struct{}
-	members  []*member[V]
-	read     func(driver.BatchGetter) // reads the store for the members
-
-	mu          sync.Mutex // guards the fields below, and the members' fields that say so
-	unread      int        // members that wait for the batch's read, and 1 until complete
-	stopReading func()     // ends the batch's read; nil without a member
+	looks    []*plannedLook // the first looks of the flights
 }
 
 type loadResult[V any] struct {
@@ -42,19 +34,13 @@ type loadResult[V any] struct {
 // A member is a flight's place in its batch. Methods that flights call do nothing on a nil member.
 type member[V any] struct {
 	*batch[V]
-	key        string
-	order      int           // among the keys of the batch
-	runFlight  func()        // runs the flight; nil if the key had a flight already
-	askers     *chain.Flight // the flight's
-	prefetched *storeReply   // see firstReply
-	budget     *gate.Budget  // the flight's
+	key    string
+	order  int           // among the keys of the batch
+	askers *chain.Flight // of the member's flight; nil if the key had a flight already
+	look   *plannedLook  // the flight's first look, nil after it
 
 	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
 	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
-
-	// Guarded by batch.mu.
-	waits   bool // for the batch's read: the flight has callers and has not started
-	started bool
 }
 
 func (m *member[V]) bind() loader[V] {
@@ -75,40 +61,34 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 	return result.product, result.err
 }
 
-// firstReply takes the batch's reply for the flight's first look, nil if there is none.
-func (m *member[V]) firstReply() *storeReply {
-	if m == nil {
+// firstReply waits until all flights of the batch have begun, and for the reply to the flight's first look. It
+// returns nil without a batch, after the first look, after ctx's end, and if each flight looks by itself.
+func (m *member[V]) firstReply(ctx context.Context) *storeReply {
+	if m == nil || m.look == nil {
 		return nil
 	}
-	there := m.prefetched
-	m.prefetched = nil
-	return there
+	look, l := m.look, &m.engine.lookout
+	m.look = nil
+	select {
+	case <-m.complete:
+	case <-ctx.Done():
+	}
+	if l.store == nil || ctx.Err() != nil {
+		l.leave(look)
+		return nil
+	}
+	select {
+	case there := <-look.reply:
+		return there
+	case <-ctx.Done():
+		l.leave(look)
+		return nil
+	}
 }
 
 // first reports whether the new flight is alone or the first of its batch. A batch counts once among the
 // flights that wait for the store: more keys than MaxQueued would otherwise turn all other callers away.
-func (m *member[V]) first() bool { return m == nil || len(m.members) == 0 }
-
-// callersLeft says that the flight's callers have left before its election. The batch's read ends when no
-// unread member has callers: under overload such reads would make the batches behind them too late.
-func (m *member[V]) callersLeft() {
-	if m == nil {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.waits {
-		m.waits = false
-		m.forgo()
-	}
-}
-
-// forgo counts one reason for the read less, and ends the read after the last. b.mu is held.
-func (b *batch[V]) forgo() {
-	if b.unread--; b.unread == 0 {
-		b.stopReading()
-	}
-}
+func (m *member[V]) first() bool { return m == nil || len(m.looks) == 0 }
 
 // held says that another process holds the key: the common load does not wait for this member.
 func (m *member[V]) held() {

@@ -51,13 +51,13 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 		return r.lookAnew(ctx)
 	}
 	others = append(others, p)
-	e.lookForAll(ctx, r.key, func() []*plannedLook { return others })
+	e.lookForAll(ctx, r.key, 1, e.sharedPatience(), func() []*plannedLook { return others })
 	return r.lookAt(ctx, <-p.reply)
 }
 
-// lookAt is lookAnew with a reply. After a nil reply, or a reply from before an invalidation, it looks.
+// lookAt is lookAnew with a reply. After silence, or a reply from before an invalidation, it looks.
 func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
-	if there == nil || !r.lookBack(there.asked) {
+	if there.silent() || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
 	}
 	return r.lookBy(ctx, r.readBefore(there))

@@ -115,15 +115,15 @@ func (r *run[V]) readTogether(ctx context.Context) storeReply {
 	e := r.engine
 	p := &plannedLook{key: r.key, budget: r.budget, reply: make(chan *storeReply, 1)}
 	if e.lookout.enqueue(p) {
-		e.lookForAll(ctx, r.key, e.lookout.takeQueued)
+		e.lookForAll(ctx, r.key, 1, e.sharedPatience(), e.lookout.takeQueued)
 	}
 	select {
 	case there := <-p.reply:
-		if there != nil {
+		if !there.silent() {
 			return *there
 		}
 	case <-ctx.Done(): // read returns the error
-		e.lookout.unqueue(p) // the key's next flight may queue a look: the keys of a request are distinct
+		e.lookout.leave(p) // the key's next flight may queue a look: the keys of a request are distinct
 	}
 	return r.read(ctx, r.budget)
 }
@@ -132,35 +132,47 @@ func (r *run[V]) readTogether(ctx context.Context) storeReply {
 // of EngineTimeout is for the flight's own look.
 func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 }
 
-// lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each.
-// The gate judges it as a request for key. ctx's end does not count: the other flights need their replies.
-func (e *engine[V]) lookForAll(ctx context.Context, key string, take func() []*plannedLook) {
-	take = sync.OnceValue(take)
-	defer func() { // also after a panic or Goexit of the adapter, and without a turn
-		for _, p := range take() {
+// lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each. Without
+// an answer it asks again, tries times in all. A look without an answer costs its flight the whole patience. The
+// gate judges the request as for key. ctx's end does not count: the other flights need their replies.
+func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patience time.Duration, take func() []*plannedLook) {
+	rest, silence := sync.OnceValue(take), ErrUnavailable
+	defer func() { // also after a Goexit of the adapter
+		for _, p := range rest() {
+			p.budget.Spend(patience)
 			select {
-			case p.reply <- nil:
-			default: // the look has its reply
+			case p.reply <- &storeReply{err: silence}:
+			default: // answered before the Goexit
 			}
 		}
 	}()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(e.open, cancel)()
-	named := func() (names []string) {
-		for _, p := range take() {
-			names = append(names, e.engineKey(p.key))
+	budget := gate.NewBudget(patience)
+	for ; ; tries-- {
+		looks, lost := rest, patience-budget.Left()
+		named := func() (names []string) {
+			for _, p := range looks() {
+				names = append(names, e.engineKey(p.key))
+			}
+			return names
 		}
-		return names
-	}
-	budget := gate.NewBudget(e.sharedPatience())
-	answered, _ := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
-		take()[i].reply <- reply
-	})
-	for i, p := range take() {
-		if !answered[i] { // the flight's own look reports the reason
-			p.budget.Spend(e.sharedPatience() - budget.Left())
+		answered, err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
+			looks()[i].budget.Spend(lost)
+			looks()[i].reply <- reply
+		})
+		var left []*plannedLook
+		for i, p := range looks() {
+			if !answered[i] {
+				left = append(left, p)
+			}
 		}
+		rest, silence = func() []*plannedLook { return left }, err
+		if len(left) == 0 || tries == 1 || budget.Left() <= 0 || !e.store.Retries() || ctx.Err() != nil {
+			return
+		}
+		e.noAnswer(left[0].key, &keyError{"reading, with others,", left[0].key, err})
 	}
 }
 

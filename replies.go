@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"errors"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -16,6 +17,8 @@ type storeReply struct {
 	came  instant
 	err   error
 }
+
+func (r *storeReply) silent() bool { return errors.Is(r.err, ErrUnavailable) }
 
 // A mark is an entry that says how to load, in place of a value.
 type mark struct {

@@ -30,9 +30,9 @@ func (w *window[V]) join(c *waiter[V]) bool {
 		w.begin()
 	}
 	b := w.open
-	m := &member[V]{batch: b, key: c.key, order: len(b.members)}
+	m := &member[V]{batch: b, key: c.key, order: len(b.looks)}
 	c.joinFlight(m)
-	if len(b.members) == maxTogether {
+	if len(b.looks) == maxTogether {
 		w.closeBatch(b)
 	}
 	return c.flight != nil
@@ -55,7 +55,6 @@ func (w *window[V]) begin() {
 		w.mu.Lock()
 		w.closeBatch(b)
 		w.mu.Unlock()
-		b.readAndStart()
 	})
 }
 
