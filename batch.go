@@ -85,8 +85,8 @@ func (l batchLoad[V]) bind() loader[V] {
 	}
 }
 
-// A manyKey is the call's way to the answer for a key.
-type manyKey[V any] struct {
+// A keyCall is the call's way to the answer for a key.
+type keyCall[V any] struct {
 	*waiter[V]
 	early bool // an early rebuild of a fresh item, for which no caller waits
 }
@@ -103,7 +103,7 @@ type manyCall[V any] struct {
 	mu     sync.Mutex // guards the fields below
 	values map[string]V
 	failed map[string]error
-	early  []manyKey[V] // items that the store answered with, and that are due for an early rebuild
+	early  []keyCall[V] // items that the store answered with, and that are due for an early rebuild
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V], w *window[V]) (map[string]V, error) {
@@ -122,7 +122,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	return c.values, &BatchError{c.failed}
 }
 
-func (c *manyCall[V]) all(ctx context.Context, todo []manyKey[V]) {
+func (c *manyCall[V]) all(ctx context.Context, todo []keyCall[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
@@ -136,7 +136,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []manyKey[V]) {
 }
 
 // hits answers the keys that need no flight. Of the rest, covered keys have an item that can be served.
-func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []manyKey[V]) {
+func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []keyCall[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
 	for _, key := range keys {
@@ -153,15 +153,15 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, manyKey[V]{c.refresher(ctx, key, it), true})
+			covered = append(covered, keyCall[V]{c.refresher(ctx, key, it), true})
 		case ok:
 		default:
 			w := c.waiter(ctx, key, it)
 			w.began = began // MaxWait is for the whole call
 			if it == nil {
-				missing = append(missing, manyKey[V]{w, false})
+				missing = append(missing, keyCall[V]{w, false})
 			} else {
-				covered = append(covered, manyKey[V]{w, false})
+				covered = append(covered, keyCall[V]{w, false})
 			}
 		}
 	}
@@ -183,20 +183,20 @@ func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
 	}
 }
 
-// finish collects a key's answer, and gives the place of its waiter back.
-func (c *manyCall[V]) finish(a manyKey[V]) {
+// collectAndFree collects a key's answer, and frees the place of its waiter.
+func (c *manyCall[V]) collectAndFree(a keyCall[V]) {
 	defer c.places.Release(1)
 	c.collect(a)
 }
 
-func (c *manyCall[V]) collect(a manyKey[V]) {
+func (c *manyCall[V]) collect(a keyCall[V]) {
 	c.answer(a.key, a.answer.item, a.err)
 	if c.observers.Serves() {
 		a.tellObservers()
 	}
 	if a.dueEarly() {
 		// Later, together with the other early keys: each alone would be a load of its own.
-		early := manyKey[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
+		early := keyCall[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
 		c.mu.Lock()
 		c.early = append(c.early, early)
 		c.mu.Unlock()
@@ -205,8 +205,8 @@ func (c *manyCall[V]) collect(a manyKey[V]) {
 
 // waitForPlaces returns the keys for which there are places now. A covered key gets its item without
 // waiting: a later call begins its rebuild.
-func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []manyKey[V]) []manyKey[V] {
-	var rest []manyKey[V]
+func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []keyCall[V]) []keyCall[V] {
+	var rest []keyCall[V]
 	for _, a := range together {
 		now := c.clock.Now()
 		switch {
@@ -241,7 +241,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []manyKey[V]) 
 }
 
 // beginBatch begins a batch of the call's own for the keys without flights.
-func (c *manyCall[V]) beginBatch(together []manyKey[V]) {
+func (c *manyCall[V]) beginBatch(together []keyCall[V]) {
 	b := c.engine.batch(c.single, c.load, c.places)
 	defer close(b.complete)
 	for i, a := range together {
@@ -253,7 +253,7 @@ func (c *manyCall[V]) beginBatch(together []manyKey[V]) {
 	}
 }
 
-func (c *manyCall[V]) begin(together []manyKey[V]) {
+func (c *manyCall[V]) begin(together []keyCall[V]) {
 	if c.window != nil {
 		for _, a := range together {
 			c.window.join(a.waiter)
@@ -269,11 +269,11 @@ func (c *manyCall[V]) begin(together []manyKey[V]) {
 			continue
 		}
 		if a.flight == nil {
-			c.finish(a)
+			c.collectAndFree(a)
 			continue
 		}
 		if is, _, _ := a.advance(); is == gotAnswer || is == leftFlight {
-			c.finish(a)
+			c.collectAndFree(a)
 			continue
 		}
 		c.waiters.Go(func() {
@@ -282,7 +282,7 @@ func (c *manyCall[V]) begin(together []manyKey[V]) {
 					a.leave()
 					a.err = err
 				}
-				c.finish(a)
+				c.collectAndFree(a)
 			})
 		})
 	}

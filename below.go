@@ -51,7 +51,7 @@ func (b below) Wait(w *page.Waiting, by page.Binder) {
 		w.Answer.Live = reading{c.answer.live}
 	}
 	if b.Watched() {
-		w.Served = c.report()
+		w.Served = c.observed()
 	}
 }
 

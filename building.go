@@ -84,7 +84,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			return finish(ctx, l, epoch)
 		case <-rival:
 			rival = nil
-			if r.cancelUnpublished(errRival) {
+			if r.cancelUnlessPublished(errRival) {
 				r.releaseBehind(ctx)
 				return false
 			}
@@ -93,7 +93,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			// heeds its context. A response with readers goes on to its commit, which may be fenced. After a
 			// second loss every load goes on: a locker that loses all leases must not stop all loads.
 			lost = nil
-			if r.leading.losses++; r.leading.losses == 1 && r.cancelUnpublished(driver.ErrLeaseLost) {
+			if r.leading.losses++; r.leading.losses == 1 && r.cancelUnlessPublished(driver.ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():

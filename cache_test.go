@@ -741,8 +741,8 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			get("failing", 1, errOrigin) // StaleIfError, ErrorTTL
 		}
 	})
-	// In a fleet, concurrent callers share one load without NotFoundTTL too, and so do callers of a thing that
-	// exists by then.
+	// In a fleet, concurrent callers share one load without NotFoundTTL too. Callers after the thing was created
+	// share one load.
 	for _, by := range []way{push, poll, notices, atOnce} {
 		inBubble(t, fmt.Sprint("way ", by), func(t *testing.T) {
 			f := newFleet(t, 3, by, bellwether.Options{TTL: time.Minute, NotFoundTTL: -1})

@@ -40,9 +40,10 @@ const (
 	commitFenced
 	// The store was not asked, or did not answer. The item may be there.
 	commitNotTaken
-	// Of touch: no Touch was sent, or its reply is unknown.
+
+	// Only touch returns the following: no Touch was sent, or its reply is unknown.
 	commitUntouched
-	// Of touch: the value's entry may no longer be in the store.
+	// The value's entry may no longer be in the store.
 	commitDisplaced
 )
 
@@ -126,7 +127,7 @@ func (e *engine[V]) setBeside(it, present *items.Item[V], since instant, unshare
 
 // markFor returns an entry for no value. Its life counts from when it is sent.
 func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
-	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: markLife(took)}, forever}
+	return outgoing{driver.Entry{Kind: kind, Epoch: epoch, BuildTime: took, TTL: waitersLife(took)}, forever}
 }
 
 // waiveElections commits a KindUnelected entry after a load that has failed for its caller's client alone.

@@ -34,7 +34,7 @@ type engine[V any] struct {
 	pending   pendingSet
 	count     counters
 	observers observers.Set
-	entered   func(key, state string) // tells a test that the key's flight enters a state; set before the first use
+	onState   func(key, state string) // tells a test that the key's flight enters a state; set before the first use
 }
 
 // A face is what the face above knows of the values. The functions are safe for concurrent use.
@@ -106,7 +106,7 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 	return strings.CutPrefix(engineKey, e.Namespace+":")
 }
 
-// A storeKey is a key, for the requests about it to the store. The methods are in reading.go, entry.go and commit.go.
+// A storeKey makes the requests about a key to the store, within a budget: see reading.go, entry.go and commit.go.
 type storeKey[V any] struct {
 	key    string
 	engine *engine[V]

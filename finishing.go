@@ -22,7 +22,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
-	if nothing, ok := l.err.(*fault.Nothing); ok {
+	if nothing, ok := l.err.(*fault.NoResult); ok {
 		return r.finishNothing(ctx, nothing, epoch, l.took)
 	}
 	switch {
@@ -44,14 +44,14 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	if !r.finishFailed(ctx, now, l.err, epoch) {
 		return false
 	}
-	if !heard || r.state.Load().hidesFailure(e.clock.Now()) {
+	if !heard || r.state.Load().masksFailure(e.clock.Now()) {
 		e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
 	}
 	return true
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.Nothing, epoch uint64, took time.Duration) bool {
+func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, epoch uint64, took time.Duration) bool {
 	e := r.engine
 	if nothing.Err != nil {
 		e.count.loadFailures.Add(1)

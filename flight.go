@@ -48,7 +48,7 @@ type flight[V any] struct {
 type beginning[V any] struct {
 	want   items.Want[V]
 	second bool // another load published to an audience without the call
-	queues bool // counters.firstLooks counts the flight until its first look
+	queues bool // counters.awaitingFirstLook counts the flight until its first look
 }
 
 // A callerSide is the part of a flight that its callers see.
@@ -102,8 +102,8 @@ func (s *flightState[V]) failure() error {
 	return s.err
 }
 
-// hidesFailure reports whether callers get a value in spite of the load's failure.
-func (s *flightState[V]) hidesFailure(now instant) bool {
+// masksFailure reports whether callers get a value in spite of the load's failure.
+func (s *flightState[V]) masksFailure(now instant) bool {
 	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
 }
 
@@ -143,8 +143,8 @@ func (f *flight[V]) fallDue() {
 
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
-// cancelUnpublished cancels a load that has not published. The lock keeps the load from publishing in between.
-func (f *flight[V]) cancelUnpublished(cause error) bool {
+// cancelUnlessPublished cancels a load that has not published. The lock keeps the load from publishing in between.
+func (f *flight[V]) cancelUnlessPublished(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.streaming() {

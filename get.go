@@ -162,9 +162,9 @@ func (c *waiter[V]) dueEarly() bool {
 // tellObservers is not inlined, like all code for observers only: a herd waits on the frames around the code.
 //
 //go:noinline
-func (c *waiter[V]) tellObservers() { c.engine.observers.Serve(c.ctx, c.report()) }
+func (c *waiter[V]) tellObservers() { c.engine.observers.Serve(c.ctx, c.observed()) }
 
-func (c *waiter[V]) report() observe.Serve {
+func (c *waiter[V]) observed() observe.Serve {
 	now := c.engine.clock.Now()
 	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
 	it := c.answer.item

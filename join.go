@@ -147,7 +147,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	}
 	m, _ := b.(*member[V])
 	queues := e.Store != nil && m.first()
-	if queues && e.count.firstLooks.Load()/queuedLooks >= int64(e.MaxQueued) {
+	if queues && e.count.awaitingFirstLook.Load()/queuedLooks >= int64(e.MaxQueued) {
 		// More flights would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded
@@ -169,7 +169,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	s.addWitness(c.key, &f.witness)
 	e.count.flights.Add(1)
 	if queues {
-		e.count.firstLooks.Add(1)
+		e.count.awaitingFirstLook.Add(1)
 	}
 	if m != nil {
 		m.join(ctx, f)

@@ -50,7 +50,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 
 // degraded reports whether the load begins without an engine's answer.
 func (r *run[V]) degraded(epoch uint64, lease driver.Lease) bool {
-	return epoch == 0 || r.engine.Locker != nil && lease == nil && !r.looking.unelected
+	return epoch == 0 || r.engine.Locker != nil && lease == nil && !r.standing.waived
 }
 
 // loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.

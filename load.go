@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/chain"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -24,8 +25,8 @@ type loaded[V any] struct {
 
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
-	if l.err != nil && w.TTL <= w.Age { // nothing found: the entry is for the processes that wait for it
-		w.Keep = w.Age + markLife(l.took)
+	if age := max(0, w.Age); l.err != nil && w.TTL <= age { // ErrNotFound without a TTL answers waiting processes only
+		w.Keep = durations.Add(age, waitersLife(l.took))
 	}
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
 		w.Keep = validatorKeep

@@ -28,7 +28,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	r.declineElection(ctx)
 	var ended bool
 	if there := r.member.firstReply(ctx); there != nil { // the batch has read the key after the flight began
-		ended = r.lookBy(ctx, r.readBefore(there))
+		ended = r.lookBy(ctx, r.replyAtHand(there))
 	} else {
 		r.lookAgain()
 		ended = r.lookAndStand(ctx)
@@ -43,7 +43,7 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 func (r *run[V]) discount() {
 	if r.queues && !r.looking.discounted {
 		r.looking.discounted = true
-		r.engine.count.firstLooks.Add(-1)
+		r.engine.count.awaitingFirstLook.Add(-1)
 	}
 }
 
@@ -167,7 +167,7 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	switch {
 	case it.Failures > 0:
 		return fail
-	case it.Kind == driver.KindNotFound:
+	case it.Kind == driver.KindNotFound && it.FreshUntil <= it.Born:
 		return serve
 	}
 	return is

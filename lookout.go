@@ -69,7 +69,7 @@ func (l *lookout) takeDue(now instant) (taken []*plannedLook) {
 	return taken
 }
 
-// enqueue queues a look. It reports whether the caller makes a request: each has room for maxTogether.
+// enqueue queues a look. It reports whether the caller makes a request: each request has room for maxTogether.
 func (l *lookout) enqueue(p *plannedLook) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

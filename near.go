@@ -58,7 +58,8 @@ func (e *engine[V]) peek(key string) (value V, age time.Duration, ok bool) {
 // would load its key again.
 const nearOffTTL = time.Second
 
-// unconfirmedTTL is how long the process serves an item that no store has confirmed.
+// unconfirmedTTL is how long the process serves an item that no store has confirmed: NearTTL, or nearOffTTL with
+// the near tier off.
 func (s *settings) unconfirmedTTL() time.Duration {
 	if s.eachCall {
 		return nearOffTTL

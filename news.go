@@ -60,7 +60,7 @@ func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
 	if there.silent() || !r.lookBack(there.asked) {
 		return r.lookAnew(ctx)
 	}
-	return r.lookBy(ctx, r.readBefore(there))
+	return r.lookBy(ctx, r.replyAtHand(there))
 }
 
 // lookPause is how often a flight looks although its locker pushes: a push may die with its engine.
@@ -78,7 +78,7 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 // answerByNotice ends a waiting flight by the notice's entry, or looks. It reports whether the flight ended.
 func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	known, now := r.engine.near.Get(r.key)
-	if !n.believed(now, r.engine.NearTTL) || !r.lookBack(n.made) {
+	if !n.credible(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		return r.lookAnew(ctx)
 	}
 	r.looking.askedBefore, r.looking.asked = n.made, n.made

@@ -81,7 +81,7 @@ func (e *engine[V]) applyNotice(key string, n timedNotice) {
 	var it *items.Item[V]
 	// An item that the store has not taken has no place in the order of epochs: it may be from after
 	// an invalidation, and the notice from before. So the store is asked.
-	if n.believed(now, e.NearTTL) && !known.Beside {
+	if n.credible(now, e.NearTTL) && !known.Beside {
 		it, _ = (&storeKey[V]{key: key, engine: e}).decode(n.reply(), nil)
 	}
 	if it == nil {

@@ -47,8 +47,8 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	return r.read(ctx, r.budget)
 }
 
-// readBefore returns a function in place of readWithLog, for a flight whose key has been read.
-func (r *run[V]) readBefore(there *storeReply) func(context.Context) storeReply {
+// replyAtHand returns a function in place of readWithLog, for a flight whose key has been read.
+func (r *run[V]) replyAtHand(there *storeReply) func(context.Context) storeReply {
 	return func(ctx context.Context) storeReply {
 		r.engine.sweeps.Follow(ctx, r.budget, r.logAge())
 		return *there

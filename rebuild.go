@@ -60,8 +60,8 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 }
 
 func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
-	if r.engine.entered != nil {
-		r.engine.entered(r.key, s.String())
+	if r.engine.onState != nil {
+		r.engine.onState(r.key, s.String())
 	}
 	switch s {
 	case stateLooking:

@@ -20,10 +20,10 @@ type storeReply struct {
 
 func (r *storeReply) silent() bool { return errors.Is(r.err, ErrUnavailable) }
 
-// A mark is an entry that says how to load, in place of a value.
+// A mark is what an entry without a value says about the next load.
 type mark struct {
-	unshared  uint64 // the epoch of a KindUnshared entry: this process loads alone; 0: there is none
-	unelected bool   // a KindUnelected entry below its TTL: this process loads without an election
+	unshared  uint64 // the epoch of a KindUnshared entry: the process loads alone; 0: none
+	unelected bool   // a KindUnelected entry below its TTL: the process loads without an election
 }
 
 // A timedNotice is a notice with the times of the engine's clock before its change and when it came.
@@ -37,7 +37,7 @@ func (n *timedNotice) reply() storeReply { return storeReply{n.Entry, n.made, n.
 // carriesEntry reports whether the notice has the entry of its change.
 func (n *timedNotice) carriesEntry() bool { return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch }
 
-// believed reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
-func (n *timedNotice) believed(now instant, nearTTL time.Duration) bool {
+// credible reports whether the notice's entry may be credible now. After NearTTL it may be invalidated.
+func (n *timedNotice) credible(now instant, nearTTL time.Duration) bool {
 	return n.carriesEntry() && now < durations.Add(n.made, nearTTL)
 }

@@ -46,7 +46,7 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
-	discounted  bool    // counters.firstLooks does not count the flight any more
+	discounted  bool    // counters.awaitingFirstLook does not count the flight any more
 	asked       instant // when the store was asked in the last look or claim; for a notice, a time before its change
 	askedBefore instant // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64  // the epoch of the latest fresh entry that did not answer the flight
@@ -55,6 +55,7 @@ type lookingState struct {
 }
 
 type standingState struct {
+	waived bool          // no election: the last look found a KindUnelected entry
 	asked  instant       // when the flight stood for election
 	length time.Duration // the length of the requested lease
 	// ballot is the Elector's answer in the last look. It is nil after a look without an election,

@@ -80,9 +80,9 @@ func failedUntil(l items.Lifetime, now instant, pause time.Duration) items.Lifet
 	return l
 }
 
-// markLife is how long a mark is kept after a load that took as long: a second, in which waiting processes find
-// it, and the time of two loads, in which they make their own values.
-func markLife(took time.Duration) time.Duration { return durations.Add(time.Second, 2*took) }
+// waitersLife is how long an entry for the waiting processes alone is kept, after a load that took as long: a
+// second, in which they find it, and the time of two loads, in which they make their own values.
+func waitersLife(took time.Duration) time.Duration { return durations.Add(time.Second, 2*took) }
 
 // dueEarly reports by chance whether to rebuild a fresh value now (XFetch: Vattani, Chierichetti,
 // Lowenstein, VLDB 2015). With the time t left, the probability is exp(-t/(beta*build)).

@@ -18,7 +18,7 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 		r.declineElection(ctx)
 		return outcomeUnshared
 	}
-	if r.looking.unelected {
+	if r.standing.waived = r.looking.unelected; r.standing.waived {
 		r.declineElection(ctx)
 		return outcomeElected // without a lease: no process waits for another's failure
 	}

@@ -14,7 +14,7 @@ type counters struct {
 	fenced, leasesLost, degraded, engineErrors atomic.Uint64
 	hedges                                     atomic.Uint64
 	flights                                    atomic.Int64 // not ended yet
-	firstLooks                                 atomic.Int64 // flights and batches before their first look
+	awaitingFirstLook                          atomic.Int64 // flights and batches before their first look
 }
 
 // A hitCounter counts on all cores at once: a shared word, or a random one, would cost more than the hit.

@@ -116,7 +116,7 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 		for key, f := range s.flights {
 			e.sweepFlight(only, key, f)
 			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, key, offered) == nil {
-				f.voidStale(math.MaxUint64)
+				f.withdrawStale(math.MaxUint64)
 			}
 		}
 		// No log has these sweeps. So they void each value that a flight has read or is reading

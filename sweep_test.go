@@ -622,3 +622,40 @@ func TestSweep_TagFields(t *testing.T) {
 		})
 	}
 }
+
+// After a soft sweep no call gets an ErrNotFound from before it: not from another process either, for which its
+// flight has waited.
+func TestInvalidateMatching_NotFound(t *testing.T) {
+	for _, ttl := range []time.Duration{-1, time.Minute} {
+		for _, soft := range []bool{true, false} {
+			inBubble(t, fmt.Sprintf("%v, soft: %t", ttl, soft), func(t *testing.T) {
+				f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Minute, NotFoundTTL: ttl, Sweeps: true})
+				exists := false
+				f.origin.fail = func(int) error {
+					if exists {
+						return nil
+					}
+					return bellwether.ErrNotFound
+				}
+				time.Sleep(3 * time.Second)
+				var early sync.WaitGroup
+				for _, p := range f.processes {
+					early.Go(func() { p.Get(t.Context(), "k") })
+					time.Sleep(10 * time.Millisecond)
+				}
+				p := f.processes[1]
+				time.Sleep(f.origin.build - 40*time.Millisecond)
+				p.store.set(on(takes(200*time.Millisecond), "get")) // a read of the commit is on its way
+				time.Sleep(80 * time.Millisecond)
+				exists = true
+				if err := p.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"k"}, Soft: soft}); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := p.Get(t.Context(), "k"); err != nil {
+					t.Errorf("Get after the sweep: %v", err)
+				}
+				early.Wait()
+			})
+		}
+	}
+}

@@ -29,6 +29,9 @@ func (e *engine[V]) afterSweepsIn(l *sweeplog.Log, key string, it *items.Item[V]
 		return it
 	}
 	gone, stale := e.against(l, key, it)
+	if stale != forever && it.Kind == driver.KindNotFound && max(it.StaleUntil, it.ErrorUntil) <= it.FreshUntil {
+		gone = true // it is never served stale, so a soft sweep leaves nothing of it
+	}
 	if gone {
 		return nil
 	}

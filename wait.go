@@ -67,7 +67,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	}
 	state := c.flight.state.Load()
 	c.excluded = c.excluded || state.published != nil && !c.admitted(state.audience)
-	if is, expiry = c.answerBy(state); is == stillWaiting {
+	if is, expiry = c.answerFrom(state); is == stillWaiting {
 		return is, state.news, expiry
 	}
 	if is != flightLanded {
@@ -140,17 +140,17 @@ const (
 	flightLanded           // the flight has landed without an answer for the call
 )
 
-// answerBy decides whether the flight's state answers the call. At expiry the call looks at it again.
-func (c *waiter[V]) answerBy(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+// answerFrom decides whether the flight's state answers the call. At expiry the call looks at it again.
+func (c *waiter[V]) answerFrom(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
 	if state.published != nil && c.joins(state) {
 		return gotAnswer, nil
 	}
 	if state.landed {
-		return c.answerByEnd(state), nil
+		return c.answerLanded(state), nil
 	}
-	return c.answerByTime(state)
+	return c.answerInTime(state)
 }
 
 // joins answers the call with the value that the load still writes, if permitted.
@@ -175,7 +175,7 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 	return false
 }
 
-func (c *waiter[V]) answerByEnd(state *flightState[V]) waitState {
+func (c *waiter[V]) answerLanded(state *flightState[V]) waitState {
 	if err := state.failure(); err != nil {
 		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
 			return flightLanded
@@ -193,8 +193,8 @@ func (c *waiter[V]) answerByEnd(state *flightState[V]) waitState {
 	return flightLanded
 }
 
-// answerByTime is answerBy before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
-func (c *waiter[V]) answerByTime(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+// answerInTime is answerFrom before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
+func (c *waiter[V]) answerInTime(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {

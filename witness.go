@@ -84,7 +84,7 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	}
 	f.since = e.clock.Now()
 	if f.witness.epoch <= epoch {
-		f.voidStale(epoch)
+		f.withdrawStale(epoch)
 		f.interrupt()
 	}
 }
@@ -117,8 +117,8 @@ func (f *flight[V]) repeat() (void bool) {
 	return f.outdated()
 }
 
-// voidStale takes back an offer up to the epoch, and voids the callers' own stale items. shard.mu is held.
-func (f *flight[V]) voidStale(epoch uint64) {
+// withdrawStale takes back an offer up to the epoch, and voids the callers' own stale items. shard.mu is held.
+func (f *flight[V]) withdrawStale(epoch uint64) {
 	f.change(func(s *flightState[V]) {
 		if s.invalidated = true; s.offered != nil && s.offered.Epoch <= epoch {
 			s.offered = nil

@@ -290,7 +290,7 @@ func (e *Engine) stand(ctx context.Context, name string, past uint64, void strin
 	reply, seen, err = e.servers.Run(ctx, electScript, []string{name, mine.Key}, redisentry.Retention.Milliseconds(),
 		redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl), about, longestNoted.Milliseconds(),
 		mine.Channel, mine.Name)
-	if seen.Sent.IsZero() { // the script went by about
+	if seen.Sent.IsZero() { // the script used the estimate about
 		seen = known
 	}
 	return reply, seen, err

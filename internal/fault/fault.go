@@ -39,19 +39,18 @@ var (
 	ErrLocal = errors.New("bellwether: value is for its process alone")
 )
 
-// A Nothing is the failure of a load that has answered its audience while it ran, and has learnt nothing about the
-// key. It is not remembered, and the key's item stays. Only its type tells it: the Is method of a user's error may
-// claim any error.
-type Nothing struct {
-	// Failed is true if the load has failed. Its audience has the failure, which may be about the audience:
-	// another caller's load may succeed.
+// A NoResult ends a load that has answered its audience itself, and has learnt nothing about the key. It is not
+// remembered, and the key's item stays. Recognize it by its type and not by errors.Is: the Is method of a user's
+// error may claim any error.
+type NoResult struct {
+	// Failed is true if the answer was a failure. It may be about the audience: another caller's load may succeed.
 	Failed bool
 	// Err is the failure of a load without a value, nil for an error page.
 	Err error
 }
 
 // Error returns the failure's text.
-func (n *Nothing) Error() string {
+func (n *NoResult) Error() string {
 	if n.Err != nil {
 		return n.Err.Error()
 	}
@@ -59,7 +58,7 @@ func (n *Nothing) Error() string {
 }
 
 // Unwrap returns the failure.
-func (n *Nothing) Unwrap() error { return n.Err }
+func (n *NoResult) Unwrap() error { return n.Err }
 
 // A PanicError is a panic of user code: of a load, a handler, an adapter, a codec, an observer.
 type PanicError struct {

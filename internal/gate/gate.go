@@ -53,7 +53,7 @@ type Gate struct {
 	tripped atomic.Bool // the circuit is not closed
 
 	mu       sync.Mutex         // guards the fields below
-	opens    chan struct{}      // closed at the gate's next change to Open
+	opens    chan struct{}      // closed when the gate opens the next time
 	closes   chan struct{}      // closed at the gate's next change to Closed
 	why      string             // the latest failure
 	failed   time.Time          // the time of the latest failure
@@ -311,7 +311,7 @@ func AskErr(ctx context.Context, g *Gate, key string, budget *Budget, call func(
 	return err
 }
 
-// AskInTurn is Ask for all other calls. They end when the gate opens, with ErrSilent.
+// AskInTurn is Ask for calls on which no others wait. A call ends when the gate opens, with ErrSilent.
 func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, g, &g.turns.others, key, budget, call)
 }

@@ -20,7 +20,7 @@ type patience struct {
 	context.Context // the parent's, with an end by cancel
 	cancel          context.CancelCauseFunc
 	limit           time.Duration
-	opens           <-chan struct{} // closed when the gate opens, which ends the call too; nil: does not end it
+	opens           <-chan struct{} // closed when the gate opens, which ends the call; nil: the opening does not end it
 
 	mu    sync.Mutex // guards the fields below
 	left  time.Duration

@@ -89,7 +89,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	case x.decision == nil:
 		return nil, errUnselected
 	case x.told, !x.decision.keeps():
-		return nil, &fault.Nothing{} // the audience has the response
+		return nil, &fault.NoResult{} // the audience has the response
 	}
 	return x.keep(x.decision)
 }
@@ -202,7 +202,7 @@ func (x *exchange) overflow() {
 		s.body.CloseWithError(context.Cause(x.ctx))
 	case s.excess == reasonMemory:
 		// From here on the body belongs to its readers, and ends with the last reader.
-		x.fail(&fault.Nothing{}) // the limit proves nothing about the key
+		x.fail(&fault.NoResult{}) // the limit proves nothing about the key
 	default:
 		x.forgo(s.excess)
 	}
@@ -261,10 +261,10 @@ func (x *exchange) share() {
 		x.m.pauseRefresh(x.attempt.Key(), x.owner.client)
 	}
 	if d.audience == audience.Alike {
-		x.fail(&fault.Nothing{Failed: true})
+		x.fail(&fault.NoResult{Failed: true})
 		return
 	}
-	x.fail(&fault.Nothing{})
+	x.fail(&fault.NoResult{})
 }
 
 // publish shows the response to an audience, and returns false if the flight has given up the load.
@@ -314,7 +314,7 @@ func (x *exchange) failure(err error) error {
 		return err // the load has its result
 	case x.decision != nil && !unread: // broken off, for all its readers
 		if x.owner.personal() {
-			return &fault.Nothing{Failed: true, Err: err}
+			return &fault.NoResult{Failed: true, Err: err}
 		}
 		return err
 	case !x.owner.personal() && x.sharesByDefault():
@@ -331,7 +331,7 @@ func (x *exchange) failure(err error) error {
 		failed.instead = x.spare
 	}
 	if x.attempt.Publish(x.ctx, failed, x.m.cache.Now()+1, to) {
-		return &fault.Nothing{Failed: true, Err: err}
+		return &fault.NoResult{Failed: true, Err: err}
 	}
 	return err
 }

@@ -166,10 +166,10 @@ type connection struct {
 	channels []string // Listen's channel, and own
 	own      string   // a channel of this connection alone, for moved, or empty
 
-	up    atomic.Bool           // all channels are subscribed to
-	alive atomic.Bool           // something was received since the last beat
-	dead  atomic.Pointer[error] // why this side closed the connection, or nil
-	stuck atomic.Bool           // the client has panicked, see receive
+	complete atomic.Bool           // all channels are subscribed to
+	alive    atomic.Bool           // something was received since the last beat
+	dead     atomic.Pointer[error] // why this side closed the connection, or nil
+	stuck    atomic.Bool           // the client has panicked, see receive
 }
 
 var (
@@ -185,7 +185,7 @@ var (
 
 // noRedial is an ended context. go-redis reads Receive's context only to dial. An ended context keeps it from
 // replacing a lost connection inside Receive: the redial would hide the loss for its whole duration. The client's
-// dialer for TLS ignores the context; redisdial's hook does not.
+// dialer for TLS ignores the context; redisdial's hook heeds it.
 var noRedial = ended()
 
 func ended() context.Context {
@@ -215,7 +215,7 @@ func (c *connection) deliver(l Listener) (connected bool, err error) {
 				call(l.Up)
 			}
 			if msg.Count == len(c.channels) {
-				c.up.Store(true)
+				c.complete.Store(true)
 			}
 		case *redis.Message:
 			if l.Message != nil && msg.Channel == c.channels[0] {
@@ -273,7 +273,7 @@ func (c *connection) watch(ctx context.Context) {
 // moved reports whether the client publishes to another server than the one subscribed to own. After a
 // planned failover the old master answers for about ten seconds, while all messages go to the new one.
 func (c *connection) moved(ctx context.Context) bool {
-	if c.own == "" || !c.up.Load() {
+	if c.own == "" || !c.complete.Load() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, beat)

@@ -280,11 +280,11 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 	}
 }
 
-// unwritten is the error of a Write for err. Other writers in the way are no reason to give up.
+// unwritten is the error of a Write for err. If other writers got in the way, a later call may succeed.
 func unwritten(err error) error {
 	for _, other := range []error{driver.ErrHeld, driver.ErrFenced, driver.ErrLeaseLost} {
 		if errors.Is(err, other) {
-			return fmt.Errorf("%w: other processes write the log, or one has died as it did (%w); invalidate again", fault.ErrUnavailable, other)
+			return fmt.Errorf("%w: other processes write the log, or a writer has died while it wrote (%w); invalidate again", fault.ErrUnavailable, other)
 		}
 	}
 	return err

@@ -128,9 +128,9 @@ type bid struct {
 	want   value
 	end    time.Time // of the lease, as its holder counts
 
-	unanswered error // of requests that may have been carried out
-	times      int   // the number of them
-	last       int64 // the change at the last attempt of a takeover
+	unanswered      error // of requests that may have been carried out
+	unansweredCount int   // the number of these requests
+	takenOverAt     int64 // the node's change at the last attempt of a takeover
 }
 
 // acquire takes the lease, or returns the reason why it cannot. After an error it gives back, in
@@ -168,8 +168,8 @@ func (b *bid) acquire(ctx context.Context) (err error) {
 	}
 }
 
-// lookAndTakeOver looks at a lease that was held, and takes it over from a silent holder. Without an
-// error, done is whether mine has it. Otherwise another create shows what has become of it.
+// lookAndTakeOver looks at a lease that was held, and takes it over from a silent holder. Without an error, mine
+// has the lease if done is true. Otherwise the caller creates again, which shows the lease's present state.
 func (b *bid) lookAndTakeOver(conn *zk.Conn) (done bool, err error) {
 	l, p := b.locker, b.mine.node.(pair)
 	held, stat, err := look(conn, p.lease)
@@ -190,10 +190,10 @@ func (b *bid) lookAndTakeOver(conn *zk.Conn) (done bool, err error) {
 	if time.Now().Before(until) {
 		return false, &driver.HeldError{Key: b.key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
 	}
-	if stat.Mzxid == b.last {
+	if stat.Mzxid == b.takenOverAt {
 		return false, b.failed(fmt.Errorf("%w: the node has no holder's node beside it", driver.ErrCorrupt))
 	}
-	b.last = stat.Mzxid
+	b.takenOverAt = stat.Mzxid
 	stat, err = p.takeOver(conn, l.holderPath(held.token), stat.Version, b.want)
 	switch {
 	case err == nil:
@@ -203,7 +203,7 @@ func (b *bid) lookAndTakeOver(conn *zk.Conn) (done bool, err error) {
 		// Renewed, released, or another was quicker: the next look shows it.
 		return false, nil
 	}
-	b.last = 0
+	b.takenOverAt = 0
 	return false, b.noAnswer(err)
 }
 
@@ -213,7 +213,7 @@ func (b *bid) noAnswer(err error) error {
 		return b.failed(err)
 	}
 	b.unanswered = err
-	if b.times++; b.times == maxUnanswered {
+	if b.unansweredCount++; b.unansweredCount == maxUnanswered {
 		return b.mine.wrap("acquire", err)
 	}
 	return nil
