@@ -54,7 +54,7 @@ func (r *run[V]) lookAndStand(ctx context.Context) bool {
 		if r.present == nil {
 			r.present, _ = r.engine.near.Get(r.key) // the lease's length depends on the item
 		}
-		return r.lookBy(ctx, r.readAndStand)
+		return r.lookBy(ctx, r.persistently(r.readAndStand))
 	}
 	return r.look(ctx)
 }
@@ -64,7 +64,9 @@ func (r *run[V]) lookAnew(ctx context.Context) bool {
 	return r.look(ctx)
 }
 
-func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
+func (r *run[V]) look(ctx context.Context) bool {
+	return r.lookBy(ctx, r.persistently(r.readWithLog))
+}
 
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
 	e := r.engine
@@ -85,7 +87,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 			r.offer(held, false)
 		}
 	}
-	there := r.readPersistently(ctx, read)
+	there := read(ctx)
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, there.asked
 	if there.entry.Fresh() {
 		r.looking.unfitEpoch = there.entry.Epoch

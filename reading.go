@@ -24,16 +24,17 @@ func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) storeReply 
 	return storeReply{entry, asked, e.clock.Now(), err}
 }
 
-// readPersistently reads the store, and repeats a read without an answer: one lost packet is not an
-// outage. A dead engine fails again, and opens its breaker or uses up the budget.
-func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
-	e := r.engine
-	there := read(ctx)
-	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
-		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(ctx, r.budget)
+// persistently returns a function that reads the store, and repeats a read without an answer: one lost packet is
+// not an outage. A dead engine fails again, and opens its breaker or uses up the budget.
+func (r *run[V]) persistently(read func(context.Context) storeReply) func(context.Context) storeReply {
+	return func(ctx context.Context) storeReply {
+		there := read(ctx)
+		for try := 1; try < gate.Trips && there.silent() && ctx.Err() == nil && r.budget.Left() > 0 && r.engine.store.Retries(); try++ {
+			r.noAnswer(ctx, "reading", there.err)
+			there = r.read(ctx, r.budget)
+		}
+		return there
 	}
-	return there
 }
 
 // readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
@@ -47,7 +48,7 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	return r.read(ctx, r.budget)
 }
 
-// replyAtHand returns a function in place of readWithLog, for a flight whose key has been read.
+// replyAtHand returns a function in place of these reads, for a flight whose key has been read with others.
 func (r *run[V]) replyAtHand(there *storeReply) func(context.Context) storeReply {
 	return func(ctx context.Context) storeReply {
 		r.engine.sweeps.Follow(ctx, r.budget, r.logAge())
@@ -133,13 +134,14 @@ func (r *run[V]) readTogether(ctx context.Context) storeReply {
 func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 }
 
 // lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each. Without
-// an answer it asks again, tries times in all. A look without an answer costs its flight the whole patience. The
+// an answer it asks again, tries times in all. The time without an answer costs each flight as much of its budget. The
 // gate judges the request as for key. ctx's end does not count: the other flights need their replies.
 func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patience time.Duration, take func() []*plannedLook) {
 	rest, silence := sync.OnceValue(take), ErrUnavailable
+	budget := gate.NewBudget(patience)
 	defer func() { // also after a Goexit of the adapter
 		for _, p := range rest() {
-			p.budget.Spend(patience)
+			p.budget.Spend(patience - budget.Left())
 			select {
 			case p.reply <- &storeReply{err: silence}:
 			default: // answered before the Goexit
@@ -149,7 +151,6 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(e.open, cancel)()
-	budget := gate.NewBudget(patience)
 	for ; ; tries-- {
 		looks, lost := rest, patience-budget.Left()
 		named := func() (names []string) {
