@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -192,4 +193,120 @@ func TestGetMany_AdapterFaults(t *testing.T) {
 			getAll(t, c, []string{"a", "b"})
 		})
 	}
+}
+
+// A batch whose callers leave asks the store once, or not at all within its window. No member asks by itself.
+func TestGetMany_CallersLeaveBeforeTheReply(t *testing.T) {
+	for window, want := range map[time.Duration]int{0: 1, 20 * time.Millisecond: 0} {
+		inBubble(t, fmt.Sprint(window), func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			store.set(takes(100 * time.Millisecond))
+			c := batchCache(t, (&batchSource{build: time.Millisecond}).load, bellwether.Options{BatchWindow: window, Fleet: bellwether.Fleet{Store: store.batching()}})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			c.GetMany(ctx, manyKeys(500))
+			time.Sleep(time.Second)
+			if n := store.count(); n != want || c.Stats().Flights != 0 {
+				t.Errorf("%d calls of the store, %d flights; want %d and none", n, c.Stats().Flights, want)
+			}
+		})
+	}
+}
+
+// A batch without callers is no probe: it does not close the breaker of a dead store.
+func TestGetMany_EmptyReadIsNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.set(blackHole)
+		c := batchCache(t, (&batchSource{build: time.Millisecond}).load, bellwether.Options{BatchWindow: 50 * time.Millisecond, Fleet: bellwether.Fleet{Store: store.batching()}})
+		for _, key := range manyKeys(3) {
+			c.Get(t.Context(), key)
+		}
+		time.Sleep(1100 * time.Millisecond) // the next call is the breaker's probe
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		c.Get(ctx, "left")
+		time.Sleep(100 * time.Millisecond)
+		if c.Stats().StoreUp {
+			t.Error("the store counts as up")
+		}
+	})
+}
+
+// piecewise returns a GetMany that answers one key after the other, each after pause.
+func piecewise(store driver.Store, pause func(key string) time.Duration, running *atomic.Int32) driver.Store {
+	return batchesBy(store, func(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
+		running.Add(1)
+		defer running.Add(-1)
+		for i, key := range keys {
+			select {
+			case <-time.After(pause(ownKey(key))):
+				e, err := store.Get(ctx, key)
+				each(i, e, err)
+			case <-ctx.Done():
+				each(i, driver.Entry{}, ctx.Err())
+			}
+		}
+	})
+}
+
+// A read whose callers have all left ends with its next answer, and gives its turn back.
+func TestGetMany_AbandonedReadEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running atomic.Int32
+		store := piecewise(memstore.New(), func(string) time.Duration { return 100 * time.Millisecond }, &running)
+		c := batchCache(t, (&batchSource{build: time.Millisecond}).load, bellwether.Options{Fleet: bellwether.Fleet{Store: store}})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		var herd sync.WaitGroup
+		for i := range 30 {
+			herd.Go(func() {
+				var keys []string
+				for _, key := range manyKeys(200) {
+					keys = append(keys, fmt.Sprint(i, key))
+				}
+				c.GetMany(ctx, keys)
+			})
+		}
+		herd.Wait()
+		time.Sleep(100 * time.Millisecond)
+		if n := running.Load(); n > 0 {
+			t.Errorf("%d reads for no caller", n)
+		}
+		began := time.Now()
+		c.Get(t.Context(), "patient")
+		if took := time.Since(began); took > 150*time.Millisecond {
+			t.Errorf("then a call took %v", took)
+		}
+	})
+}
+
+// A store that answers a batch piece by piece is not silent, although other keys have no answer.
+func TestGetMany_PiecesAreAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept, origin := memstore.New(), &batchSource{build: time.Millisecond}
+		other := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: kept}})
+		if _, err := other.GetMany(t.Context(), manyKeys(10)); err != nil {
+			t.Fatal(err)
+		}
+		loaded := len(origin.loads())
+		var running atomic.Int32
+		silent := wiredTo(kept)
+		silent.only, silent.f = func(key string) bool { return strings.HasPrefix(key, "dead") }, blackHole
+		store := piecewise(silent, func(string) time.Duration { return 300 * time.Millisecond }, &running)
+		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, EngineTimeout: 500 * time.Millisecond}})
+		c.Get(t.Context(), "warm")
+		var calls sync.WaitGroup
+		for i := range 4 {
+			calls.Go(func() {
+				time.Sleep(100 * time.Millisecond)
+				c.Get(t.Context(), fmt.Sprint("dead", i))
+			})
+		}
+		c.GetMany(t.Context(), manyKeys(10))
+		calls.Wait()
+		if loads := origin.loads()[loaded:]; len(loads) != 5 { // of warm and of the dead keys
+			t.Errorf("loads of %q", loads)
+		}
+	})
 }

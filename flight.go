@@ -179,6 +179,7 @@ func (f *flight[V]) leave() {
 	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.goesOn && !state.landed && state.offered == nil {
 		f.unlist()
 		f.cancel(errDeserted)
+		f.member.callersLeft()
 	}
 }
 

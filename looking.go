@@ -26,10 +26,18 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	}
 	r.looking.refused = r.leading.refused
 	r.declineElection(ctx)
+	var there *storeReply
+	if r.member != nil && !r.looking.begun {
+		there = r.member.firstReply(ctx)
+	}
+	r.looking.begun = true
 	var ended bool
-	if there := r.member.firstReply(ctx); there != nil { // the batch has read the key after the flight began
+	switch {
+	case ctx.Err() != nil:
+		return outcomeNothing // no caller waits for a look
+	case there != nil: // the batch has read the key after the flight began
 		ended = r.lookBy(ctx, r.replyAtHand(there))
-	} else {
+	default:
 		r.lookAgain()
 		ended = r.lookAndStand(ctx)
 	}

@@ -27,13 +27,14 @@ type lookout struct {
 }
 
 type plannedLook struct {
-	key    string
-	budget *gate.Budget
-	from   instant          // from then on another flight may make the look
-	due    <-chan time.Time // when the flight itself makes the look
-	reply  chan *storeReply // another flight's reply; has room for one; without a channel no other flight makes the look
-	place  *list.Element    // guarded by lookout.mu; nil once the look is under way
-	left   bool             // guarded by lookout.mu: the flight has ended, or looks by itself
+	key     string
+	budget  *gate.Budget
+	from    instant          // from then on another flight may make the look
+	due     <-chan time.Time // when the flight itself makes the look
+	reply   chan *storeReply // another flight's reply; has room for one; without a channel no other flight makes the look
+	place   *list.Element    // guarded by lookout.mu; nil once the look is under way
+	left    bool             // guarded by lookout.mu: the flight has ended, or looks by itself
+	replied bool             // belongs to the request: the reply was sent
 }
 
 func (l *lookout) add(p *plannedLook) {
@@ -91,6 +92,13 @@ func (l *lookout) takeQueued() []*plannedLook {
 	l.queued = slices.Clone(l.queued[n:])
 	l.mu.Unlock()
 	return l.present(taken)
+}
+
+// wanted reports whether a flight still waits for the reply to one of the looks. It is for their request.
+func (l *lookout) wanted(looks []*plannedLook) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(looks, func(p *plannedLook) bool { return !p.left && !p.replied })
 }
 
 // present returns the looks that their flights still wait for.

@@ -37,7 +37,7 @@ type member[V any] struct {
 	key    string
 	order  int           // among the keys of the batch
 	askers *chain.Flight // of the member's flight; nil if the key had a flight already
-	look   *plannedLook  // the flight's first look, nil after it
+	look   *plannedLook  // the flight's first look
 
 	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
 	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
@@ -62,27 +62,28 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 }
 
 // firstReply waits until all flights of the batch have begun, and for the reply to the flight's first look. It
-// returns nil without a batch, after the first look, after ctx's end, and if each flight looks by itself.
+// returns nil after ctx's end, and if each flight looks by itself.
 func (m *member[V]) firstReply(ctx context.Context) *storeReply {
-	if m == nil || m.look == nil {
-		return nil
-	}
-	look, l := m.look, &m.engine.lookout
-	m.look = nil
 	select {
 	case <-m.complete:
 	case <-ctx.Done():
+		return nil
 	}
-	if l.store == nil || ctx.Err() != nil {
-		l.leave(look)
+	if m.engine.lookout.store == nil {
 		return nil
 	}
 	select {
-	case there := <-look.reply:
+	case there := <-m.look.reply:
 		return there
 	case <-ctx.Done():
-		l.leave(look)
 		return nil
+	}
+}
+
+// callersLeft says that the flight's callers have left before its election: its first look is for no caller.
+func (m *member[V]) callersLeft() {
+	if m != nil {
+		m.engine.lookout.leave(m.look)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -135,16 +136,17 @@ func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 
 
 // lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each. Without
 // an answer it asks again, tries times in all. The time without an answer costs each flight as much of its budget. The
-// gate judges the request as for key. ctx's end does not count: the other flights need their replies.
+// gate judges the request as for key. A flight's end does not count, since the others need their replies. Once all
+// flights have left, the request ends with the next answer: a store that answers slowly would have no turn for others,
+// and a silent store counts as silent.
 func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patience time.Duration, take func() []*plannedLook) {
 	rest, silence := sync.OnceValue(take), ErrUnavailable
 	budget := gate.NewBudget(patience)
 	defer func() { // also after a Goexit of the adapter
 		for _, p := range rest() {
-			p.budget.Spend(patience - budget.Left())
-			select {
-			case p.reply <- &storeReply{err: silence}:
-			default: // answered before the Goexit
+			if !p.replied {
+				p.budget.Spend(patience - budget.Left())
+				p.reply <- &storeReply{err: silence}
 			}
 		}
 	}()
@@ -159,21 +161,22 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 			}
 			return names
 		}
-		answered, err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
-			looks()[i].budget.Spend(lost)
-			looks()[i].reply <- reply
-		})
-		var left []*plannedLook
-		for i, p := range looks() {
-			if !answered[i] {
-				left = append(left, p)
+		_, err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
+			p := looks()[i]
+			p.budget.Spend(lost)
+			p.replied = true
+			p.reply <- reply
+			if !e.lookout.wanted(looks()) {
+				cancel()
 			}
-		}
+		})
+		left := e.lookout.present(slices.DeleteFunc(slices.Clone(looks()), func(p *plannedLook) bool { return p.replied }))
 		rest, silence = func() []*plannedLook { return left }, err
 		if len(left) == 0 || tries == 1 || budget.Left() <= 0 || !e.store.Retries() || ctx.Err() != nil {
 			return
 		}
-		e.noAnswer(left[0].key, &keyError{"reading, with others,", left[0].key, err})
+		key = left[0].key
+		e.noAnswer(key, &keyError{"reading, with others,", key, err})
 	}
 }
 
@@ -221,7 +224,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		last = began
 		mu.Unlock()
 		if len(names) == 0 {
-			return nil // the flights have left
+			return context.Canceled // the flights have left: neither an answer nor silence
 		}
 		store.GetMany(ctx, names, each)
 		mu.Lock()

@@ -46,6 +46,7 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
+	begun       bool    // the flight has begun its first look
 	discounted  bool    // counters.awaitingFirstLook does not count the flight any more
 	asked       instant // when the store was asked in the last look or claim; for a notice, a time before its change
 	askedBefore instant // the value of asked for the look before; after a notice, as asked

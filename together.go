@@ -37,7 +37,10 @@ func (m *member[V]) join(ctx context.Context, f *flight[V]) {
 	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.store != nil {
 		e.running.Go(func() {
 			<-m.complete
-			e.lookForAll(ctx, f.key, gate.Trips, e.EngineTimeout, func() []*plannedLook { return e.lookout.present(m.looks) })
+			waiting := func() []*plannedLook { return e.lookout.present(m.looks) }
+			if now := waiting(); len(now) > 0 {
+				e.lookForAll(ctx, now[0].key, gate.Trips, e.EngineTimeout, waiting)
+			}
 		})
 	}
 }

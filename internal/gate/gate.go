@@ -255,6 +255,13 @@ func (g *Gate) note(key string, failure error) {
 	g.troubled[key] = t
 }
 
+// hear records a piece of an answer: the engine is not silent.
+func (g *Gate) hear() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.heard, g.failing = time.Now(), g.failing[:0]
+}
+
 func (g *Gate) latest() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -320,7 +327,10 @@ func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, 
 // silence before each piece: call calls heard for each piece.
 func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call func(ctx context.Context, heard func()) error) error {
 	_, err := askFrom(ctx, g, &g.turns.others, key, budget, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, call(ctx, ctx.(*patience).heard)
+		return struct{}{}, call(ctx, func() {
+			ctx.(*patience).heard()
+			g.hear()
+		})
 	})
 	return err
 }
