@@ -746,19 +746,19 @@ func TestNew_NegativeIsOff(t *testing.T) {
 	for _, by := range []way{push, poll, notices, atOnce} {
 		inBubble(t, fmt.Sprint("way ", by), func(t *testing.T) {
 			f := newFleet(t, 3, by, bellwether.Options{TTL: time.Minute, NotFoundTTL: -1})
-			exists := false
+			var exists atomic.Bool
 			f.origin.fail = func(int) error {
-				if exists {
+				if exists.Load() {
 					return nil
 				}
 				return bellwether.ErrNotFound
 			}
 			for i := range 3 {
-				exists = i == 2
+				exists.Store(i == 2)
 				before, _ := f.origin.count()
 				got := f.get(10, "k")
 				loads, _ := f.origin.count()
-				if failed := len(got.failed); loads-before != 1 || failed != 30 && !exists || failed > 0 && exists {
+				if failed := len(got.failed); loads-before != 1 || failed != 30 && !exists.Load() || failed > 0 && exists.Load() {
 					t.Errorf("herd %d: %d loads, and %d of 30 were told that there is nothing", i, loads-before, failed)
 				}
 				time.Sleep(500 * time.Millisecond)

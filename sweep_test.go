@@ -630,9 +630,9 @@ func TestInvalidateMatching_NotFound(t *testing.T) {
 		for _, soft := range []bool{true, false} {
 			inBubble(t, fmt.Sprintf("%v, soft: %t", ttl, soft), func(t *testing.T) {
 				f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Minute, NotFoundTTL: ttl, Sweeps: true})
-				exists := false
+				var exists atomic.Bool
 				f.origin.fail = func(int) error {
-					if exists {
+					if exists.Load() {
 						return nil
 					}
 					return bellwether.ErrNotFound
@@ -647,7 +647,7 @@ func TestInvalidateMatching_NotFound(t *testing.T) {
 				time.Sleep(f.origin.build - 40*time.Millisecond)
 				p.store.set(on(takes(200*time.Millisecond), "get")) // a read of the commit is on its way
 				time.Sleep(80 * time.Millisecond)
-				exists = true
+				exists.Store(true)
 				if err := p.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"k"}, Soft: soft}); err != nil {
 					t.Fatal(err)
 				}
