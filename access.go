@@ -16,8 +16,7 @@ import (
 // only in place of the item over: otherwise another item, or an invalidation, has come later.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	now := e.clock.Now()
-	a := &access[V]{storeKey: storeKey[V]{key, e, gate.NewBudget(e.EngineTimeout)}}
-	d, there := a.draft(ctx)
+	d, there := e.access(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
 	switch {
 	case over == nil:
@@ -47,6 +46,10 @@ type draft[V any] struct {
 	epoch    uint64
 	position uint64 // the log's position, see items.Item
 	witness  *witness[V]
+}
+
+func (e *engine[V]) access(key string, budget *gate.Budget) *access[V] {
+	return &access[V]{storeKey: storeKey[V]{key, e, budget}}
 }
 
 func (a *access[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {

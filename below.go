@@ -102,7 +102,7 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 }
 
 func (b below) Access(key string, budget *gate.Budget) page.Access {
-	return pageAccess{&access[*page.Response]{storeKey: storeKey[*page.Response]{key, b.engine, budget}}}
+	return pageAccess{b.engine.access(key, budget)}
 }
 
 type pageAccess struct{ access *access[*page.Response] }

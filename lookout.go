@@ -37,6 +37,8 @@ type plannedLook struct {
 	replied bool             // belongs to the request: the reply was sent
 }
 
+func (p *plannedLook) waits() bool { return !p.left && !p.replied }
+
 func (l *lookout) add(p *plannedLook) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,12 +100,12 @@ func (l *lookout) takeQueued() []*plannedLook {
 func (l *lookout) wanted(looks []*plannedLook) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.ContainsFunc(looks, func(p *plannedLook) bool { return !p.left && !p.replied })
+	return slices.ContainsFunc(looks, (*plannedLook).waits)
 }
 
 // present returns the looks that their flights still wait for.
 func (l *lookout) present(looks []*plannedLook) []*plannedLook {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(looks), func(p *plannedLook) bool { return p.left })
+	return slices.DeleteFunc(slices.Clone(looks), func(p *plannedLook) bool { return !p.waits() })
 }

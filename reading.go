@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -170,7 +169,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 				cancel()
 			}
 		})
-		left := e.lookout.present(slices.DeleteFunc(slices.Clone(looks()), func(p *plannedLook) bool { return p.replied }))
+		left := e.lookout.present(looks())
 		rest, silence = func() []*plannedLook { return left }, err
 		if len(left) == 0 || tries == 1 || budget.Left() <= 0 || !e.store.Retries() || ctx.Err() != nil {
 			return
