@@ -5,9 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/redislease"
-	"github.com/redis/go-redis/v9"
 )
 
 // This file is for a cluster that moves slots: an election by requests about one Redis key each.
@@ -48,7 +49,7 @@ func (e *Engine) electByParts(ctx context.Context, key string, past uint64, ttl 
 	if err != nil || answers(won.Entry, past) {
 		// Another holder has committed and released between the look and the election.
 		won.Epoch = 0
-		redislease.Of(lease).Undo(ctx)
+		undo(ctx, redislease.Of(lease))
 		return won, err
 	}
 	won.Lease = lease

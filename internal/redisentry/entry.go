@@ -142,7 +142,7 @@ func (s *Servers) Present(ctx context.Context, key, name string, read any, seen 
 	if !ok {
 		return driver.Entry{}, nil
 	}
-	if len(text) == redispipe.Large {
+	if Cut(read) {
 		var err error
 		text, err = s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
 		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
@@ -151,6 +151,12 @@ func (s *Servers) Present(ctx context.Context, key, name string, read any, seen 
 	}
 	e, _ := Decode(key, []byte(text), seen.Now()) // on an error the entry is the zero Entry
 	return e, nil
+}
+
+// Cut reports whether Present needs a request for the value.
+func Cut(read any) bool {
+	text, _ := read.(string)
+	return len(text) == redispipe.Large
 }
 
 // Decode returns the entry in a value of the key, with its Age at now, the server's time. The error

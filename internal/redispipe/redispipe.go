@@ -12,17 +12,9 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-)
-
-const (
-	// patience bounds the delay of other calls by a pipeline's hanging connection or long reply.
-	patience = 2 * time.Millisecond
-	// most is the largest number of calls in a pipeline. The client's time-outs apply to all of it.
-	most = 64
 )
 
 // Large is the size in bytes from which a call goes alone, so no short reply waits for its sending. A caller
@@ -33,10 +25,7 @@ const Large = 64 << 10
 type Queue struct {
 	rdb   redis.UniversalClient
 	joins bool // else each call goes alone
-
-	mu      sync.Mutex // guards the fields below
-	busy    bool       // calls wait for a pipeline under way
-	waiting []*call
+	calls *Group[*call]
 }
 
 // A call is the commands of a caller, sent together.
@@ -49,8 +38,15 @@ type call struct {
 // New returns a queue before rdb. Only calls of a [redis.Client] are joined: in a cluster or a
 // ring, calls to a dead server would delay calls to the other servers.
 func New(rdb redis.UniversalClient) *Queue {
-	_, joins := rdb.(*redis.Client)
-	return &Queue{rdb: rdb, joins: joins}
+	q := &Queue{rdb: rdb, joins: Joins(rdb)}
+	q.calls = NewGroup(q.join)
+	return q
+}
+
+// Joins reports whether rdb has a single server.
+func Joins(rdb redis.UniversalClient) bool {
+	_, single := rdb.(*redis.Client)
+	return single
 }
 
 // Pipeline returns a pipeline for Exec.
@@ -59,61 +55,15 @@ func (q *Queue) Pipeline() redis.Pipeliner { return q.rdb.Pipeline() }
 // Exec executes pipe, maybe in a longer pipeline, and returns when each command has a reply or an error.
 // It may outlive ctx, as the client does. If ctx ends while the call waits, nothing is sent.
 func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
-	c := &call{ctx: ctx, cmds: pipe.Cmds()}
-	if !q.joins || size(c.cmds) >= Large {
+	c := &call{ctx: ctx, cmds: pipe.Cmds(), done: make(chan struct{})}
+	switch {
+	case !q.joins || size(c.cmds) >= Large:
 		q.send(c)
-		return
-	}
-	q.mu.Lock()
-	if q.busy {
-		c.done = make(chan struct{})
-		q.waiting = append(q.waiting, c)
-		q.mu.Unlock()
+	case q.calls.Join(c):
+		q.calls.Alone(func() { q.send(c) })
+	default:
 		<-c.done
-		return
 	}
-	q.busy = true
-	q.mu.Unlock()
-	// This caller does not lead the calls that arrive meanwhile.
-	over := time.AfterFunc(patience, q.next)
-	q.send(c)
-	if over.Stop() {
-		q.next()
-	}
-}
-
-// next starts a goroutine for the waiting calls. It runs once per pipeline: at the pipeline's end, or
-// earlier by its timer. The timer also goes on after a hook of the client has ended the goroutine.
-func (q *Queue) next() {
-	if calls := q.take(); calls != nil {
-		go q.lead(calls)
-	}
-}
-
-// lead sends the calls, and the calls that arrive meanwhile, until no call waits.
-func (q *Queue) lead(calls []*call) {
-	for calls != nil {
-		over := time.AfterFunc(patience, q.next)
-		q.join(calls)
-		if !over.Stop() {
-			return // the timer has started another leader
-		}
-		calls = q.take()
-	}
-}
-
-// take returns the waiting calls. If no call waits, the next call is sent at once.
-func (q *Queue) take() []*call {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	n := min(len(q.waiting), most)
-	q.busy = n > 0
-	if n == 0 {
-		return nil
-	}
-	calls := q.waiting[:n:n]
-	q.waiting = slices.Clone(q.waiting[n:])
-	return calls
 }
 
 func (q *Queue) join(calls []*call) {
