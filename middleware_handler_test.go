@@ -313,3 +313,58 @@ func TestHandler_ChiParametersWhenDetached(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// The handler's response is for all clients, so it does not see by which directives one client accepts an old response
+// or an error. The handler may ask a cache.
+func TestHandler_Directives(t *testing.T) {
+	for _, tt := range []struct {
+		sent, seen string
+		ignore     bool
+	}{
+		{sent: "max-stale", seen: ""},
+		{sent: "max-stale=3600, no-cache", seen: "no-cache"},
+		{sent: "stale-if-error=60,max-age=5, no-transform", seen: "max-age=5, no-transform"},
+		{sent: "min-fresh=1;max-stale=9, x", seen: ""},
+		{sent: "no-cache, max-age=5", ignore: true},
+		{sent: "only-if-cached", ignore: true},
+	} {
+		inBubble(t, tt.sent, func(t *testing.T) {
+			var seen []string
+			s := newSite(t, bellwether.HTTPOptions{IgnoreRequestDirectives: tt.ignore}, func(w http.ResponseWriter, r *http.Request) {
+				seen = append(seen, r.Header.Get("Cache-Control")+r.Header.Get("Pragma"))
+				page(0, "page")(w, r)
+			})
+			s.get("http://a/p", "Cache-Control", tt.sent)
+			if tt.ignore {
+				s.get("http://a/q", "Pragma", "no-cache")
+			}
+			for _, got := range seen {
+				if got != tt.seen {
+					t.Errorf("the handler saw %q, want %q", got, tt.seen)
+				}
+			}
+			if len(seen) == 0 {
+				t.Error("the handler did not run")
+			}
+		})
+	}
+}
+
+// One client's max-stale gives no other client an old page of a cache behind this one.
+func TestHandler_NestedCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := newSite(t, bellwether.HTTPOptions{}, page(0, "page"))
+		outer := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			inner.handler.ServeHTTP(w, r)
+		})
+		inner.get("http://a/p")
+		time.Sleep(20 * time.Minute)
+		go outer.get("http://a/p", "Cache-Control", "max-stale=3600")
+		synctest.Wait()
+		if w := outer.get("http://a/p"); len(w.Header().Get("Age")) > 1 {
+			t.Errorf("a plain client got a page of Age %s", w.Header().Get("Age"))
+		}
+		inner.wantCalls(t, 2)
+	})
+}

@@ -142,6 +142,11 @@ func TestHidden_OfAMiddlewareAround(t *testing.T) {
 			t.Errorf("%v %q", w.Header(), w.Body)
 		}
 	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, request("GET", "http://a/q", "Cache-Control", "only-if-cached"))
+	if w.Header()[odd] != nil || w.Code != http.StatusGatewayTimeout {
+		t.Errorf("not cached: %d %v", w.Code, w.Header())
+	}
 }
 
 func TestHidden_StatusKey(t *testing.T) {

@@ -834,3 +834,20 @@ func TestStatus_PastANoCacheResponse(t *testing.T) {
 		}
 	})
 }
+
+// A 204 has no Content-Length, neither the handler's nor an outer middleware's (RFC 9110 section 8.6).
+func TestReply_NoContentLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Length", "5")
+			w.WriteHeader(http.StatusNoContent)
+		})
+		for range 3 {
+			if w := s.get("http://a/p"); w.Code != 204 || w.Header()["Content-Length"] != nil {
+				t.Errorf("%d with Content-Length %q (%s)", w.Code, w.Header()["Content-Length"], w.Header().Get("Cache-Status"))
+			}
+		}
+		s.wantCalls(t, 1)
+	})
+}

@@ -181,6 +181,26 @@ func ParseRequest(h http.Header) RequestDirectives {
 	return d
 }
 
+// RemoveAllowances removes the directives by which a client accepts an old response or an error from a cache that
+// the handler asks: the handler's response is for all clients. It keeps only the known directives that every
+// response may heed.
+func RemoveAllowances(req http.Header) {
+	var kept []string
+	for dir := range directives(req["Cache-Control"]) {
+		_, number := dir.delta()
+		switch {
+		case dir.name == "no-cache", dir.name == "no-transform":
+			kept = append(kept, dir.name)
+		case number && (dir.name == "max-age" || dir.name == "min-fresh"):
+			kept = append(kept, dir.name+"="+dir.arg)
+		}
+	}
+	delete(req, "Cache-Control")
+	if kept != nil {
+		req.Set("Cache-Control", strings.Join(kept, ", "))
+	}
+}
+
 type directive struct {
 	name   string // lower case
 	arg    string // without quotes

@@ -340,10 +340,10 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	}
 	status := httpcache.Status{Fwd: c.forward(s), Collapsed: s.Collapsed, Detail: detail}
 	if it, now := q.m.cache.Near(key); it != nil && it.BackingOff(now) {
-		replyRetry(w, status, code, it.RetryAt-now)
+		q.m.replyRetry(w, status, code, it.RetryAt-now)
 		return
 	}
-	replyFailure(w, status, code)
+	q.m.replyFailure(w, status, code)
 }
 
 // forward is why the handler has run for an answer that failed. It is empty if no handler has run.

@@ -151,6 +151,11 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
+	if m.options.IgnoreRequestDirectives {
+		delete(d.Header, "Cache-Control")
+		delete(d.Header, "Pragma")
+	}
+	httpcache.RemoveAllowances(d.Header)
 	m.options.Rules.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
 	// The handler must not see a part of the request that the key leaves out. net/http leaves a

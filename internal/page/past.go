@@ -55,7 +55,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if reason == reasonSlow {
 		if !q.m.through.TryAcquire(1) {
-			replyFailure(q.w, why, http.StatusServiceUnavailable)
+			q.m.replyFailure(q.w, why, http.StatusServiceUnavailable)
 			return
 		}
 		defer q.m.through.Release(1)
@@ -302,7 +302,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	past, patience := m.pass, time.Duration(0)
 	if endless {
 		if !m.streams.TryAcquire(1) {
-			replyFailure(w, why, http.StatusServiceUnavailable)
+			m.replyFailure(w, why, http.StatusServiceUnavailable)
 			return true
 		}
 		defer m.streams.Release(1)
@@ -318,7 +318,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	switch {
 	case ok:
 	case reason == reasonBody:
-		replyFailure(w, why, http.StatusServiceUnavailable)
+		m.replyFailure(w, why, http.StatusServiceUnavailable)
 		return true
 	default:
 		return false

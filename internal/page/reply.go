@@ -63,24 +63,25 @@ func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
 // notCached ends a request that accepts only a stored response (RFC 9111 section 5.2.1.7).
 func (q *query) notCached() {
 	q.add(observe.Serve{Way: observe.WayMiss})
-	replyNotCached(q.w)
+	q.m.replyNotCached(q.w)
 }
 
-func replyNotCached(w http.ResponseWriter) {
-	replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
+func (m *Middleware) replyNotCached(w http.ResponseWriter) {
+	m.replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
 }
 
 // replyFailure answers with the cache's own error and no-store, and with Retry-After: 1 for a 503.
-func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
+func (m *Middleware) replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
 	retry := time.Duration(0)
 	if code == http.StatusServiceUnavailable {
 		retry = time.Second
 	}
-	replyRetry(w, status, code, retry)
+	m.replyRetry(w, status, code, retry)
 }
 
 // replyRetry is replyFailure with a time after which the client may come again. Zero: unknown.
-func replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
+func (m *Middleware) replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
+	m.hidden.Remove(w.Header()) // of an outer middleware
 	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
 	if retry > 0 { // whole seconds, rounded up (RFC 9110 section 10.2.3)
@@ -140,6 +141,7 @@ func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	}
 	setAge(h, s.age)
 	status.AppendTo(h)
+	delete(h, "Content-Length") // a 204 and a 304 have none (RFC 9110 section 8.6)
 	if s.status != http.StatusNoContent && s.status != http.StatusNotModified {
 		h.Set("Content-Length", strconv.FormatInt(s.body.Len(), 10))
 	}

@@ -272,7 +272,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		why := m.bypassReason(w.Header(), r, d)
 		switch {
 		case (why != "" || !ok) && d.OnlyIfCached:
-			replyNotCached(w) // RFC 9111 section 5.2.1.7
+			m.replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		case !ok:
 			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
