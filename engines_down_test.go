@@ -216,6 +216,37 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 	}
 }
 
+// After an outage and an hour without calls, the first herd of many keys makes one load per key.
+func TestFleet_QuietAfterAnOutage(t *testing.T) {
+	for _, by := range []way{push, poll, notices, atOnce} {
+		for _, keys := range []int{1, 50} {
+			inBubble(t, fmt.Sprintf("%d, %d keys", by, keys), func(t *testing.T) {
+				fl := newFleet(t, 4, by, bellwether.Options{TTL: time.Minute})
+				fl.origin.build = 100 * time.Millisecond
+				for _, p := range fl.processes {
+					p.store.set(refuse)
+				}
+				for i := range 30 {
+					fl.get(1, fmt.Sprint("during ", i))
+				}
+				for _, p := range fl.processes {
+					p.store.set(nil)
+				}
+				time.Sleep(time.Hour)
+				before, _ := fl.origin.count()
+				var herd sync.WaitGroup
+				for _, p := range fl.processes {
+					for i := range keys {
+						herd.Go(func() { p.Get(t.Context(), fmt.Sprint("after ", i)) })
+					}
+				}
+				herd.Wait()
+				fl.wantLoads(t, before+keys)
+			})
+		}
+	}
+}
+
 // Stats reports a dead engine as down, also during a probe, and between the calls of a quiet process.
 func TestStats_ThroughAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {

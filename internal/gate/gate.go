@@ -119,7 +119,16 @@ func (g *Gate) Retries() bool {
 }
 
 // Closed reports whether the gate lets all calls through.
-func (g *Gate) Closed() bool { return !g.tripped.Load() }
+func (g *Gate) Closed() bool { return !g.tripped.Load() || g.quiet() }
+
+// quiet reports whether no call has failed for two pauses and a probe. Then the failures that opened the gate prove
+// nothing. Under traffic a probe fails sooner, so only a gate without calls is quiet. Otherwise the first herd
+// after a quiet night would be a probe and a thousand loads without the engine.
+func (g *Gate) quiet() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Since(g.failed) >= 2*Pause+g.turns.timeout
+}
 
 // Crowded reports whether a call would have to wait for its turn now.
 func (g *Gate) Crowded() bool { return g.turns.taken() }
@@ -206,7 +215,7 @@ func (g *Gate) blocks(key string) bool {
 // Answers reports whether the engine counts as up, for statistics. A half-open gate counts as
 // down: it is half-open while a probe waits, and from one Pause after it opened until the next call.
 func (g *Gate) Answers() bool {
-	if g.Closed() {
+	if !g.tripped.Load() {
 		return true
 	}
 	g.mu.Lock()
@@ -363,7 +372,9 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	// Asked after the turn: queued calls must not find out one by one that the engine is down.
 	report, err := g.circuit.Allow()
 	if errors.Is(err, gobreaker.ErrTooManyRequests) {
-		err = errors.New("another call tests the engine")
+		if report, err = func(error) {}, nil; !g.quiet() {
+			err = errors.New("another call tests the engine")
+		}
 	}
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,52 @@ func TestSound(t *testing.T) {
 			t.Error("not sound after an answer")
 		}
 	})
+}
+
+// Two pauses and a timeout after the last failure, a gate without calls lets all calls through. If the engine is still silent, the
+// first failures stop the others again.
+func TestAsk_QuietGate(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, g *Gate, e *engine, _ *[]State) {
+			hang := func(ctx context.Context) (struct{}, error) {
+				if silent {
+					<-ctx.Done()
+					return struct{}{}, ctx.Err()
+				}
+				time.Sleep(time.Millisecond)
+				return struct{}{}, nil
+			}
+			e.silent = true
+			for _, key := range []string{"a", "b", "c"} {
+				e.ask(g, key)
+			}
+			time.Sleep(2*Pause + timeout - time.Nanosecond)
+			if g.Closed() {
+				t.Error("closed too early")
+			}
+			time.Sleep(time.Nanosecond)
+			if !g.Closed() || g.Answers() {
+				t.Errorf("after the pauses: closed %t, answers %t; want true, and false without an answer", g.Closed(), g.Answers())
+			}
+			began := time.Now()
+			var calls sync.WaitGroup
+			for i := range 10 {
+				calls.Go(func() {
+					_, err := AskInTurn(t.Context(), g, fmt.Sprint(i), NewBudget(timeout), hang)
+					if silent == (err == nil) {
+						t.Errorf("call %d: %v", i, err)
+					}
+				})
+			}
+			calls.Wait()
+			if took := time.Since(began); took > timeout+step {
+				t.Errorf("the calls took %v", took)
+			}
+			if g.Closed() == silent {
+				t.Errorf("closed %t, want %t", g.Closed(), !silent)
+			}
+		})
+	}
 }
 
 // A silent engine opens the gate. One Pause later a call tests the engine, and its answer closes the gate for all keys.
