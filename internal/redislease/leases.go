@@ -93,10 +93,9 @@ func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Du
 func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
 	heard := mine.Heard()
 
-	pipe := l.queue.Pipeline()
-	set := pipe.Do(ctx, "set", mine.Key, mine.Holder, "nx", "get", "px", adapter.Millis(ttl))
-	pttl := pipe.Do(ctx, "pttl", mine.Key)
-	l.queue.Exec(ctx, pipe)
+	set := redis.NewCmd(ctx, "set", mine.Key, mine.Holder, "nx", "get", "px", adapter.Millis(ttl))
+	pttl := redis.NewCmd(ctx, "pttl", mine.Key)
+	l.queue.Exec(ctx, set, pttl)
 	read := time.Now()
 
 	holder, err := set.Text()

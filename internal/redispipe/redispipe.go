@@ -49,13 +49,10 @@ func Joins(rdb redis.UniversalClient) bool {
 	return single
 }
 
-// Pipeline returns a pipeline for Exec.
-func (q *Queue) Pipeline() redis.Pipeliner { return q.rdb.Pipeline() }
-
-// Exec executes pipe, maybe in a longer pipeline, and returns when each command has a reply or an error.
+// Exec executes commands as a pipeline, maybe a longer one, and returns when each command has a reply or an error.
 // It may outlive ctx, as the client does. If ctx ends while the call waits, nothing is sent.
-func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
-	c := &call{ctx: ctx, cmds: pipe.Cmds(), done: make(chan struct{})}
+func (q *Queue) Exec(ctx context.Context, cmds ...redis.Cmder) {
+	c := &call{ctx: ctx, cmds: cmds, done: make(chan struct{})}
 	switch {
 	case !q.joins || size(c.cmds) >= Large:
 		q.send(c)

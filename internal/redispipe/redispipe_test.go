@@ -81,15 +81,14 @@ func (b bench) call(ctx context.Context, names ...string) <-chan string {
 				result <- "ended"
 			}
 		}()
-		pipe := b.Pipeline()
-		var cmds []*redis.Cmd
+		var cmds []redis.Cmder
 		for _, name := range names {
-			cmds = append(cmds, pipe.Do(ctx, name))
+			cmds = append(cmds, redis.NewCmd(ctx, name))
 		}
-		b.Exec(ctx, pipe)
+		b.Exec(ctx, cmds...)
 		var got []string
 		for _, cmd := range cmds {
-			text, err := cmd.Text()
+			text, err := cmd.(*redis.Cmd).Text()
 			if err != nil {
 				text, _, _ = strings.Cut(err.Error(), "\n")
 			}
@@ -443,14 +442,13 @@ func TestExec_Redis(t *testing.T) {
 	for i := range 100 {
 		callers.Go(func() {
 			for n := range 100 {
-				pipe := q.Pipeline()
-				var cmds []*redis.Cmd
+				var cmds []redis.Cmder
 				for j := range i%3 + 1 {
-					cmds = append(cmds, pipe.Do(t.Context(), "echo", fmt.Sprint(i, n, j)))
+					cmds = append(cmds, redis.NewCmd(t.Context(), "echo", fmt.Sprint(i, n, j)))
 				}
-				q.Exec(t.Context(), pipe)
+				q.Exec(t.Context(), cmds...)
 				for j, cmd := range cmds {
-					if got, err := cmd.Text(); got != fmt.Sprint(i, n, j) || err != nil {
+					if got, err := cmd.(*redis.Cmd).Text(); got != fmt.Sprint(i, n, j) || err != nil {
 						t.Errorf("%v: %q, %v", cmd.Args(), got, err)
 					}
 				}

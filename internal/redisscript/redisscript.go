@@ -14,31 +14,34 @@ import (
 // [redis.Script] begins with the hash: its first caller gets an error and sends a second command, in a
 // cold fleet's herd. A server may lose the hash by a restart or failover: Run sends the script again.
 type Script struct {
-	script *redis.Script
-	taken  atomic.Bool
+	src, hash string
+	taken     atomic.Bool
 }
 
 // New returns the script with the source src.
-func New(src string) *Script { return &Script{script: redis.NewScript(src)} }
+func New(src string) *Script { return &Script{src: src, hash: redis.NewScript(src).Hash()} }
 
 // Run runs the script through q.
 func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, args ...any) *redis.Cmd {
 	if s.taken.Load() {
-		reply := exec(ctx, q, s.script.EvalSha, keys, args)
+		reply := exec(ctx, q, "evalsha", s.hash, keys, args)
 		if !redis.HasErrorPrefix(reply.Err(), "NOSCRIPT") {
 			return reply
 		}
 	}
-	reply := exec(ctx, q, s.script.Eval, keys, args)
+	reply := exec(ctx, q, "eval", s.src, keys, args)
 	if reply.Err() == nil {
 		s.taken.Store(true)
 	}
 	return reply
 }
 
-func exec(ctx context.Context, q *redispipe.Queue, eval func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd, keys []string, args []any) *redis.Cmd {
-	pipe := q.Pipeline()
-	reply := eval(ctx, pipe, keys, args...)
-	q.Exec(ctx, pipe)
+func exec(ctx context.Context, q *redispipe.Queue, name, script string, keys []string, args []any) *redis.Cmd {
+	words := append(make([]any, 0, 3+len(keys)+len(args)), name, script, len(keys))
+	for _, key := range keys {
+		words = append(words, key)
+	}
+	reply := redis.NewCmd(ctx, append(words, args...)...)
+	q.Exec(ctx, reply)
 	return reply
 }

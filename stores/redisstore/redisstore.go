@@ -134,9 +134,8 @@ func (s *Store) get(ctx context.Context, key string) (driver.Entry, error) {
 		}
 		return got.each[0].entry, got.each[0].err
 	}
-	pipe := s.servers.Queue.Pipeline()
-	reply := pipe.GetRange(ctx, name, 0, redispipe.Large-1)
-	s.servers.Queue.Exec(ctx, pipe)
+	reply := redis.NewStringCmd(ctx, "getrange", name, 0, redispipe.Large-1)
+	s.servers.Queue.Exec(ctx, reply)
 	data, err := reply.Bytes()
 	switch {
 	case err == nil && len(data) == 0: // GETRANGE has no nil
