@@ -131,7 +131,7 @@ func (e *engine[V]) snapshot() observe.Stats {
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
 		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
 		Flights: int(c.flights.Load()), NearBytes: e.near.Bytes(),
-		StoreUp: e.store.Answers() && e.writes.Answers(), LockerUp: e.locker.Answers(),
+		StoreUp: e.store.Closed() && e.writes.Closed(), LockerUp: e.locker.Closed(),
 	}
 }
 

@@ -120,12 +120,12 @@ type reply struct {
 
 // Elect implements [driver.Elector], with 1 request. A second request fetches an entry of 64 KiB or
 // more, or stands again after an answer with invalid bytes or an entry no longer fresh.
-func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
+func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	if ttl <= 0 {
-		return won, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
+		return driver.Election{}, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
 	}
 	if err := ctx.Err(); err != nil {
-		return won, err
+		return driver.Election{}, err
 	}
 	c := &candidate{ctx: ctx, key: key, name: redisentry.Name(e.Prefix, key), mine: e.leases.Stand(e.Prefix, key, ttl), past: past, ttl: ttl}
 	c.mine.Holder = adapter.Token()
@@ -135,11 +135,11 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 		return err
 	}
 	if e.settled() {
-		if won, err = e.elect(c); !e.moves(err) {
+		if won, err := e.elect(c); !e.moves(err) {
 			return won, c.mine.Wrap("elect", err)
 		}
 	}
-	won, err = e.electByParts(ctx, key, past, ttl)
+	won, err := e.electByParts(ctx, key, past, ttl)
 	return won, c.mine.Wrap("elect", err)
 }
 

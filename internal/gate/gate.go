@@ -32,7 +32,7 @@ const (
 	maxTroubled = 4096
 	// Pause is the time from the last failure to the next probe.
 	Pause = time.Second
-	// memory is how long a failure counts for [Gate.Answers] without a later call: a cache without calls
+	// memory is how long failures keep the gate from being closed without a later call: a cache without calls
 	// knows nothing of its engine.
 	memory = 30 * time.Second
 )
@@ -118,16 +118,17 @@ func (g *Gate) Retries() bool {
 	return len(g.failing) < Trips
 }
 
-// Closed reports whether the gate lets all calls through.
+// Closed reports whether the gate lets all calls through. A half-open gate counts as open: it is half-open while a
+// probe waits, and from one Pause after it opened until the next call.
 func (g *Gate) Closed() bool { return !g.tripped.Load() || g.quiet() }
 
-// quiet reports whether no call has failed for two pauses and a probe. Then the failures that opened the gate prove
-// nothing. Under traffic a probe fails sooner, so only a gate without calls is quiet. Otherwise the first herd
-// after a quiet night would be a probe and a thousand loads without the engine.
+// quiet reports whether no call has failed for so long that the failures which opened the gate prove nothing: under
+// traffic a probe fails in each pause. Otherwise the first herd after a quiet night would be a probe and a thousand
+// loads without the engine.
 func (g *Gate) quiet() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return time.Since(g.failed) >= 2*Pause+g.turns.timeout
+	return time.Since(g.failed) >= memory
 }
 
 // Crowded reports whether a call would have to wait for its turn now.
@@ -210,17 +211,6 @@ func (g *Gate) blocks(key string) bool {
 	t.until = now.Add(Pause)
 	g.troubled[key] = t
 	return false
-}
-
-// Answers reports whether the engine counts as up, for statistics. A half-open gate counts as
-// down: it is half-open while a probe waits, and from one Pause after it opened until the next call.
-func (g *Gate) Answers() bool {
-	if !g.tripped.Load() {
-		return true
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return time.Since(g.failed) >= memory
 }
 
 // ErrSilent is part of the error of a call that ended because the gate opened.

@@ -75,7 +75,7 @@ func TestSound(t *testing.T) {
 	})
 }
 
-// Two pauses and a timeout after the last failure, a gate without calls lets all calls through. If the engine is still silent, the
+// Half a minute after the last failure, a gate without calls lets all calls through. If the engine is still silent, the
 // first failures stop the others again.
 func TestAsk_QuietGate(t *testing.T) {
 	for _, silent := range []bool{false, true} {
@@ -92,13 +92,13 @@ func TestAsk_QuietGate(t *testing.T) {
 			for _, key := range []string{"a", "b", "c"} {
 				e.ask(g, key)
 			}
-			time.Sleep(2*Pause + timeout - time.Nanosecond)
+			time.Sleep(memory - time.Nanosecond)
 			if g.Closed() {
 				t.Error("closed too early")
 			}
 			time.Sleep(time.Nanosecond)
-			if !g.Closed() || g.Answers() {
-				t.Errorf("after the pauses: closed %t, answers %t; want true, and false without an answer", g.Closed(), g.Answers())
+			if !g.Closed() {
+				t.Error("not closed after half a minute")
 			}
 			began := time.Now()
 			var calls sync.WaitGroup
