@@ -310,3 +310,63 @@ func TestGetMany_PiecesAreAnswers(t *testing.T) {
 		}
 	})
 }
+
+// Reads that their callers have abandoned hold no turn at the store. One dead server of the store would otherwise
+// delay the keys of the others.
+func TestGetMany_AbandonedReadsFreeTheirTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dead := map[string]bool{}
+		for i := range 40 {
+			dead[fmt.Sprint("dead ", i)] = true
+		}
+		c := batchCache(t, (&batchSource{}).load, bellwether.Options{Fleet: bellwether.Fleet{Store: muted(memstore.New(), dead), EngineTimeout: time.Second}})
+		for key := range dead {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 8*time.Millisecond)
+				defer cancel()
+				c.GetMany(ctx, []string{key})
+			}()
+		}
+		time.Sleep(20 * time.Millisecond)
+		began := time.Now()
+		if _, err := c.Get(t.Context(), "live"); err != nil || time.Since(began) > 10*time.Millisecond {
+			t.Errorf("a key of a live server took %v, %v", time.Since(began), err)
+		}
+	})
+}
+
+// A batch counts against MaxQueued until the store has answered, although the first caller has left.
+func TestOverload_BatchWithoutItsFirstCaller(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		inBubble(t, fmt.Sprint(leaves), func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			store.set(takes(300 * time.Millisecond))
+			c := batchCache(t, (&batchSource{}).load, bellwether.Options{
+				BatchWindow: 5 * time.Millisecond, Limits: bellwether.Limits{MaxQueued: 1},
+				Fleet: bellwether.Fleet{Store: store.batching(), EngineTimeout: time.Second},
+			})
+			var calls sync.WaitGroup
+			var rejected atomic.Int32
+			for i := range 64 {
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				calls.Go(func() { c.Get(ctx, fmt.Sprint("first ", i)) })
+				synctest.Wait()
+				calls.Go(func() {
+					if _, err := c.Get(t.Context(), fmt.Sprint("second ", i)); errors.Is(err, bellwether.ErrOverloaded) {
+						rejected.Add(1)
+					}
+				})
+				synctest.Wait()
+				if leaves {
+					leave()
+				}
+				time.Sleep(6 * time.Millisecond)
+			}
+			calls.Wait()
+			if n := rejected.Load(); n < 20 {
+				t.Errorf("%d of 64 windows found the store's queue full", n)
+			}
+		})
+	}
+}

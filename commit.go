@@ -64,19 +64,24 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 	e := k.engine
 	entry, err := k.encode(it)
 	lives := entry.asOf(e.clock.Now()).Life() > 0
-	if err == nil && lives {
-		if err = write(ctx, entry); err == nil {
-			return commitTaken
-		}
-	}
+	silent := false
 	switch {
-	case err == nil, err == fault.ErrLocal:
-	case errors.Is(err, driver.ErrFenced):
-		return k.fencedOff(err)
-	case errors.Is(err, ErrUnavailable):
-		k.noAnswer(ctx, "committing", err)
-	default:
-		e.OnError(k.key, &keyError{"committing", k.key, err})
+	case err == fault.ErrLocal:
+	case err != nil: // of the codec: its Is method may claim any error
+		e.OnError(k.key, &keyError{"encoding", k.key, err})
+	case lives:
+		err = write(ctx, entry)
+		silent = errors.Is(err, ErrUnavailable)
+		switch {
+		case err == nil:
+			return commitTaken
+		case errors.Is(err, driver.ErrFenced):
+			return k.fencedOff(err)
+		case silent:
+			k.noAnswer(ctx, "committing", err)
+		default:
+			e.OnError(k.key, &keyError{"committing", k.key, err})
+		}
 	}
 	// This entry tells the waiting processes that no value will come: otherwise they would take
 	// turns, each to find the same. A store out of memory may have room for so small an entry.
@@ -89,7 +94,7 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 		return commitTaken
 	case !errors.Is(marked, driver.ErrFenced):
 		return commitNotTaken
-	case errors.Is(err, ErrUnavailable):
+	case silent:
 		// Perhaps by the value, which was written although its reply was lost.
 		if there := k.confirmCommit(ctx, it.Epoch); there != commitFenced {
 			return there

@@ -55,6 +55,9 @@ func (k *storeKey[V]) entryOf(it *items.Item[V]) outgoing {
 	if it.Marks != nil {
 		e.Validator, e.Tags = it.Marks.Validator, it.Marks.Tags
 	}
+	if over := k.engine.clock.Now() - it.FreshUntil; it.Kind == driver.KindNotFound && over >= 0 {
+		e.Keep = durations.Add(over, waitersLife(it.Build)) // an ErrNotFound without a TTL is for waiting processes only
+	}
 	if it.Failures > 0 {
 		e.RetryAge, e.Failure = durations.Between(it.Born, it.RetryAt), failureText(it.Err)
 	}

@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -318,4 +319,55 @@ func TestCodec_NilError(t *testing.T) {
 		}()
 		c.Set(t.Context(), "k", "v")
 	})
+}
+
+// A codec's error is no answer of the store, whatever its Is method claims. The process keeps its value.
+func TestGet_CodecErrorThatClaimsToBeAny(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads, told := 0, 0
+		c := cacheOf(t, func(context.Context, string) (string, error) { loads++; return "v", nil }, bellwether.Options{
+			TTL:     time.Minute,
+			Codec:   bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, claiming{} }, Unmarshal: json.Unmarshal},
+			Fleet:   bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()},
+			OnError: func(string, error) { told++ },
+		})
+		for range 3 {
+			if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+				t.Errorf("Get: %q, %v", v, err)
+			}
+		}
+		if loads != 1 || told != 1 || c.Stats().Fenced != 0 {
+			t.Errorf("%d loads, %d errors told, %d fenced; want 1, 1, 0", loads, told, c.Stats().Fenced)
+		}
+	})
+}
+
+// An ErrNotFound that has no life of its own answers the processes that have waited for it, however its lifetime is told.
+func TestGet_NotFoundWithoutALife(t *testing.T) {
+	for _, f := range []bellwether.Freshness{
+		{}, {TTL: 5 * time.Second, Age: 5 * time.Second}, {TTL: 5 * time.Second, Age: 10 * time.Second}, {TTL: time.Second, Age: 10 * time.Second, StaleIfError: time.Minute},
+	} {
+		everyWay(t, func(t *testing.T, by way) {
+			fl := newFleet(t, 8, by, bellwether.Options{TTL: time.Minute})
+			fl.origin.freshness = &f
+			fl.origin.fail = func(int) error { return bellwether.ErrNotFound }
+			if got := fl.get(10, "k"); got.slowest > 2*time.Second {
+				t.Errorf("%+v: a caller waited for %v", f, got.slowest)
+			}
+			if loads, _ := fl.origin.count(); loads > 2 {
+				t.Errorf("%+v: %d loads", f, loads)
+			}
+		})
+	}
+}
+
+// With NotFoundTTL off, missing keys take no room in the near tier.
+func TestGet_NotFoundTakesNoRoom(t *testing.T) {
+	c := cacheOf(t, func(context.Context, string) (string, error) { return "", bellwether.ErrNotFound }, bellwether.Options{TTL: time.Hour, NotFoundTTL: -1})
+	for i := range 100 {
+		c.Get(t.Context(), fmt.Sprint(i))
+	}
+	if n := c.Stats().NearBytes; n != 0 {
+		t.Errorf("%d bytes in the near tier", n)
+	}
 }

@@ -146,8 +146,8 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 		return false
 	}
 	m, _ := b.(*member[V])
-	queues := e.Store != nil && m.first()
-	if queues && e.count.awaitingFirstLook.Load()/queuedLooks >= int64(e.MaxQueued) {
+	first := e.Store != nil && m.first()
+	if first && e.count.awaitingFirstLook.Load()/queuedLooks >= int64(e.MaxQueued) {
 		// More flights would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded
@@ -160,7 +160,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// The values of the context stay (traces, tenants); its end does not end the flight.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := c.newFlight(s, m, now)
-	f.load, f.cancel, f.queues = b.bind(), cancel, queues
+	f.load, f.cancel, f.queues = b.bind(), cancel, first && (m == nil || e.lookout.store == nil)
 	c.ask(f)
 	c.joinCallers(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
@@ -168,7 +168,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	f.witness.flight = f
 	s.addWitness(c.key, &f.witness)
 	e.count.flights.Add(1)
-	if queues {
+	if f.queues {
 		e.count.awaitingFirstLook.Add(1)
 	}
 	if m != nil {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/chain"
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -25,9 +24,6 @@ type loaded[V any] struct {
 
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
-	if age := max(0, w.Age); l.err != nil && w.TTL <= age { // ErrNotFound without a TTL answers waiting processes only
-		w.Keep = durations.Add(age, waitersLife(l.took))
-	}
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
 		w.Keep = validatorKeep
 	}

@@ -177,7 +177,7 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	switch {
 	case it.Failures > 0:
 		return fail
-	case it.Kind == driver.KindNotFound && it.FreshUntil <= it.Born:
+	case it.Kind == driver.KindNotFound:
 		return serve
 	}
 	return is

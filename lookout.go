@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"container/list"
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -27,17 +28,23 @@ type lookout struct {
 }
 
 type plannedLook struct {
-	key     string
-	budget  *gate.Budget
-	from    instant          // from then on another flight may make the look
-	due     <-chan time.Time // when the flight itself makes the look
-	reply   chan *storeReply // another flight's reply; has room for one; without a channel no other flight makes the look
-	place   *list.Element    // guarded by lookout.mu; nil once the look is under way
-	left    bool             // guarded by lookout.mu: the flight has ended, or looks by itself
-	replied bool             // belongs to the request: the reply was sent
+	key    string
+	budget *gate.Budget
+	from   instant          // from then on another flight may make the look
+	due    <-chan time.Time // when the flight itself makes the look
+	reply  chan *storeReply // another flight's reply; has room for one; without a channel no other flight makes the look
+
+	// lookout.mu guards the fields below.
+	place   *list.Element // nil once the look is under way
+	request *lookRequest  // the request under way, nil if none
+	over    bool          // the reply was sent, or the flight has ended or looks by itself
 }
 
-func (p *plannedLook) waits() bool { return !p.left && !p.replied }
+// A lookRequest is a request for several looks. lookout.mu guards waiting.
+type lookRequest struct {
+	waiting int                // looks that are not over
+	cancel  context.CancelFunc // called when waiting falls to 0: the request would hold a turn for no flight
+}
 
 func (l *lookout) add(p *plannedLook) {
 	l.mu.Lock()
@@ -80,11 +87,31 @@ func (l *lookout) enqueue(p *plannedLook) bool {
 	return len(l.queued)%maxTogether == 1
 }
 
-// leave takes a look out of a request that is not sent yet. The request may then have none.
-func (l *lookout) leave(p *plannedLook) {
+// send begins a request for looks, of which some may be over.
+func (l *lookout) send(looks []*plannedLook, cancel context.CancelFunc) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p.left = true
+	r := &lookRequest{cancel: cancel}
+	for _, p := range looks {
+		if p.request = r; !p.over {
+			r.waiting++
+		}
+	}
+}
+
+// end ends a look: by its reply, or because its flight waits no more.
+func (l *lookout) end(p *plannedLook) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p.over {
+		return
+	}
+	p.over = true
+	if r := p.request; r != nil {
+		if r.waiting--; r.waiting == 0 {
+			r.cancel()
+		}
+	}
 }
 
 func (l *lookout) takeQueued() []*plannedLook {
@@ -96,16 +123,9 @@ func (l *lookout) takeQueued() []*plannedLook {
 	return l.present(taken)
 }
 
-// wanted reports whether a flight still waits for the reply to one of the looks. It is for their request.
-func (l *lookout) wanted(looks []*plannedLook) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(looks, (*plannedLook).waits)
-}
-
-// present returns the looks that their flights still wait for.
+// present returns the looks that are not over.
 func (l *lookout) present(looks []*plannedLook) []*plannedLook {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(looks), func(p *plannedLook) bool { return !p.waits() })
+	return slices.DeleteFunc(slices.Clone(looks), func(p *plannedLook) bool { return p.over })
 }

@@ -83,7 +83,7 @@ func (m *member[V]) firstReply(ctx context.Context) *storeReply {
 // callersLeft says that the flight's callers have left before its election: its first look is for no caller.
 func (m *member[V]) callersLeft() {
 	if m != nil {
-		m.engine.lookout.leave(m.look)
+		m.engine.lookout.end(m.look)
 	}
 }
 

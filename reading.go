@@ -124,7 +124,7 @@ func (r *run[V]) readTogether(ctx context.Context) storeReply {
 			return *there
 		}
 	case <-ctx.Done(): // read returns the error
-		e.lookout.leave(p) // the key's next flight may queue a look: the keys of a request are distinct
+		e.lookout.end(p) // the key's next flight may queue a look: the keys of a request are distinct
 	}
 	return r.read(ctx, r.budget)
 }
@@ -136,17 +136,14 @@ func (e *engine[V]) sharedPatience() time.Duration { return e.EngineTimeout / 2 
 // lookForAll reads the store, in the request's turn, for all looks that take returns, and replies to each. Without
 // an answer it asks again, tries times in all. The time without an answer costs each flight as much of its budget. The
 // gate judges the request as for key. A flight's end does not count, since the others need their replies. Once all
-// flights have left, the request ends with the next answer: a store that answers slowly would have no turn for others,
-// and a silent store counts as silent.
+// flights have left, the request ends: it would hold a turn for no flight.
 func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patience time.Duration, take func() []*plannedLook) {
 	rest, silence := sync.OnceValue(take), ErrUnavailable
 	budget := gate.NewBudget(patience)
 	defer func() { // also after a Goexit of the adapter
-		for _, p := range rest() {
-			if !p.replied {
-				p.budget.Spend(patience - budget.Left())
-				p.reply <- &storeReply{err: silence}
-			}
+		for _, p := range e.lookout.present(rest()) {
+			p.budget.Spend(patience - budget.Left())
+			p.reply <- &storeReply{err: silence}
 		}
 	}()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -158,16 +155,14 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 			for _, p := range looks() {
 				names = append(names, e.engineKey(p.key))
 			}
+			e.lookout.send(looks(), cancel)
 			return names
 		}
 		_, err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
 			p := looks()[i]
 			p.budget.Spend(lost)
-			p.replied = true
 			p.reply <- reply
-			if !e.lookout.wanted(looks()) {
-				cancel()
-			}
+			e.lookout.end(p)
 		})
 		left := e.lookout.present(looks())
 		rest, silence = func() []*plannedLook { return left }, err
