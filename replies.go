@@ -37,7 +37,7 @@ func (n *timedNotice) reply() storeReply { return storeReply{n.Entry, n.made, n.
 // carriesEntry reports whether the notice has the entry of its change.
 func (n *timedNotice) carriesEntry() bool { return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch }
 
-// credible reports whether the notice's entry may be credible now. After NearTTL it may be invalidated.
+// credible reports whether the notice's entry may be believed now. After NearTTL it may be invalidated.
 func (n *timedNotice) credible(now instant, nearTTL time.Duration) bool {
 	return n.carriesEntry() && now < durations.Add(n.made, nearTTL)
 }
