@@ -107,11 +107,11 @@ type candidate struct {
 	past  uint64
 	ttl   time.Duration
 	void  string     // see electScript
-	reply chan reply // has room for one
+	reply chan outcome // has room for one
 }
 
-// A reply is the script's answer to a candidate.
-type reply struct {
+// An outcome is the script's answer to a candidate.
+type outcome struct {
 	answer []any
 	seen   redisentry.Sighting // of the server that answered
 	read   time.Time           // when the answer came
@@ -178,7 +178,7 @@ func (e *Engine) elect(c *candidate) (won driver.Election, err error) {
 			// Redis drops a key in the millisecond after its last one.
 			won.Held = c.mine.HeldUntil(c.key, holder, heard, r.read.Add(max(0, left)+time.Millisecond))
 			return won, nil
-		case answers(won.Entry, c.past):
+		case suffices(won.Entry, c.past):
 			return won, nil
 		}
 		// A second request may have found a later value, for which the script may answer.
@@ -188,10 +188,10 @@ func (e *Engine) elect(c *candidate) (won driver.Election, err error) {
 	}
 }
 
-func answers(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }
+func suffices(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }
 
 // present returns the entry in the answer.
-func (e *Engine) present(c *candidate, r reply) (driver.Entry, error) {
+func (e *Engine) present(c *candidate, r outcome) (driver.Entry, error) {
 	present := func() (driver.Entry, error) { return e.servers.Present(c.ctx, c.key, c.name, r.answer[1], r.seen) }
 	if !redisentry.Cut(r.answer[1]) {
 		return present()
@@ -201,8 +201,8 @@ func (e *Engine) present(c *candidate, r reply) (driver.Entry, error) {
 
 // ask has the script run for the candidate, maybe with others. It returns when ctx ends. A request under way goes on
 // to its reply, or it may have taken a lease without a holder.
-func (e *Engine) ask(c *candidate) reply {
-	c.reply = make(chan reply, 1)
+func (e *Engine) ask(c *candidate) outcome {
+	c.reply = make(chan outcome, 1)
 	switch {
 	case e.stands == nil:
 		go e.stand([]*candidate{c})
@@ -214,7 +214,7 @@ func (e *Engine) ask(c *candidate) reply {
 		return r
 	case <-c.ctx.Done():
 		go e.abandon(c)
-		return reply{err: c.ctx.Err()}
+		return outcome{err: c.ctx.Err()}
 	}
 }
 
@@ -243,7 +243,7 @@ func (e *Engine) stand(all []*candidate) {
 	all = slices.DeleteFunc(all, func(c *candidate) bool {
 		left := c.ctx.Err() != nil
 		if left {
-			c.reply <- reply{err: errLeft}
+			c.reply <- outcome{err: errLeft}
 		}
 		return left
 	})
@@ -265,7 +265,7 @@ func (e *Engine) stand(all []*candidate) {
 		}
 		read := time.Now()
 		for i, c := range all {
-			r := reply{seen: seen, read: read, err: err}
+			r := outcome{seen: seen, read: read, err: err}
 			if err == nil {
 				r.answer, _ = answers[i].([]any)
 			}

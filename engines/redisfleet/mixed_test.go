@@ -43,7 +43,7 @@ func (p pair) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{
 
 func (p pair) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
 	won.Entry, err = p.Get(ctx, key)
-	if err != nil && !errors.Is(err, driver.ErrNotFound) && !errors.Is(err, driver.ErrCorrupt) || answers(won.Entry, past) {
+	if err != nil && !errors.Is(err, driver.ErrNotFound) && !errors.Is(err, driver.ErrCorrupt) || suffices(won.Entry, past) {
 		return won, err
 	}
 	lease, err := p.TryAcquire(ctx, key, ttl)
@@ -55,7 +55,7 @@ func (p pair) Elect(ctx context.Context, key string, past uint64, ttl time.Durat
 		return driver.Election{}, err
 	}
 	won.Lease = lease
-	if won.Entry, won.Epoch, err = p.Claim(ctx, key); err != nil || answers(won.Entry, past) {
+	if won.Entry, won.Epoch, err = p.Claim(ctx, key); err != nil || suffices(won.Entry, past) {
 		won.Lease, won.Epoch = nil, 0
 		lease.Release(context.WithoutCancel(ctx))
 	}

@@ -34,7 +34,7 @@ func (e *Engine) moves(err error) bool {
 
 func (e *Engine) electByParts(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
 	won.Entry, err = e.Get(ctx, key)
-	if err != nil && !errors.Is(err, driver.ErrNotFound) && !errors.Is(err, driver.ErrCorrupt) || answers(won.Entry, past) {
+	if err != nil && !errors.Is(err, driver.ErrNotFound) && !errors.Is(err, driver.ErrCorrupt) || suffices(won.Entry, past) {
 		return won, err
 	}
 	lease, err := e.TryAcquire(ctx, key, ttl)
@@ -46,7 +46,7 @@ func (e *Engine) electByParts(ctx context.Context, key string, past uint64, ttl 
 		return driver.Election{}, err
 	}
 	won.Entry, won.Epoch, err = e.Claim(ctx, key)
-	if err != nil || answers(won.Entry, past) {
+	if err != nil || suffices(won.Entry, past) {
 		// Another holder has committed and released between the look and the election.
 		won.Epoch = 0
 		undo(ctx, redislease.Of(lease))
