@@ -106,7 +106,7 @@ type candidate struct {
 	mine  *redislease.Lease
 	past  uint64
 	ttl   time.Duration
-	void  string     // see electScript
+	void  string       // see electScript
 	reply chan outcome // has room for one
 }
 
