@@ -238,7 +238,7 @@ var (
 	errNoAnswers = errors.New("the reply has not an answer for each key")
 )
 
-// stand runs the script for the candidates, and replies to each. Their calls may have ended.
+// stand stands for the candidates whose calls have not ended.
 func (e *Engine) stand(all []*candidate) {
 	all = slices.DeleteFunc(all, func(c *candidate) bool {
 		left := c.ctx.Err() != nil
@@ -247,9 +247,13 @@ func (e *Engine) stand(all []*candidate) {
 		}
 		return left
 	})
-	if len(all) == 0 {
-		return
+	if len(all) > 0 {
+		e.standFor(all)
 	}
+}
+
+// standFor runs the script for the candidates, and replies to each.
+func (e *Engine) standFor(all []*candidate) {
 	var answers []any
 	var seen redisentry.Sighting
 	fault.Run(func() (err error) {
@@ -257,9 +261,10 @@ func (e *Engine) stand(all []*candidate) {
 		return err
 	}, func(err error) {
 		if _, refused := errors.AsType[redis.Error](err); refused && len(all) > 1 {
-			// The server may refuse the script for the sake of one key. A repetition finds its own lease.
+			// The server may refuse the script for the sake of one key, with the leases of other keys taken. So a
+			// repetition, which finds its own lease, is sent also for a call that has ended: abandon then undoes it.
 			for _, c := range all {
-				go e.stand([]*candidate{c})
+				go e.standFor([]*candidate{c})
 			}
 			return
 		}

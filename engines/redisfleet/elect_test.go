@@ -159,3 +159,38 @@ func TestElect_ForeignReplies(t *testing.T) {
 		})
 	}
 }
+
+// TestElect_CallsLeaveARefusedScript: a script that fails at one key has taken the leases of the keys before. Calls that
+// have ended meanwhile leave none of these leases behind.
+func TestElect_CallsLeaveARefusedScript(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	rdb, eng := dial(t, srv.Addr), open(t, srv.Addr)
+	elect(t, eng, "first", 0)
+	rdb.FlushDB(t.Context())
+	const keys = 20
+	var bad []string
+	for i := 4; i < keys; i += 5 {
+		bad = append(bad, redislease.Key(eng.Prefix, fmt.Sprint("k", i)))
+		must(t, rdb.LPush(t.Context(), bad[len(bad)-1], "x").Err())
+	}
+	defer func() {
+		rdb.Del(t.Context(), bad...)
+		time.Sleep(4 * time.Second) // undoes that found no lease are repeated after a second
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
+	defer cancel()
+	standForAll(t, ctx, rdb, eng, keys)
+	var left []string
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		left = left[:0]
+		for i := range keys {
+			if name := redislease.Key(eng.Prefix, fmt.Sprint("k", i)); i%5 != 4 && rdb.Exists(t.Context(), name).Val() > 0 {
+				left = append(left, name)
+			}
+		}
+		if len(left) == 0 && len(rdb.Keys(t.Context(), "*:entry").Val()) > 0 {
+			return // some were elected, and all have given their leases back
+		}
+	}
+	t.Errorf("leases are left behind: %v", left)
+}
