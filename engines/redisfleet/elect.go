@@ -71,14 +71,15 @@ local function elect(name, lease, past, void, token, ttl, message)
 	local function answers(now)
 		return fresh > now and floor > tonumber(past) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= void
 	end
-	if answers(about) or not (ends > about and ends < latest and whose ~= token) and answers(read()) then
+	local taken = ends > about and ends < latest and whose ~= token
+	if answers(about) or not taken and answers(read()) then
 		if whose == token then
 			forget(name, whose)
 			release(lease, whose, channel, message)
 		end
 		return {0, kept}
 	end
-	if ends > about and ends < latest and whose ~= token then
+	if taken then
 		return {3, present(kept, about), whose, ends}
 	end
 	local now = read()
@@ -151,7 +152,7 @@ func (e *Engine) elect(c *candidate) (won driver.Election, err error) {
 		if r.err != nil {
 			return won, r.err
 		}
-		won.Entry, err = e.present(c, r)
+		won.Entry, err = e.servers.Present(c.ctx, c.key, c.name, r.answer[1], r.seen)
 		switch {
 		case r.answer[0] == int64(elected):
 			epoch, _ := r.answer[2].(string)
@@ -190,23 +191,11 @@ func (e *Engine) elect(c *candidate) (won driver.Election, err error) {
 
 func suffices(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }
 
-// present returns the entry in the answer.
-func (e *Engine) present(c *candidate, r outcome) (driver.Entry, error) {
-	present := func() (driver.Entry, error) { return e.servers.Present(c.ctx, c.key, c.name, r.answer[1], r.seen) }
-	if !redisentry.Cut(r.answer[1]) {
-		return present()
-	}
-	return adapter.Await(c.ctx, present, nil)
-}
-
 // ask has the script run for the candidate, maybe with others. It returns when ctx ends. A request under way goes on
 // to its reply, or it may have taken a lease without a holder.
 func (e *Engine) ask(c *candidate) outcome {
 	c.reply = make(chan outcome, 1)
-	switch {
-	case e.stands == nil:
-		go e.stand([]*candidate{c})
-	case e.stands.Join(c):
+	if e.stands.Join(c) {
 		go e.stands.Lead([]*candidate{c})
 	}
 	select {

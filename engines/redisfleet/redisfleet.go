@@ -61,7 +61,7 @@ type Engine struct {
 
 	servers *redisentry.Servers
 	leases  *redislease.Leases
-	stands  *redispipe.Group[*candidate] // nil if several servers answer
+	stands  *redispipe.Group[*candidate]
 
 	// moved is the last time a slot was seen moving to another server, nil if never.
 	moved atomic.Pointer[time.Time]
@@ -79,9 +79,7 @@ func New(rdb redis.UniversalClient) *Engine {
 		servers: servers,
 		leases:  redislease.New("redisfleet", servers.UniversalClient, servers.Queue, servers.Dials),
 	}
-	if redispipe.Joins(servers.UniversalClient) {
-		e.stands = redispipe.NewGroup(e.stand)
-	}
+	e.stands = redispipe.NewGroup(servers.UniversalClient, e.stand)
 	return e
 }
 

@@ -362,8 +362,9 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	// Asked after the turn: queued calls must not find out one by one that the engine is down.
 	report, err := g.circuit.Allow()
 	if errors.Is(err, gobreaker.ErrTooManyRequests) {
-		if report, err = func(error) {}, nil; !g.quiet() {
-			err = errors.New("another call tests the engine")
+		err = errors.New("another call tests the engine")
+		if g.quiet() {
+			report, err = func(error) {}, nil // the probe's outcome alone changes the circuit
 		}
 	}
 	if err != nil {

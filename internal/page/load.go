@@ -154,8 +154,9 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	if m.options.IgnoreRequestDirectives {
 		delete(d.Header, "Cache-Control")
 		delete(d.Header, "Pragma")
+	} else {
+		httpcache.RemoveAllowances(d.Header)
 	}
-	httpcache.RemoveAllowances(d.Header)
 	m.options.Rules.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
 	// The handler must not see a part of the request that the key leaves out. net/http leaves a

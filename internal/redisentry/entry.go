@@ -142,21 +142,17 @@ func (s *Servers) Present(ctx context.Context, key, name string, read any, seen 
 	if !ok {
 		return driver.Entry{}, nil
 	}
-	if Cut(read) {
+	if len(text) == redispipe.Large {
 		var err error
-		text, err = s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
+		text, err = adapter.Await(ctx, func() (string, error) {
+			return s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
+		}, nil)
 		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return driver.Entry{}, err
 		}
 	}
 	e, _ := Decode(key, []byte(text), seen.Now()) // on an error the entry is the zero Entry
 	return e, nil
-}
-
-// Cut reports whether Present needs a request for the value.
-func Cut(read any) bool {
-	text, _ := read.(string)
-	return len(text) == redispipe.Large
 }
 
 // Decode returns the entry in a value of the key, with its Age at now, the server's time. The error

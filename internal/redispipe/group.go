@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -20,19 +22,27 @@ const (
 // A Group runs the items of many callers together. Items that come during a run go together in the next run.
 // It is safe for concurrent use.
 type Group[T any] struct {
-	run func([]T)
+	run   func([]T)
+	joins bool // else each item goes alone
 
 	mu      sync.Mutex // guards the fields below
 	busy    bool       // items wait for a run under way
 	waiting []T
 }
 
-// NewGroup returns a group. run may end its goroutine, and must not panic.
-func NewGroup[T any](run func([]T)) *Group[T] { return &Group[T]{run: run} }
+// NewGroup returns a group for requests to rdb. run may end its goroutine, and must not panic. Only items of a
+// [redis.Client] are joined: in a cluster or a ring, items for a dead server would delay items for the others.
+func NewGroup[T any](rdb redis.UniversalClient, run func([]T)) *Group[T] {
+	_, joins := rdb.(*redis.Client)
+	return &Group[T]{run: run, joins: joins}
+}
 
-// Join adds an item to the next run. It reports whether no run is under way: then the caller runs the item itself,
-// by Lead or by Alone.
-func (g *Group[T]) Join(item T) (alone bool) {
+// Join adds an item to the next run. It reports whether the item has to wait for no run: then the caller runs the
+// item itself, by Lead or by Alone.
+func (g *Group[T]) Join(item T) (first bool) {
+	if !g.joins {
+		return true
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.busy {

@@ -24,7 +24,6 @@ const Large = 64 << 10
 // A Queue joins the calls to one server. It is safe for concurrent use.
 type Queue struct {
 	rdb   redis.UniversalClient
-	joins bool // else each call goes alone
 	calls *Group[*call]
 }
 
@@ -35,18 +34,11 @@ type call struct {
 	done chan struct{} // closed when cmds have their replies
 }
 
-// New returns a queue before rdb. Only calls of a [redis.Client] are joined: in a cluster or a
-// ring, calls to a dead server would delay calls to the other servers.
+// New returns a queue before rdb. Calls are joined as by [NewGroup].
 func New(rdb redis.UniversalClient) *Queue {
-	q := &Queue{rdb: rdb, joins: Joins(rdb)}
-	q.calls = NewGroup(q.join)
+	q := &Queue{rdb: rdb}
+	q.calls = NewGroup(rdb, q.join)
 	return q
-}
-
-// Joins reports whether rdb has a single server.
-func Joins(rdb redis.UniversalClient) bool {
-	_, single := rdb.(*redis.Client)
-	return single
 }
 
 // Exec executes commands as a pipeline, maybe a longer one, and returns when each command has a reply or an error.
@@ -54,7 +46,7 @@ func Joins(rdb redis.UniversalClient) bool {
 func (q *Queue) Exec(ctx context.Context, cmds ...redis.Cmder) {
 	c := &call{ctx: ctx, cmds: cmds, done: make(chan struct{})}
 	switch {
-	case !q.joins || size(c.cmds) >= Large:
+	case size(c.cmds) >= Large:
 		q.send(c)
 	case q.calls.Join(c):
 		q.calls.Alone(func() { q.send(c) })
