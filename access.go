@@ -46,6 +46,7 @@ type draft[V any] struct {
 	epoch    uint64
 	position uint64 // the log's position, see items.Item
 	witness  *witness[V]
+	own      uint64 // invalidations of the key by the draft's own request, which do not void the draft
 }
 
 func (e *engine[V]) access(key string, budget *gate.Budget) *access[V] {
@@ -92,7 +93,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) 
 		e.setBeside(it, d.present, d.began, d.mark.unshared)
 	}
 	// After an invalidation the near tier does not take the value. Only the store may have it.
-	e.keepNear(d.key, it, func() bool { return d.witness.generation == 0 })
+	e.keepNear(d.key, it, func() bool { return d.witness.generation == d.own })
 }
 
 // keepNear puts an item without a flight into the near tier if still, called under the lock, returns true.
@@ -104,16 +105,6 @@ func (e *engine[V]) keepNear(key string, it *items.Item[V], still func() bool) {
 	if it = e.afterSweeps(key, it); it != nil && !s.closed && still() {
 		e.advanceNear(key, it)
 	}
-}
-
-// putUnless keeps the value of a request that has invalidated the key itself, in a cache without a store.
-// After more than times invalidations the value may be older than another request's change.
-func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
-	now := e.clock.Now()
-	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, TrustedUntil: e.trustedUntil(now)}
-	it.Lifetime = items.NewLifetime(now, f)
-	// A flight that began after the invalidation has a newer value.
-	e.keepNear(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
 func (a *access[V]) find(ctx context.Context) *items.Item[V] {

@@ -55,7 +55,6 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 	length := o.BatchWindow
 	o.BatchWindow = 0
 	c := newCache[V](load, o)
-	c.together = load
 	if length > 0 {
 		c.window = &window[V]{engine: c.engine, load: load, length: length}
 	}
@@ -70,7 +69,7 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 // Keys that another call is loading, in any process, are not loaded again. When ctx ends, GetMany
 // returns the values so far, and the error of ctx for the other keys. Keys may be empty or repeat.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
-	return c.engine.getMany(ctx, keys, c.bind, c.together, c.window)
+	return c.engine.getMany(ctx, keys, c.bind, c.window)
 }
 
 // maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
@@ -93,8 +92,7 @@ type keyCall[V any] struct {
 
 type manyCall[V any] struct {
 	*engine[V]
-	single binder[V] // the load for keys without a batch load
-	load   batchLoad[V]
+	bind   binder[V]
 	window *window[V] // nil: the call makes its own batches
 	// places bounds the work under way: a place for each key's waiter, and one for a flight it begins.
 	places  *semaphore.Weighted
@@ -106,9 +104,9 @@ type manyCall[V any] struct {
 	early  []keyCall[V] // items that the store answered with, and that are due for an early rebuild
 }
 
-func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V], w *window[V]) (map[string]V, error) {
+func (e *engine[V]) getMany(ctx context.Context, keys []string, b binder[V], w *window[V]) (map[string]V, error) {
 	c := &manyCall[V]{
-		engine: e, single: single, load: load, window: w, places: semaphore.NewWeighted(2 * maxUnderWay),
+		engine: e, bind: b, window: w, places: semaphore.NewWeighted(2 * maxUnderWay),
 		values: make(map[string]V, len(keys)), failed: map[string]error{},
 	}
 	// First the keys without an item to serve, then the keys whose rebuild no caller needs.
@@ -242,7 +240,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []keyCall[V]) 
 
 // beginBatch begins a batch of the call's own for the keys without flights.
 func (c *manyCall[V]) beginBatch(together []keyCall[V]) {
-	b := c.engine.batch(c.single, c.load, c.places)
+	b := c.engine.batch(c.bind, c.places)
 	defer close(b.complete)
 	for i, a := range together {
 		m := &member[V]{batch: b, key: a.key, order: i}
@@ -277,7 +275,7 @@ func (c *manyCall[V]) begin(together []keyCall[V]) {
 			continue
 		}
 		c.waiters.Go(func() {
-			fault.Run(func() error { a.wait(c.single); return nil }, func(err error) {
+			fault.Run(func() error { a.wait(c.bind); return nil }, func(err error) {
 				if err != nil { // of the methods of the call's context
 					a.leave()
 					a.err = err

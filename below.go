@@ -136,23 +136,9 @@ func (d pageDraft) Keep(res *page.Response, w items.Windows) {
 	d.draft.keep(e.open, res, w, e.clock.Now())
 }
 
+func (d pageDraft) Forgive() { d.draft.own++ }
+
 func (d pageDraft) End() { d.draft.end() }
-
-func (b below) Witness(key string) page.Witness {
-	return pageWitness{b.engine, key, b.engine.beginWitness(key)}
-}
-
-type pageWitness struct {
-	engine  *engine[*page.Response]
-	key     string
-	witness *witness[*page.Response]
-}
-
-func (w pageWitness) Keep(res *page.Response, f items.Windows, times int) {
-	w.engine.putUnless(w.key, res, f, w.witness, times)
-}
-
-func (w pageWitness) End() { w.engine.endWitness(w.key, w.witness) }
 
 func (b below) Invalidate(ctx context.Context, keys []string) []error {
 	return b.engine.invalidateAll(ctx, keys)

@@ -19,10 +19,8 @@ import (
 // fleet. It is safe for concurrent use. Callers share values and must not modify them.
 type Cache[V any] struct {
 	engine *engine[V]
-	bind   binder[V] // makes the load of a call from the load that New was given
-	// together is the load that NewBatch was given; nil: New was called.
-	together batchLoad[V]
-	window   *window[V] // nil: the loads of a call are its own
+	bind   binder[V]  // makes the load of a call from the load that New or NewBatch was given
+	window *window[V] // nil: the loads of a call are its own
 }
 
 // New returns a Cache of the values of load. It panics on invalid options; the message names the field.

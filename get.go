@@ -69,11 +69,10 @@ func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 
 // hitFor is hit for a call that may refuse items.
 func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], early, ok bool) {
-	if w.Accept == nil {
-		return e.hit(key)
-	}
-	if it, now := e.near.Get(key); it == nil || w.Fits != nil && !w.Fits(it) || !it.BackingOff(now) && !w.Accept(it, now) {
-		return nil, false, false
+	if w.Accept != nil {
+		if it, now := e.near.Get(key); it == nil || !w.Takes(it, now, now) {
+			return nil, false, false
+		}
 	}
 	return e.hit(key)
 }

@@ -2,17 +2,15 @@ package bellwether
 
 import (
 	"context"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file publishes a value that the load still writes, and confirms it until it is whole.
+// This file publishes a value that the load still writes.
 
 // publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.
@@ -41,10 +39,6 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	joinable := forever
 	if e.Store != nil && !a.storeless {
 		joinable = e.trustedUntil(a.asked)
-		if e.fencer != nil && !f.shard.closed {
-			epoch := f.witness.epoch
-			e.running.Go(func() { f.vouch(ctx, it, epoch, a.asked) })
-		}
 	}
 	f.change(func(s *flightState[V]) {
 		s.published, s.audience, s.until, s.joinable = it, to, until, joinable
@@ -83,46 +77,4 @@ func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint6
 		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
 	})
 	return err == nil && fenced
-}
-
-// vouch confirms the published value with a Fencer until ctx ends. Otherwise an invalidation elsewhere
-// would show only at the commit, and callers that asked after it would join.
-func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, asked instant) {
-	e := f.engine
-	for {
-		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-		case <-ctx.Done():
-			return
-		}
-		asked = e.clock.Now()
-		if !f.vouchFor(ctx, it, epoch) {
-			return
-		}
-	}
-}
-
-// vouchFor confirms the published value once. It returns false if no more confirmation is needed.
-func (f *flight[V]) vouchFor(ctx context.Context, it *items.Item[V], epoch uint64) bool {
-	e, budget := f.engine, gate.NewBudget(f.engine.EngineTimeout)
-	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	asked := e.clock.Now()
-	fenced := f.fenced(ctx, budget, epoch)
-	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
-}
-
-// vouched lets callers join that began before joinable, or no more callers if fenced.
-func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bool {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if state := f.state.Load(); state.landed || state.published != it {
-		return false
-	}
-	if fenced {
-		f.witness.generation++
-		f.unlist()
-		return false
-	}
-	f.change(func(s *flightState[V]) { s.joinable = joinable })
-	return true
 }

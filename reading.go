@@ -81,7 +81,7 @@ func (r *run[V]) followLogAhead(ctx context.Context) (key *storeReply) {
 	defer turn.End()
 	var log *storeReply
 	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
-	_, err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
+	err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
 		switch {
 		case i == 1:
 			key = reply
@@ -158,7 +158,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 			e.lookout.send(looks(), cancel)
 			return names
 		}
-		_, err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
+		err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
 			p := looks()[i]
 			p.budget.Spend(lost)
 			p.reply <- reply
@@ -176,9 +176,9 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 
 // readMany reads many keys in one request, which the gate judges as a request for key. It calls named for
 // their names in the store when the request's turn has come, and take for each answer at once, one call at a
-// time. The result has the indexes of the answered keys, and the error is the reason for the others. Each
-// answer begins the time limit anew: a store that goes on answering has all the time.
-func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) (map[int]bool, error) {
+// time. The error is the reason why other keys have no answer. Each answer begins the time limit anew: a store that
+// goes on answering has all the time.
+func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) error {
 	var (
 		mu       sync.Mutex // guards the fields below, until over
 		silence  = errors.New("no answer for the key")
@@ -232,5 +232,5 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		budget.Spend(e.clock.Now() - last)
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
-	return answered, err
+	return err
 }

@@ -14,10 +14,11 @@ import (
 
 // This file joins the flights of a batch: they make their first look together, and load together (internal/gather).
 
-// batch returns a batch whose flights load together by load, or each by single if load is nil. Each flight
+// batch returns a batch whose flights load together if the load is a batchLoad, or each by itself. Each flight
 // returns a place of places.
-func (e *engine[V]) batch(single binder[V], load batchLoad[V], places *semaphore.Weighted) *batch[V] {
-	b := &batch[V]{engine: e, single: single, user: load, places: places, complete: make(chan struct{})}
+func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] {
+	user, _ := load.(batchLoad[V])
+	b := &batch[V]{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}
 	o := gather.Options[*member[V], loadResult[V]]{
 		Slots: e.slots, Running: &e.running, Longest: e.EngineTimeout,
 		Closed: func() bool { return e.open.Err() != nil },

@@ -42,7 +42,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 func (w *window[V]) begin() {
 	places := semaphore.NewWeighted(maxTogether)
 	places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
-	b := w.engine.batch(w.load, w.load, places)
+	b := w.engine.batch(w.load, places)
 	w.open = b
 	w.engine.behind(func() {
 		end := time.NewTimer(w.length)

@@ -51,8 +51,6 @@ type Cache interface {
 	Put(ctx context.Context, key string, res *Response, w items.Windows, position uint64, over *Item)
 	// Replace is Put over an item, in the background. It calls done at the end.
 	Replace(key string, over *Item, res *Response, w items.Windows, done func())
-	// Witness begins to count the invalidations of a key in this process.
-	Witness(key string) Witness
 
 	// Invalidate drops keys, and returns an error or nil for each.
 	Invalidate(ctx context.Context, keys []string) []error
@@ -149,13 +147,8 @@ type Access interface {
 type Draft interface {
 	// Keep keeps the response, unless the key has something later.
 	Keep(res *Response, w items.Windows)
+	// Forgive lets Keep ignore one invalidation in a cache without a store: the draft's own request has made it.
+	Forgive()
 	// End ends the draft, kept or not.
-	End()
-}
-
-// A Witness counts the invalidations of a key while a response is made without flight and store.
-type Witness interface {
-	// Keep keeps the response after at most times invalidations, unless a flight makes a newer response.
-	Keep(res *Response, w items.Windows, times int)
 	End()
 }

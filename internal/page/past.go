@@ -177,17 +177,14 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 // section 9.3.3). The cache keeps it only if no other unsafe request for the key came in between.
 // Other processes' requests are invisible, so a cache with a shared store keeps no such response.
 func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, t target) {
-	witness := m.cache.Witness(t.key)
-	defer witness.End()
+	draft := m.cache.Access(t.key, gate.NewBudget(m.options.EngineTimeout)).Draft(r.Context())
+	defer draft.End()
 	sent, outer := time.Now(), maps.Clone(w.Header())
 	u := m.newKeptWriter(w, r)
-	var (
-		changed httpcache.Changed
-		drops   int
-	)
+	var changed httpcache.Changed
 	u.heard = func() {
 		if m.invalidateChanged(r.Context(), changed) {
-			drops++
+			draft.Forgive()
 		}
 	}
 	u.before = func(status int) {
@@ -205,7 +202,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	}
 	u.runBelowServer(next)
 	if res, f, ok := u.kept(); ok {
-		witness.Keep(res, f, drops)
+		draft.Keep(res, f)
 	}
 }
 
