@@ -60,7 +60,7 @@ type reading struct{ flight *flight[*page.Response] }
 
 func (r reading) Left() { r.flight.callers.left() }
 
-func (r reading) Landing(ctx context.Context) (*page.Item, error) { return r.flight.landing(ctx) }
+func (r reading) Landing(ctx context.Context) (*page.Item, error) { return r.flight.awaitLanding(ctx) }
 
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
 	b.engine.refresh(ctx, key, it, pageBinder{by}, client)
@@ -89,7 +89,7 @@ func (a *pageAttempt) product(res *page.Response) product[*page.Response] {
 func (a *pageAttempt) Key() string                        { return a.attempt.key }
 func (a *pageAttempt) Present() *page.Item                { return a.attempt.present }
 func (a *pageAttempt) Position() uint64                   { return a.attempt.position }
-func (a *pageAttempt) Second() bool                       { return a.attempt.second }
+func (a *pageAttempt) Excluded() bool                     { return a.attempt.excluded }
 func (a *pageAttempt) Tell(res *page.Response, err error) { a.attempt.tell(a.product(res), err) }
 func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.attempt.callers.awaitNone(done) }
 func (a *pageAttempt) SetWindows(w items.Windows)         { a.windows = &w }

@@ -29,7 +29,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	asked := r.engine.clock.Now()
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked
 	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
-	outdated := r.lookAgain()
+	outdated := r.renewLook()
 	var entry driver.Entry
 	if !r.storeDown {
 		entry, epoch = r.takeEpoch(ctx)

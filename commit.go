@@ -76,7 +76,7 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 		case err == nil:
 			return commitTaken
 		case errors.Is(err, driver.ErrFenced):
-			return k.fencedOff(err)
+			return k.reportFenced(err)
 		case silent:
 			k.noAnswer(ctx, "committing", err)
 		default:
@@ -104,7 +104,7 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 	return commitFenced
 }
 
-func (k *storeKey[V]) fencedOff(err error) commitOutcome {
+func (k *storeKey[V]) reportFenced(err error) commitOutcome {
 	e := k.engine
 	e.count.fenced.Add(1)
 	e.OnError(k.key, &keyError{"committing", k.key, err})
@@ -234,7 +234,7 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutc
 	case err == nil:
 		return commitTaken
 	case errors.Is(err, driver.ErrFenced):
-		return r.fencedOff(err)
+		return r.reportFenced(err)
 	case errors.Is(err, ErrNotFound):
 		return commitDisplaced
 	case errors.Is(err, ErrUnavailable):

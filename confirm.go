@@ -104,7 +104,7 @@ func (f *flight[V]) confirmPublished(ctx context.Context, budget *gate.Budget) {
 	if e.fencer == nil || state.landed || state.published == nil || state.joinable == forever {
 		return
 	}
-	fenced := f.fenced(ctx, budget, epoch)
+	fenced := f.askFenced(ctx, budget, epoch)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if ctx.Err() != nil || f.state.Load().landed {

@@ -52,7 +52,7 @@ type engines struct {
 	store    *gate.Gate    // of Store's reads
 	writes   *gate.Gate    // of Store's writes: reads may succeed while writes fail
 	locker   *gate.Gate    // of Locker
-	push     *gate.Gate    // of Locker's Watch: the rest of Locker may answer without it
+	watches  *gate.Gate    // of Locker's Watch: the rest of Locker may answer without it
 	fencer   driver.Fencer // Store, if it is one
 	notified bool          // Store is a Notifier
 	epoch    atomic.Uint64 // the last epoch, without a store
@@ -116,7 +116,7 @@ type storeKey[V any] struct {
 // noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
 func (k *storeKey[V]) noAnswer(ctx context.Context, doing string, err error) {
 	if k.engine.open.Err() == nil && ctx.Err() == nil {
-		k.engine.noAnswer(k.key, &keyError{doing, k.key, err})
+		k.engine.countNoAnswer(k.key, &keyError{doing, k.key, err})
 	}
 }
 
@@ -135,9 +135,9 @@ func (e *engine[V]) snapshot() observe.Stats {
 	}
 }
 
-// noAnswer reports a call without an answer. A call that the breaker has not made, or has ended, is no news: the
+// countNoAnswer reports a call without an answer. A call that the breaker has not made, or has ended, is no news: the
 // calls that opened the breaker and its probes are reported.
-func (e *engine[V]) noAnswer(key string, err error) {
+func (e *engine[V]) countNoAnswer(key string, err error) {
 	e.count.engineErrors.Add(1)
 	if !errors.Is(err, gate.ErrNotAsked) && !errors.Is(err, gate.ErrSilent) {
 		e.OnError(key, err)

@@ -159,7 +159,7 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
 		if r.looking.unshared == 0 {
 			present := r.present
-			if r.look(ctx) {
+			if r.lookByRead(ctx) {
 				return nil, commitTaken
 			}
 			r.looking.unshared = 0
@@ -210,7 +210,7 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
-		if now := e.clock.Now(); !r.fenced(ctx, r.budget, epoch) {
+		if now := e.clock.Now(); !r.askFenced(ctx, r.budget, epoch) {
 			asked = now
 		}
 	}

@@ -46,9 +46,9 @@ type flight[V any] struct {
 
 // A beginning is the call that began a flight. The fields do not change.
 type beginning[V any] struct {
-	want   items.Want[V]
-	second bool // another load published to an audience without the call
-	queues bool // counters.awaitingFirstLook counts the flight until its first look
+	want     items.Want[V]
+	excluded bool // another load published to an audience without the call
+	queues   bool // counters.awaitingFirstLook counts the flight until its first look
 }
 
 // A callerSide is the part of a flight that its callers see.
@@ -67,7 +67,7 @@ type progress[V any] struct {
 	witness        witness[V]  // its epoch is the epoch of the load since the last look, 0 if none
 	lookGeneration uint64      // witness.generation at the last look, see outdated
 	current        *attempt[V] // the load under way, nil if none
-	since          instant     // when the flight began, or the key was last invalidated
+	validSince     instant     // when the flight began, or the key was last invalidated
 	// The flight goes on without callers: it was elected, or the call that began it had a stale item, and so
 	// leaves at once, or waits for nothing.
 	goesOn bool

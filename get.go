@@ -103,7 +103,7 @@ func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) err
 // it has returned after them: its look may find the fresh item that is to be replaced, or all its callers leave.
 func (c *waiter[V]) refreshAfter(b binder[V]) {
 	for c.flight != nil && c.collapsed {
-		if _, err := c.flight.landing(c.engine.open); err != nil {
+		if _, err := c.flight.awaitLanding(c.engine.open); err != nil {
 			return // closed
 		}
 		left := c.flight.refreshLeft()

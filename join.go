@@ -185,9 +185,9 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 	e := c.engine
 	f := &flight[V]{
 		storeKey: storeKey[V]{c.key, e, c.budget}, shard: s, member: m,
-		beginning:  beginning[V]{want: c.want, second: c.excluded},
+		beginning:  beginning[V]{want: c.want, excluded: c.excluded},
 		callerSide: callerSide[V]{due: durations.Add(c.began, e.MaxWait), herd: e.observers.Herd(c.key)},
-		progress:   progress[V]{since: now, goesOn: c.refreshes || c.stale != nil},
+		progress:   progress[V]{validSince: now, goesOn: c.refreshes || c.stale != nil},
 	}
 	if e.notified {
 		f.notices = make(chan timedNotice, 1)

@@ -88,9 +88,9 @@ func (f *flight[V]) end(err error) {
 	}
 }
 
-// landing waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
+// awaitLanding waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
 // response broke off. The wait is short: the break's cause has ended the load, or its time, or the listing.
-func (f *flight[V]) landing(ctx context.Context) (*items.Item[V], error) {
+func (f *flight[V]) awaitLanding(ctx context.Context) (*items.Item[V], error) {
 	for {
 		f.shard.mu.Lock() // land changes the state, and then unlists
 		listed, state := f.listed(), f.state.Load()

@@ -20,7 +20,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.observers.OnError = s.OnError
 	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
-	e.store, e.locker, e.push = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
+	e.store, e.locker, e.watches = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
 	e.fencer, _ = s.Store.(driver.Fencer)
 	e.lookout.store, _ = s.Store.(driver.BatchGetter)

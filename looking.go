@@ -13,7 +13,7 @@ import (
 // This file is the state looking: the flight reads the store. The entry there ends the flight, is
 // offered to callers as a stale item, or is no answer.
 
-func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
+func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
 		r.leading.fenced = false
 		// The cause that voided the load may go on. Callers gather in this pause for the next load. Without
@@ -38,17 +38,17 @@ func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
 	case there != nil: // the batch has read the key after the flight began
 		ended = r.lookBy(ctx, r.replyAtHand(there))
 	default:
-		r.lookAgain()
+		r.renewLook()
 		ended = r.lookAndStand(ctx)
 	}
 	if ended {
 		return outcomeAnswered
 	}
-	r.discount()
+	r.stopCountingFirstLook()
 	return outcomeNothing
 }
 
-func (r *run[V]) discount() {
+func (r *run[V]) stopCountingFirstLook() {
 	if r.queues && !r.looking.discounted {
 		r.looking.discounted = true
 		r.engine.count.awaitingFirstLook.Add(-1)
@@ -64,15 +64,15 @@ func (r *run[V]) lookAndStand(ctx context.Context) bool {
 		}
 		return r.lookBy(ctx, r.persistently(r.readAndStand))
 	}
-	return r.look(ctx)
+	return r.lookByRead(ctx)
 }
 
 func (r *run[V]) lookAnew(ctx context.Context) bool {
-	r.lookAgain()
-	return r.look(ctx)
+	r.renewLook()
+	return r.lookByRead(ctx)
 }
 
-func (r *run[V]) look(ctx context.Context) bool {
+func (r *run[V]) lookByRead(ctx context.Context) bool {
 	return r.lookBy(ctx, r.persistently(r.readWithLog))
 }
 

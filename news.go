@@ -32,8 +32,8 @@ func (r *run[V]) dropLook() {
 	}
 }
 
-// lookTogether makes the due look and other flights' looks. It reports whether the flight has ended.
-func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
+// makePlannedLook makes the due look and other flights' looks. It reports whether the flight has ended.
+func (r *run[V]) makePlannedLook(ctx context.Context, p *plannedLook) bool {
 	e := r.engine
 	if p.reply == nil {
 		return r.lookAnew(ctx)
@@ -41,7 +41,7 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	if !e.lookout.remove(p) {
 		select {
 		case there := <-p.reply: // another flight makes the look
-			return r.lookAt(ctx, there)
+			return r.lookByReply(ctx, there)
 		case <-ctx.Done():
 			return false
 		}
@@ -52,12 +52,12 @@ func (r *run[V]) lookTogether(ctx context.Context, p *plannedLook) bool {
 	}
 	others = append(others, p)
 	e.lookForAll(ctx, r.key, 1, e.sharedPatience(), func() []*plannedLook { return others })
-	return r.lookAt(ctx, <-p.reply)
+	return r.lookByReply(ctx, <-p.reply)
 }
 
-// lookAt is lookAnew with a reply. After silence, or a reply from before an invalidation, it looks.
-func (r *run[V]) lookAt(ctx context.Context, there *storeReply) bool {
-	if there.silent() || !r.lookBack(there.asked) {
+// lookByReply is lookAnew with a reply. After silence, or a reply from before an invalidation, it looks.
+func (r *run[V]) lookByReply(ctx context.Context, there *storeReply) bool {
+	if there.silent() || !r.renewLookAsOf(there.asked) {
 		return r.lookAnew(ctx)
 	}
 	return r.lookBy(ctx, r.replyAtHand(there))
@@ -78,7 +78,7 @@ func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
 // answerByNotice ends a waiting flight by the notice's entry, or looks. It reports whether the flight ended.
 func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	known, now := r.engine.near.Get(r.key)
-	if !n.credible(now, r.engine.NearTTL) || !r.lookBack(n.made) {
+	if !n.credible(now, r.engine.NearTTL) || !r.renewLookAsOf(n.made) {
 		return r.lookAnew(ctx)
 	}
 	r.looking.askedBefore, r.looking.asked = n.made, n.made
@@ -91,14 +91,14 @@ func (r *run[V]) answerByNotice(ctx context.Context, n timedNotice) bool {
 	return true
 }
 
-// lookBack is lookAgain as of made. It returns false if made is before the flight, or before the key's last
+// renewLookAsOf is renewLook as of made. It returns false if made is before the flight, or before the key's last
 // invalidation here, which may have overtaken the notice: callers after it must not get the value.
-func (f *flight[V]) lookBack(made instant) bool {
+func (f *flight[V]) renewLookAsOf(made instant) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if made <= f.since {
+	if made <= f.validSince {
 		return false
 	}
-	f.lookAgainLocked()
+	f.renewLookLocked()
 	return true
 }

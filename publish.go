@@ -63,12 +63,12 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
 	// By this process's clock the lease is over: the process was paused, or the locker. Another process
 	// may have the lease and a value, and the renewal that would tell may be as late as this load.
-	return late && f.fenced(ctx, budget, epoch)
+	return late && f.askFenced(ctx, budget, epoch)
 }
 
-// fenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
+// askFenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
 // an epoch or an answer: a silent store cannot say so.
-func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
+func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
 	if e.fencer == nil || epoch == 0 {
 		return false

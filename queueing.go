@@ -52,11 +52,11 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 				return true
 			}
 		case <-look.due:
-			if !(r.storeDown && e.store.Open()) && r.lookTogether(ctx, look) {
+			if !(r.storeDown && e.store.Open()) && r.makePlannedLook(ctx, look) {
 				return true
 			}
 		case there := <-look.reply:
-			if r.lookAt(ctx, there) {
+			if r.lookByReply(ctx, there) {
 				return true
 			}
 		}

@@ -42,8 +42,8 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	if there := r.followLogAhead(ctx); there != nil {
 		return *there
 	}
-	if r.looksTogether() {
-		return r.readTogether(ctx)
+	if r.sharesRead() {
+		return r.readInQueue(ctx)
 	}
 	return r.read(ctx, r.budget)
 }
@@ -102,17 +102,17 @@ func (r *run[V]) followLogAhead(ctx context.Context) (key *storeReply) {
 	return key
 }
 
-// looksTogether reports whether the look joins the looks that wait for a turn. With a free turn the
+// sharesRead reports whether the look joins the looks that wait for a turn. With a free turn the
 // look is made at once. Without an Elector, the look is a flight's only call of the store in turn.
 // Under overload the turns then have to pass over the oldest looks, because their callers leave next.
-func (r *run[V]) looksTogether() bool {
+func (r *run[V]) sharesRead() bool {
 	e := r.engine
 	return e.Engine != nil && e.lookout.store != nil && r.budget.Left() > e.sharedPatience() && e.store.Crowded()
 }
 
-// readTogether is read in one request with the other looks that wait for a turn. The first of them
+// readInQueue is read in one request with the other looks that wait for a turn. The first of them
 // waits for the turn, and reads for all that have come meanwhile.
-func (r *run[V]) readTogether(ctx context.Context) storeReply {
+func (r *run[V]) readInQueue(ctx context.Context) storeReply {
 	e := r.engine
 	p := &plannedLook{key: r.key, budget: r.budget, reply: make(chan *storeReply, 1)}
 	if e.lookout.enqueue(p) {
@@ -170,7 +170,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 			return
 		}
 		key = left[0].key
-		e.noAnswer(key, &keyError{"reading, with others,", key, err})
+		e.countNoAnswer(key, &keyError{"reading, with others,", key, err})
 	}
 }
 

@@ -43,7 +43,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
-	defer r.discount()
+	defer r.stopCountingFirstLook()
 	defer func() {
 		r.declineElection(ctx)
 		r.releaseBehind(ctx) // Close may come between the election and leading
@@ -65,7 +65,7 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 	}
 	switch s {
 	case stateLooking:
-		return r.lookOnce(ctx)
+		return r.look(ctx)
 	case stateQueueing:
 		return r.queue(ctx)
 	case stateStanding:

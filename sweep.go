@@ -26,7 +26,7 @@ func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost
 		Release: func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error {
 			return e.giveBack(ctx, sweeplog.Key, budget, lease)
 		},
-		Silent: func(err error) { e.noAnswer(sweeplog.Key, err) },
+		Silent: func(err error) { e.countNoAnswer(sweeplog.Key, err) },
 		Take:   e.takeLog,
 	})
 }

@@ -184,7 +184,8 @@ func (c *waiter[V]) answerLanded(state *flightState[V]) waitState {
 		return gotAnswer
 	}
 	// The store's reply may have been under way for longer than the near tier trusts an item, and be
-	// older than this call. A value over for new callers during the load (until) stays over for them.
+	// older than this call. A value over for new callers during the load (until) stays over for them. A call from
+	// before enough takes even a result that Want.Fits refuses: its face knows what to do with it.
 	over := state.published != nil && c.began >= state.until
 	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)

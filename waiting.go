@@ -63,9 +63,9 @@ func (r *run[V]) await(ctx context.Context) bool {
 		case <-late:
 			late, ended = nil, r.hedge(ctx)
 		case <-look.due:
-			ended = r.lookTogether(ctx, look)
+			ended = r.makePlannedLook(ctx, look)
 		case there := <-look.reply:
-			ended = r.lookAt(ctx, there)
+			ended = r.lookByReply(ctx, there)
 		case <-deadline.C:
 			return false
 		case <-ctx.Done():
@@ -137,7 +137,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *dri
 	if !ok {
 		return nil
 	}
-	wake, err := gate.AskInTurn(ctx, e.push, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
+	wake, err := gate.AskInTurn(ctx, e.watches, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, and so gets the longer context. A hanging call ends with the shorter.
 		defer context.AfterFunc(ctx, endWatch)()
 		return w.Watch(watching, held)

@@ -82,7 +82,7 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	if f == nil {
 		return
 	}
-	f.since = e.clock.Now()
+	f.validSince = e.clock.Now()
 	if f.witness.epoch <= epoch {
 		f.withdrawStale(epoch)
 		f.interrupt()
@@ -92,15 +92,15 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 // outdated reports whether the flight's work since its last look is void. shard.mu is held.
 func (f *flight[V]) outdated() bool { return f.witness.generation != f.lookGeneration }
 
-// lookAgain begins the flight's next look, which no earlier invalidation makes void. It reports
+// renewLook begins the flight's next look, which no earlier invalidation makes void. It reports
 // whether there was one since the last look.
-func (f *flight[V]) lookAgain() (outdated bool) {
+func (f *flight[V]) renewLook() (outdated bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	return f.lookAgainLocked()
+	return f.renewLookLocked()
 }
 
-func (f *flight[V]) lookAgainLocked() (outdated bool) {
+func (f *flight[V]) renewLookLocked() (outdated bool) {
 	outdated = f.outdated()
 	f.lookGeneration, f.witness.epoch, f.witness.repeats, f.current = f.witness.generation, 0, false, nil
 	return outdated

@@ -121,8 +121,8 @@ type Attempt interface {
 	Present() *Item
 	// Position is the position of the log of sweeps that was known when the load began.
 	Position() uint64
-	// Second reports whether the first caller was outside the audience of an earlier load.
-	Second() bool
+	// Excluded reports whether the first caller was outside the audience of an earlier load.
+	Excluded() bool
 	// Publish answers the flight's callers with a response that the load is still making: the callers
 	// of the audience that come before until. The result is false if the flight has given up the load.
 	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool

@@ -136,7 +136,7 @@ func (l *load) provesUncacheable(d *decision) bool {
 	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.content().status) {
 		return false
 	}
-	return l.before == nil || !l.servable() && l.attempt.Second()
+	return l.before == nil || !l.servable() && l.attempt.Excluded()
 }
 
 // signpost returns the signpost to a response with this header. Nil: the call's key already selects the

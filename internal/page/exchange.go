@@ -234,7 +234,7 @@ func (x *exchange) share() {
 		x.m.learnAuthorized(x.attempt.Key(), d.audience == audience.Everyone)
 	}
 	to, remembered := d.audience, x.provesUncacheable(d)
-	if d.checked || remembered || to != audience.Everyone && x.attempt.Second() {
+	if d.checked || remembered || to != audience.Everyone && x.attempt.Excluded() {
 		// All callers get the response, and callers outside its audience go to the handler. A
 		// first private page or error sends no caller there: the next response may be for everyone.
 		to = audience.Everyone
@@ -323,7 +323,7 @@ func (x *exchange) failure(err error) error {
 		return err // all callers get the stale response, and one of them tries again after a pause
 	}
 	to := audience.Alike
-	if x.attempt.Second() {
+	if x.attempt.Excluded() {
 		to = audience.Everyone
 	}
 	failed := &Response{kind: uncacheable, live: &stream{owner: &x.owner.place, audience: audience.Alike, failure: err}}
