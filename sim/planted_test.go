@@ -66,8 +66,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "near entry that is moved back", File: "news.go",
-		Old: "if made <= f.since {",
-		New: "if made == f.since {",
+		Old: "if made <= f.validSince {",
+		New: "if made == f.validSince {",
 	},
 	{
 		Name: "lease that is renewed after its loss", File: "lease.go",
