@@ -50,7 +50,7 @@ func (f *flight[V]) confirmedUntil(state *flightState[V]) instant {
 func (f *flight[V]) confirm(ctx context.Context, polls bool) {
 	e := f.engine
 	every := e.confirmEvery()
-	for pause := min(every, f.confirmedUntil(f.state.Load())-every-e.clock.Now()); ; pause = every {
+	for pause := min(every, f.confirmedUntil(f.state.Load())-e.NearTTL+every-e.clock.Now()); ; pause = every {
 		var due <-chan time.Time
 		if polls {
 			due = time.After(pause)
