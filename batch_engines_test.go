@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -369,4 +370,69 @@ func TestOverload_BatchWithoutItsFirstCaller(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The time of a common look without an answer counts for each key: the locker's silence has only the rest.
+func TestGetMany_TimeOfALookWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: time.Second}})
+		ps[0].store.set(func(ctx context.Context, _ string) error {
+			ps[0].store.set(nil)
+			takes(300*time.Millisecond)(ctx, "")
+			return errRefused
+		})
+		ps[0].locker.set(on(blackHole, "acquire"))
+		start := time.Now()
+		getAll(t, ps[0], []string{"a", "b"})
+		wantTook(t, start, 2*time.Second) // EngineTimeout and the load
+	})
+}
+
+// The end of a common look by Close is no silence of the store.
+func TestGetMany_ClosedDuringTheLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.set(blackHole)
+		c := batchCache(t, (&batchSource{}).load, bellwether.Options{
+			Fleet:   bellwether.Fleet{Store: store.batching()},
+			OnError: func(key string, err error) { t.Errorf("OnError(%q): %v", key, err) },
+		})
+		go c.GetMany(context.Background(), []string{"a", "b"})
+		synctest.Wait()
+		c.Close()
+		if n := c.Stats().EngineErrors; n != 0 || store.count() != 1 {
+			t.Errorf("%d errors of engines in %d calls, want none in one call", n, store.count())
+		}
+	})
+}
+
+// OnError names a key without an answer, and not a key that the same request has answered.
+func TestGetMany_NamesTheSilentKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string // guarded by mu
+		var mu sync.Mutex
+		c := batchCache(t, (&batchSource{}).load, bellwether.Options{
+			Fleet: bellwether.Fleet{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, driver.Entry, error)) {
+				for i, key := range keys {
+					if ownKey(key) == "silent" {
+						each(i, driver.Entry{}, errRefused)
+					} else {
+						each(i, driver.Entry{}, bellwether.ErrNotFound)
+					}
+				}
+			})},
+			OnError: func(key string, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, key)
+			},
+		})
+		getAll(t, c, []string{"a", "silent"})
+		mu.Lock()
+		defer mu.Unlock()
+		if len(told) == 0 || slices.ContainsFunc(told, func(key string) bool { return key != "silent" }) {
+			t.Errorf("OnError of %q, want of the silent key alone", told)
+		}
+	})
 }

@@ -64,13 +64,13 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		r.leading.refused++
 		return false
 	}
-	// What callers see is confirmed also after a Set or a soft sweep, which cancel the load: it may ignore its
-	// context, or go on for a batch's other keys.
-	seen := r.confirmSeen(limited)
+	// Offers are confirmed also after a Set or a soft sweep, which cancel the load: it may ignore its context,
+	// or go on for a batch's other keys.
+	offers := r.confirmOffers(limited)
 	for {
 		select {
-		case <-seen:
-			seen = r.confirmSeen(limited)
+		case <-offers:
+			offers = r.confirmOffers(limited)
 		case l := <-result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
 				r.leading.refused++

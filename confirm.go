@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file confirms what callers see during a rebuild: a stale item on offer, and a value that the load still
@@ -12,115 +14,99 @@ import (
 // near tier off an item answers only the calls from before the store was asked for it: the store is asked again for
 // later calls, once for all that have come meanwhile, never without a call.
 
-// confirmBeside confirms what callers see now, if anything, until end is called or ctx ends.
+// confirmBeside confirms the flight's present offer, if there is one, until end is called or ctx ends.
 func (f *flight[V]) confirmBeside(ctx context.Context) (end func()) {
-	if f.confirmedUntil(f.state.Load()) == forever {
+	if f.state.Load().offered == nil {
 		return func() {}
 	}
 	ctx, end = context.WithCancel(ctx)
-	f.confirmSeen(ctx)
+	f.confirmOffers(ctx)
 	return end
 }
 
-// confirmSeen begins to confirm what callers see until ctx ends, and returns nil. If there is nothing to confirm, it
-// returns a channel that is closed at the flight's next change.
-func (f *flight[V]) confirmSeen(ctx context.Context) (next <-chan struct{}) {
-	state := f.state.Load()
-	if f.confirmedUntil(state) == forever {
+// confirmOffers begins to confirm the flight's offer until ctx ends. next is closed when there may be another
+// offer to confirm: at the end of this one, or at the flight's next change if it has none.
+func (f *flight[V]) confirmOffers(ctx context.Context) (next <-chan struct{}) {
+	if f.engine.Store == nil {
+		return nil
+	}
+	if state := f.state.Load(); state.offered == nil {
 		return state.news
 	}
-	f.engine.running.Go(func() { f.confirm(ctx, true) })
-	return nil
+	ended := make(chan struct{})
+	f.engine.running.Go(func() {
+		defer close(ended)
+		f.engine.confirm(ctx, f.engine.clock.Now(), func() bool { return f.confirmOffer(ctx) })
+	})
+	return ended
 }
 
-// confirmedUntil is the instant until which callers may take what the state shows without asking the store. It is
-// forever if the store cannot confirm it: a value that the load still writes is confirmed by a Fencer.
-func (f *flight[V]) confirmedUntil(state *flightState[V]) instant {
-	until := forever
-	if state.offered != nil {
-		until = state.offered.TrustedUntil
-	}
-	if state.published != nil && f.engine.fencer != nil {
-		until = min(until, state.joinable)
-	}
-	return until
-}
-
-// confirm confirms what callers see until ctx ends: after each doubt and, if it polls, before its trust ends.
-func (f *flight[V]) confirm(ctx context.Context, polls bool) {
-	e := f.engine
-	every := e.confirmEvery()
-	for pause := min(every, f.confirmedUntil(f.state.Load())-e.NearTTL+every-e.clock.Now()); ; pause = every {
-		var due <-chan time.Time
-		if polls {
-			due = time.After(pause)
-		}
+// confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
+func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {
+	for {
 		select {
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
 		case <-ctx.Done():
 			return
-		case <-due:
-		case <-f.doubts:
 		}
-		if f.confirmedUntil(f.state.Load()) == forever {
-			continue
+		asked = e.clock.Now()
+		if !ask() {
+			return
 		}
-		budget := gate.NewBudget(e.EngineTimeout)
-		// The trust depends on the log's age too, and must last until the next confirmation.
-		e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-		f.confirmOffer(ctx, budget)
-		f.confirmPublished(ctx, budget)
 	}
 }
 
-// confirmOffer asks the store about the stale item on offer, if there is one.
-func (f *flight[V]) confirmOffer(ctx context.Context, budget *gate.Budget) {
+// confirmOffer asks the store about the offer. It returns false without an offer, or after ctx's end.
+func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e := f.engine
 	offered := f.state.Load().offered
 	if offered == nil {
-		return
+		return false
 	}
+	budget := e.confirmation(ctx)
 	there := f.read(ctx, budget)
 	confirmed := *offered
 	switch confirmed.TrustedUntil = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:
-		return
+		return false
 	case there.silent():
 		// A silent store cannot say that the item is void, also not to the callers that came meanwhile.
 		confirmed.TrustedUntil = max(confirmed.TrustedUntil, e.clock.Now()+1)
 	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)
-		return
+		return true
 	}
 	f.reoffer(offered, &confirmed)
+	return true
 }
 
-// confirmPublished asks a Fencer about the value that the load still writes, if there are both. Otherwise an
-// invalidation elsewhere would show only at the commit, and callers that asked after it would join.
-func (f *flight[V]) confirmPublished(ctx context.Context, budget *gate.Budget) {
-	e, asked := f.engine, f.engine.clock.Now()
-	f.shard.mu.Lock()
-	state, epoch := f.state.Load(), f.witness.epoch
-	f.shard.mu.Unlock()
-	if e.fencer == nil || state.landed || state.published == nil || state.joinable == forever {
-		return
-	}
+// confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
+// too, and must last until the next confirmation.
+func (e *engine[V]) confirmation(ctx context.Context) *gate.Budget {
+	budget := gate.NewBudget(e.EngineTimeout)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
+	return budget
+}
+
+// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
+// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
+// against the value, after ctx's end, and once the flight shows no such value.
+func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epoch uint64) bool {
+	e, budget := f.engine, f.engine.confirmation(ctx)
+	asked := e.clock.Now()
 	fenced := f.askFenced(ctx, budget, epoch)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if ctx.Err() != nil || f.state.Load().landed {
-		return
+	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
+		return false
 	}
-	f.change(func(s *flightState[V]) {
-		if fenced {
-			s.until, s.joinable = min(s.until, s.joinable), forever // for no caller after the last confirmation
-		} else {
-			s.joinable = e.trustedUntil(asked)
-		}
-	})
 	if fenced {
 		f.witness.generation++
-		f.unlist()
+		f.unlist() // no more callers join
+		return false
 	}
+	f.change(func(s *flightState[V]) { s.joinable = e.trustedUntil(asked) })
+	return true
 }
 
 // doubt makes the flight ask the store again, for a later call. It does nothing with the near tier on.
@@ -136,5 +122,24 @@ func (f *flight[V]) doubt() {
 func (f *flight[V]) doubtValue() {
 	if f.engine.fencer != nil {
 		f.doubt()
+	}
+}
+
+// answerDoubts asks the store after each doubt, until ctx ends or the store can say nothing later.
+func (f *flight[V]) answerDoubts(ctx context.Context) {
+	for {
+		select {
+		case <-f.doubts:
+		case <-ctx.Done():
+			return
+		}
+		f.confirmOffer(ctx)
+		f.shard.mu.Lock()
+		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
+		vouches := published != nil && l != nil && !l.storeless
+		f.shard.mu.Unlock()
+		if f.engine.fencer != nil && vouches && !f.confirmPublished(ctx, published, epoch) {
+			return
+		}
 	}
 }

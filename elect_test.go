@@ -275,3 +275,15 @@ func TestTouch_LostReply(t *testing.T) {
 		})
 	}
 }
+
+// A load without an election, because of another process's mark, is no load without an engine's answer.
+func TestElect_WaivedIsNotDegraded(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{})
+		driver.Set(t.Context(), f.store, "test:k", driver.Entry{Kind: driver.KindUnelected, TTL: time.Minute})
+		wantValue(t, f.processes[0], "k", "v1")
+		if n := f.processes[0].Stats().Degraded; n != 0 {
+			t.Errorf("Degraded = %d, want 0", n)
+		}
+	})
+}

@@ -455,3 +455,23 @@ func TestFailures_NoEarlyRefreshInThePause(t *testing.T) {
 		}
 	})
 }
+
+// A load's failure replaces the mark of a writer that began before the load: no other process loads to fail.
+func TestFailure_ReplacesAnEarlierMark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{ErrorTTL: 10 * time.Second})
+		f.origin.fail = func(int) error { return errOrigin }
+		_, earlier, _ := f.store.Claim(t.Context(), "test:k")
+		time.AfterFunc(500*time.Millisecond, func() {
+			mark := driver.Entry{Kind: driver.KindUnshared, Epoch: earlier, TTL: time.Hour}
+			if err := f.store.Commit(context.Background(), "test:k", mark); err != nil {
+				t.Error(err)
+			}
+		})
+		f.processes[0].Get(t.Context(), "k")
+		if v, err := f.processes[1].Get(t.Context(), "k"); err == nil {
+			t.Errorf("Get = %q, want the failure", v)
+		}
+		f.wantLoads(t, 1)
+	})
+}

@@ -60,6 +60,7 @@ func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, epo
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
+	r.loaded = true // a look that has found an entry resets it
 	if it := r.present; it != nil {
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
@@ -194,6 +195,7 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
+	r.loaded = l != nil // a look that has found an entry resets it
 	it := r.failureOf(now, err, false)
 	switch {
 	case r.storeDown:

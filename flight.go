@@ -36,7 +36,7 @@ type flight[V any] struct {
 	progress[V]
 
 	notices chan timedNotice // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
-	doubts  chan struct{}    // a request for confirm, see doubt; has room for one; nil with the near tier on
+	doubts  chan struct{}    // a request for answerDoubts, see doubt; has room for one; nil with the near tier on
 	// Callers that began before enough take the result, whatever they want. Another process's load
 	// began after them. Only the flight's goroutine uses enough.
 	enough instant

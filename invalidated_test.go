@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -283,6 +284,44 @@ func TestFleet_KeysOfTheCacheItself(t *testing.T) {
 			if loads != 5 {
 				t.Errorf("%d loads, want 5", loads)
 			}
+		})
+	}
+}
+
+// The result of loads that were all invalidated answers only the calls from before the last load. Later calls load.
+func TestInvalidated_LastTryIsForItsCallersAlone(t *testing.T) {
+	for _, failing := range []bool{false, true} {
+		aloneAndInAFleet(t, fmt.Sprint("failing=", failing), func(t *testing.T, fleet bellwether.Fleet) {
+			var c *bellwether.Cache[string]
+			var late sync.WaitGroup
+			wants := func(want string) {
+				v, err := c.Get(context.Background(), "k")
+				if failing && err != nil {
+					v = err.Error()
+				}
+				if v != want || (err != nil) != failing {
+					t.Errorf("Get = %q, %v, want %s", v, err, want)
+				}
+			}
+			loads := 0
+			c = cacheOf(t, func(_ context.Context, key string) (string, error) {
+				loads++
+				v := fmt.Sprint("v", loads)
+				if loads <= 5 {
+					c.Invalidate(context.Background(), key)
+				}
+				if loads == 5 {
+					late.Go(func() { wants("v6") }) // at the instant at which the load began, after the invalidation
+				}
+				time.Sleep(time.Second)
+				if failing {
+					return "", errors.New(v)
+				}
+				return v, nil
+			}, bellwether.Options{TTL: time.Hour, MaxWait: time.Minute, Fleet: fleet})
+			wants("v5")
+			wants("v6")
+			late.Wait()
 		})
 	}
 }

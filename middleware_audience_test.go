@@ -907,3 +907,23 @@ func TestAudience_PageForAllAfterOneClientsFailure(t *testing.T) {
 		late.wantCalls(t, 0)
 	})
 }
+
+// Failures without an election do not prolong the time without elections, and cost the store no writes.
+func TestAudience_FailuresAreMarkedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(10 * time.Millisecond)
+			ownFailures["503"](w, r.Header.Get("Cookie"))
+		})
+		time.Sleep(time.Second) // the log is read
+		store.reset()
+		for i := range 20 {
+			s.get("http://a/p", "Cookie", fmt.Sprint("c=", i))
+		}
+		s.wantCalls(t, 20)
+		if n := store.count("commit"); n != 1 {
+			t.Errorf("%d commits, want the first failure's", n)
+		}
+	})
+}

@@ -137,40 +137,43 @@ func TestSpelling_BehindARouter(t *testing.T) {
 
 // http.ServeMux routes by the host as sent: a host in another spelling may have another handler.
 func TestSpelling_HostBehindServeMux(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	mux := http.NewServeMux()
-	for _, pattern := range []string{"shop.example/", "/"} {
-		mux.Handle(pattern, mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=60")
-			io.WriteString(w, pattern)
-		})))
-	}
-	ask := func(host, path string) (body, status string) {
-		r := httptest.NewRequest("GET", path, nil)
-		r.Host = host
-		w := httptest.NewRecorder()
-		mux.ServeHTTP(w, r)
-		return w.Body.String(), w.Header().Get("Cache-Status")
-	}
-	for i, host := range []string{"SHOP.example", "shop.example.", "SHOP.example:80"} {
-		path := fmt.Sprint("/", i)
-		if body, status := ask(host, path); body != "/" || !strings.Contains(status, `fwd=bypass;detail="host spelling"`) {
-			t.Errorf("%q got %q (%s), want the other handler's page, past the cache", host, body, status)
+	synctest.Test(t, func(t *testing.T) {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+		defer mw.Close()
+		mux := http.NewServeMux()
+		for _, pattern := range []string{"shop.example/", "/"} {
+			mux.Handle(pattern, mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				io.WriteString(w, pattern)
+			})))
 		}
-		for _, host := range []string{"shop.example", "shop.example:80", "[::1]:443"} {
-			want := "shop.example/"
-			if host == "[::1]:443" {
-				want = "/"
+		ask := func(host, path string) (body, status string) {
+			r := httptest.NewRequest("GET", path, nil)
+			r.Host = host
+			w := httptest.NewRecorder()
+			mux.ServeHTTP(w, r)
+			return w.Body.String(), w.Header().Get("Cache-Status")
+		}
+		for i, host := range []string{"SHOP.example", "shop.example.", "SHOP.example:80"} {
+			path := fmt.Sprint("/", i)
+			if body, status := ask(host, path); body != "/" || !strings.Contains(status, `fwd=bypass;detail="host spelling"`) {
+				t.Errorf("%q got %q (%s), want the other handler's page, past the cache", host, body, status)
 			}
-			if body, status := ask(host, path); body != want || strings.Contains(status, "bypass") {
-				t.Errorf("%q got %q (%s), want %q through the cache", host, body, status, want)
+			for _, host := range []string{"shop.example", "shop.example:80", "[::1]:443"} {
+				want := "shop.example/"
+				if host == "[::1]:443" {
+					want = "/"
+				}
+				if body, status := ask(host, path); body != want || strings.Contains(status, "bypass") {
+					t.Errorf("%q got %q (%s), want %q through the cache", host, body, status, want)
+				}
 			}
 		}
-	}
-	if body, status := ask("shop.example:443", "/0"); body != "shop.example/" || !strings.Contains(status, ";hit") {
-		t.Errorf("another port got %q (%s), want a hit", body, status)
-	}
+		synctest.Wait() // the page is kept
+		if body, status := ask("shop.example:443", "/0"); body != "shop.example/" || !strings.Contains(status, ";hit") {
+			t.Errorf("another port got %q (%s), want a hit", body, status)
+		}
+	})
 }
 
 // A field with "_" in its name, which gateways to CGI take for "-", does not reach a shared page's handler.

@@ -204,6 +204,27 @@ func TestObserver_Failure(t *testing.T) {
 	})
 }
 
+// A load that fails beside the store's stale item has failed, whether or not the failure is told to other processes.
+func TestObserver_FailureBesideAStoredItem(t *testing.T) {
+	for name, failure := range map[string]error{"told": errOrigin, "untold": context.Canceled} {
+		inBubble(t, name, func(t *testing.T) {
+			r, o := watched(bellwether.Options{TTL: time.Second, StaleIfError: time.Hour})
+			f := newFleet(t, 1, push, o)
+			f.get(1, "k")
+			time.Sleep(2 * time.Second)
+			f.origin.fail = func(int) error { return failure }
+			wantValue(t, f.processes[0], "k", "v1")
+			synctest.Wait()
+			if n := len(r.rebuilds); n != 2 || r.rebuilds[1].Outcome != observe.OutcomeFailed || !errors.Is(r.rebuilds[1].Err, failure) {
+				t.Errorf("rebuilds %+v, want a value and a failure", r.rebuilds)
+			}
+			if n := len(r.herds); n != 2 || !r.herds[1].Loaded {
+				t.Errorf("herds %+v, want two with a load", r.herds)
+			}
+		})
+	}
+}
+
 // One process rebuilds. The others' herds have the time since its commit as WakeLag.
 func TestObserver_HerdOfAFleet(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

@@ -39,6 +39,12 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	joinable := forever
 	if e.Store != nil && !a.storeless {
 		joinable = e.trustedUntil(a.asked)
+		if e.fencer != nil && !f.shard.closed {
+			epoch := f.witness.epoch
+			e.running.Go(func() {
+				e.confirm(ctx, a.asked, func() bool { return f.confirmPublished(ctx, it, epoch) })
+			})
+		}
 	}
 	f.change(func(s *flightState[V]) {
 		s.published, s.audience, s.until, s.joinable = it, to, until, joinable

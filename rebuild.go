@@ -85,7 +85,7 @@ func (f *flight[V]) runToEnd(ctx context.Context) {
 	stack.Grow()
 	r := &run[V]{flight: f}
 	if f.doubts != nil {
-		f.engine.running.Go(func() { f.confirm(ctx, false) })
+		f.engine.running.Go(func() { f.answerDoubts(ctx) })
 	}
 	fault.Run(func() error { return r.rebuild(ctx) }, func(err error) { r.endRun(ctx, err) })
 }

@@ -74,7 +74,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for w := s.witnesses[key]; w != nil; w = w.next {
-		if w.repeats && w.epoch > it.Epoch {
+		if w.repeats {
 			w.generation++
 		}
 	}

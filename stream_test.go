@@ -160,3 +160,37 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		a.wantBody(t, "2", "http://a/p") // and then in every process
 	})
 }
+
+// phased answers call 1 at once, stale after 1 s, and each later call with a header after pause and a body after 5 s.
+func phased(calls *atomic.Int32, pause time.Duration) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		n := calls.Add(1)
+		w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
+		if n > 1 {
+			time.Sleep(pause)
+			w.(http.Flusher).Flush()
+			time.Sleep(5*time.Second - pause)
+		}
+		fmt.Fprint(w, n)
+	}
+}
+
+// A stream that begins while a stale offer is confirmed is confirmed at once, as without an offer.
+func TestStream_BeginsDuringAnOffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{
+			Patience: time.Minute,
+			Fleet:    bellwether.Fleet{Store: askable(memstore.New()), NearTTL: 4 * time.Second},
+		}, phased(&calls, 4500*time.Millisecond))
+		s.get("http://a/p")
+		time.Sleep(10 * time.Second)
+		go s.get("http://a/p")
+		time.Sleep(4200 * time.Millisecond)
+		w := newClient()
+		s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+		if w.Body.String() != "2" || w.header > 310*time.Millisecond {
+			t.Errorf("a joiner gets %q, its header after %v, want at once when it is published, after 300ms", w.Body, w.header)
+		}
+	})
+}

@@ -337,3 +337,20 @@ func TestUnshared_FailureFromBeforeAnInvalidation(t *testing.T) {
 		early.Wait()
 	})
 }
+
+// A key that is invalidated elsewhere while its flight waits for a slot has one load, whose value the store takes.
+func TestUnshared_InvalidatedWhileQueueing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second})
+		driver.Set(t.Context(), f.store, "test:k", driver.Entry{Kind: driver.KindUnshared, TTL: time.Hour})
+		f.origin.build = 2 * time.Second
+		go f.processes[0].Get(context.Background(), "another")
+		synctest.Wait()
+		time.AfterFunc(time.Second, func() { f.store.Invalidate(context.Background(), "test:k") })
+		wantValue(t, f.processes[0], "k", "v2")
+		f.wantLoads(t, 2)
+		if e, err := f.store.Get(t.Context(), "test:k"); e.Kind != driver.KindValue || err != nil {
+			t.Errorf("the store has %+v, %v", e, err)
+		}
+	})
+}
