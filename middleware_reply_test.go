@@ -397,6 +397,42 @@ func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 	}
 }
 
+// The handler of a HEAD past a stored page is stopped too, after a no-store or for the page's validation.
+func TestReply_HeadOfALongBodyPastAPage(t *testing.T) {
+	for stored, fields := range map[string][]string{"max-age=60": {"Cache-Control", "no-store"}, "no-cache": nil} {
+		inBubble(t, stored, func(t *testing.T) {
+			var written atomic.Int64
+			first := true
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", stored)
+				w.Header().Set("ETag", `"1"`)
+				if first {
+					first = false
+					fmt.Fprint(w, "page")
+					return
+				}
+				w.Header().Set("ETag", `"2"`)
+				for range 1 << 15 {
+					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
+						if r.Context().Err() == nil {
+							t.Errorf("the context has not ended after %v", err)
+						}
+						return
+					}
+					written.Add(1 << 15)
+				}
+			})
+			s.get("http://a/p")
+			if w := s.do(request("HEAD", "http://a/p", fields...)); w.Code != 200 || w.Header().Get("ETag") != `"2"` {
+				t.Errorf("status %d, header %v", w.Code, w.Header())
+			}
+			if n := written.Load(); n == 0 || n > 256<<10 {
+				t.Errorf("%d bytes were written for a HEAD", n)
+			}
+		})
+	}
+}
+
 // A range of an unstored response of known length is cut from one run. Otherwise the client gets the whole.
 func TestReply_RangeOfUnkept(t *testing.T) {
 	body := strings.Repeat("0123456789", 20)

@@ -62,8 +62,10 @@ func (d *Directives) QualifiedFields() []string {
 	return slices.Concat(d.NoCacheFields, d.PrivateFields)
 }
 
-// openToAll reports whether the directives share a response to Authorization (RFC 9111 section 3.5).
-func (d *Directives) openToAll() bool { return d.Public || d.SMaxAge.Set || d.MustRevalidate }
+// OpenToAll reports whether the response may also answer a request with Authorization. RFC 9111 section 3.5
+// restricts only the storing of responses to such requests. But an origin often answers them differently
+// without a Vary, so they get only a response that itself states that it is for everyone.
+func (d *Directives) OpenToAll() bool { return d.Public || d.SMaxAge.Set || d.MustRevalidate }
 
 // OwnTrailer reports whether a trailer of a shared response is for its first client alone: a field
 // of QualifiedFields (RFC 9111 sections 5.2.2.4 and 5.2.2.7), or a cookie. A cookie is no trailer

@@ -72,14 +72,6 @@ func openToCookies(req Request, d Directives) bool {
 	return req.Header["Cookie"] == nil || d.Public || d.SMaxAge.Set
 }
 
-// OpenToAll reports whether a stored response may also answer a request with Authorization. RFC 9111
-// section 3.5 restricts only the storing of responses to such requests. But an origin often answers them
-// differently without a Vary, so they get only a response that itself states that it is for everyone.
-func OpenToAll(resp http.Header, opt Options) bool {
-	d := ResponseDirectives(resp, opt.Targets...)
-	return d.openToAll()
-}
-
 // StatesZero reports whether a stored response states a lifetime of zero and no stale window. Handlers send
 // max-age=0 and "Expires: 0" with pages that are not to be shared. RFC 9111 would let waiting requests share them.
 func StatesZero(resp http.Header, opt Options) bool {
@@ -98,7 +90,7 @@ func statesZero(resp http.Header, d Directives, received time.Time) bool {
 func ValidatedFor(req Request, resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	if req.Credentials {
-		return d.openToAll()
+		return d.OpenToAll()
 	}
 	return openToCookies(req, d)
 }

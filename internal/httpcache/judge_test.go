@@ -59,8 +59,8 @@ func TestOpenToAll(t *testing.T) {
 	for cc, want := range map[string]bool{
 		"max-age=60": false, "public": true, "s-maxage=0": true, "must-revalidate": true, "proxy-revalidate": false, "": false,
 	} {
-		if got := OpenToAll(header("Cache-Control", cc), Options{}); got != want {
-			t.Errorf("%q: %v, want %v", cc, got, want)
+		if d := ResponseDirectives(header("Cache-Control", cc)); d.OpenToAll() != want {
+			t.Errorf("%q: want %v", cc, want)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 	if req.NoStore {
 		return false, "request-no-store" // section 5.2.1.5
 	}
-	if req.Credentials && !d.openToAll() {
+	if req.Credentials && !d.OpenToAll() {
 		return false, "authorization"
 	}
 	// Section 4.1: "*" matches no request, also no waiting caller's.

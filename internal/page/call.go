@@ -16,8 +16,6 @@ type call struct {
 	route *chi.Context // read before the locks under which Bind is called
 	// signpost is the item with the names of the call's key. Nil: the call waits for the URL's key.
 	signpost *Item
-	// excluded: without a signpost yet, the request needs a variant, not the URL's own response.
-	excluded bool
 	aside    chan func() // work for the call's own goroutine while it waits
 	waiting  Waiting
 	place    // the client's place in the body
@@ -26,11 +24,14 @@ type call struct {
 // maxHints interim responses wait for the first client. Others are dropped (RFC 9110 section 15.2).
 const maxHints = 8
 
+// unanswerable reports whether no response under the call's key, the URL's own, is for the request.
+func (c *call) unanswerable() bool { return c.query.needsVariant && c.signpost == nil }
+
 // personal reports whether a failure of the call's load may be about its request. Other requests
 // for the key do not have the Cookie, the credentials, or the fields that need a variant.
 func (c *call) personal() bool {
 	r := c.query.request
-	return r.Credentials || r.Header["Cookie"] != nil || c.excluded
+	return r.Credentials || r.Header["Cookie"] != nil || c.unanswerable()
 }
 
 // names are the request fields that the call's key contains.

@@ -43,7 +43,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
 	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated}
-	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}, counted: !d.ownersAlone()}
+	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}}
 	if d.ownersAlone() {
 		d.recording.limit = min(d.recording.limit, privateWindow)
 	}
@@ -57,7 +57,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	s.body.Expect(a.announced)
 	d.recording.stream = s
 	d.response = &Response{
-		status: a.status, guessed: a.guessed, forAll: httpcache.OpenToAll(a.header, l.m.options.Rules),
+		status: a.status, guessed: a.guessed, forAll: a.judged.Directives.OpenToAll(),
 		freshness: v.freshness, reason: v.reason, forwarded: forwarded{l.fwd, a.fwdStatus}, live: s,
 	}
 	if v.audience == audience.Owner {

@@ -24,7 +24,7 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
 	before := m.fallback(a.Key(), a.Present())
 	l := m.newLoad(ctx, a, c, before)
-	if before != nil && !c.excluded {
+	if before != nil && !c.unanswerable() {
 		l.asks = m.condition(before.Value, l.request())
 	}
 	res, err := newExchange(l).carry(next, r)

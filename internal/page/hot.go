@@ -17,34 +17,22 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
 	}
-	cache, key := m.cache, t.key
-	var under *Response // the signpost that led to key
-	for range maxHops {
-		it, now := cache.Near(key)
-		if !isHot(it, now) {
-			return false
+	var now instant
+	it, key, signpost := m.follow(t, func(key string) (it *Item) {
+		if it, now = m.cache.Near(key); !isHot(it, now) {
+			return nil
 		}
-		switch res := it.Value; res.kind {
-		case plain:
-			if under == nil && m.needsVariant(t.header) {
-				return false // the response is not for such a request
-			}
-			if res.body.Len() > smallBody {
-				return false // a large body is counted while it is sent
-			}
-			cache.CountHit(r.Context(), t.key)
-			if under != nil && res.hitHeaderOf(it, now) == nil { // once a second
-				under.vary.built.of(m.needsVariant(t.header)).touch(key, now)
-			}
-			m.writeHit(w, r, key, it, now)
-			return true
-		case varying:
-			key, under = m.variantKey(res.vary, t.key, t.header), res
-		default:
-			return false
-		}
+		return it
+	})
+	if it == nil || it.Value.body.Len() > smallBody { // a large body is counted while it is sent
+		return false
 	}
-	return false
+	m.cache.CountHit(r.Context(), t.key)
+	if signpost != nil && it.Value.hitHeaderOf(it, now) == nil { // once a second
+		signpost.built.of(m.needsVariant(t.header)).touch(key, now)
+	}
+	m.writeHit(w, r, key, it, now)
+	return true
 }
 
 // isHot reports whether a near item is a fresh response, or a signpost to one.

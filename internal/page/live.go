@@ -356,12 +356,3 @@ func (c *call) forward(s Answer) httpcache.Forward {
 	}
 	return httpcache.FwdURIMiss
 }
-
-// tooSlow records that a key's rebuild took longer than RebuildTimeout, if the key never had a response for
-// everyone: its handler may answer a client that waits longer. These requests count against PassThrough,
-// because a slow origin must not get them all.
-func (m *Middleware) tooSlow(key string, failed *Item, err error) {
-	if m.options.PassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
-		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
-	}
-}

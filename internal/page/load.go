@@ -39,7 +39,7 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call, before *It
 	}
 	now := m.cache.Now()
 	l.before = before
-	if c.excluded {
+	if c.unanswerable() {
 		return l
 	}
 	l.fwd = forwardDespite(before, now)
@@ -62,7 +62,7 @@ func (l *load) servable() bool {
 // last failure is not counted: clients that decline the stored error must not prolong the pauses.
 func (l *load) failures(now instant) uint32 {
 	it := l.attempt.Present() // before may be the page that the last error has displaced
-	if it == nil || l.owner.excluded {
+	if it == nil || l.owner.unanswerable() {
 		return 1
 	}
 	var n uint32

@@ -30,12 +30,7 @@ func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.
 func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	u.before = func(int) { why.AppendTo(w.Header()) }
-	if r.Method == http.MethodHead {
-		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
-		r, u.cut = r.WithContext(ctx), cancel
-	}
-	u.run(func() { next.ServeHTTP(u, r) })
+	u.run(u, next, r)
 }
 
 // pass hands the request to the handler as the last resort, unless the request has only-if-cached.
@@ -66,13 +61,10 @@ func (q *query) passUncacheable(key string, it *Item) {
 	}
 	sent := time.Now()
 	cacheable := false
-	w := newHeldWriter(q.m, q.w)
 	spare := q.spared(key)
-	if spare != nil {
-		w.holds = httpcache.IsServerError
-	}
+	w := newHeldWriter(q.m, q.w, func(status int) bool { return spare != nil && httpcache.IsServerError(status) })
 	w.before = func(status int) {
-		header, now := within(w.Header(), w.untouched), time.Now()
+		header, now := within(w.Header(), w.outer), time.Now()
 		j := httpcache.Judge(q.request, status, header, sent, now, q.m.options.Rules)
 		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
@@ -80,7 +72,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 		}
 		why.AppendTo(w.Header())
 	}
-	w.run(func() { q.next.ServeHTTP(w, q.r) })
+	w.run(w, q.next, q.r)
 	if w.held != nil {
 		w.reset()
 		q.replySpare(key, spare, why)
@@ -109,11 +101,10 @@ func (q *query) passChecked(key string, it *Item) {
 		return
 	}
 	sent := time.Now()
-	w := newHeldWriter(q.m, q.w)
-	w.holds = func(status int) bool { return status == http.StatusNotModified }
+	w := newHeldWriter(q.m, q.w, func(status int) bool { return status == http.StatusNotModified })
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
-		header := within(w.Header(), w.untouched)
+		header := within(w.Header(), w.outer)
 		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.options.Rules)
 		switch {
 		case j.Shared:
@@ -125,13 +116,13 @@ func (q *query) passChecked(key string, it *Item) {
 		status.FwdStatus = code
 		status.AppendTo(q.w.Header())
 	}
-	w.run(func() { q.next.ServeHTTP(w, r) })
+	w.run(w, q.next, r)
 	if w.held == nil {
 		return
 	}
 	w.reset()
 	now := time.Now()
-	header := within(w.held, w.untouched)
+	header := within(w.held.sent, w.outer)
 	if !httpcache.Selects(stale, header) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
@@ -170,7 +161,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
 	u.heard = func() { m.invalidateChanged(r.Context(), changed) }
-	u.run(func() { next.ServeHTTP(u, r) })
+	u.run(u, next, r)
 }
 
 // passPost is passUnsafe for a POST whose response may be the response to the next GET (RFC 9110
@@ -328,7 +319,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 			end() // granted: from now on it may last
 		}
 	}
-	u.run(func() { next.ServeHTTP(u, r) })
+	u.run(u, next, r)
 	return true
 }
 
@@ -350,21 +341,12 @@ func (m *Middleware) find(ctx context.Context, key string) *Item {
 
 // servableBy reports whether the items that find returns lead to a servable response for the target.
 func (m *Middleware) servableBy(t target, find func(key string) *Item) bool {
-	key := t.key
-	for range maxHops {
-		it := find(key)
-		now := m.cache.Now()
+	it, _, _ := m.follow(t, func(key string) *Item {
+		it, now := find(key), m.cache.Now()
 		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
-			return false
+			return nil
 		}
-		switch it.Value.kind {
-		case plain:
-			return key != t.key || !m.needsVariant(t.header)
-		case varying:
-			key = m.variantKey(it.Value.vary, t.key, t.header)
-		default:
-			return false
-		}
-	}
-	return false
+		return it
+	})
+	return it != nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -24,22 +23,12 @@ type query struct {
 	directives   httpcache.RequestDirectives
 	request      httpcache.Request
 	needsVariant bool
-	asked        *refresh       // the refresh that the request belongs to, nil for a client's request
 	told         *observe.Serve // the report to observers, nil without observers
 	latest       *place         // of the calls that wait for the handler, nil before the first
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
 	// variant's flight must not wait again. Nil before the first wait.
 	budget *gate.Budget
 	owns   bool // see ownHeader
-}
-
-// A refresh is one call of [Middleware.Refresh] on its way to the cache.
-type refresh struct {
-	m       *Middleware
-	arrived atomic.Bool   // the request has reached the cache
-	done    chan struct{} // closed when the request has its reply; then the fields below do not change
-	target  target
-	answer  Answer // the last one on the request's way; zero: the request has bypassed the cache
 }
 
 // ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the

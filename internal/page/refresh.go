@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -15,6 +16,15 @@ import (
 // reply does not say so: other handlers write to it too, and it begins before the response is stored.
 
 type refreshKey struct{}
+
+// A refresh is one call of [Middleware.Refresh] on its way to the cache.
+type refresh struct {
+	m       *Middleware
+	arrived atomic.Bool   // the request has reached the cache
+	done    chan struct{} // closed when the request has its reply; then the fields below do not change
+	target  target
+	answer  Answer // the last one on the request's way; zero: the request has bypassed the cache
+}
 
 // refreshOf returns the refresh with the request r, nil for a client's request. The handler's own
 // requests may have the values of r's context: only the first request that reaches m is the refresh's.
@@ -39,10 +49,11 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 		own.Header = make(http.Header)
 	}
 	httpcache.RemoveConditions(own.Header)
-	w := &refreshWriter{header: make(http.Header)}
+	w := &headWriter{header: make(http.Header)}
 	if err := fault.Guard(func() error { h.ServeHTTP(w, own); return nil }); err != nil {
 		return failed(err)
 	}
+	w.WriteHeader(http.StatusOK) // as net/http, if the handler has written nothing
 	if err := r.Context().Err(); err != nil {
 		return failed(err)
 	}
@@ -61,7 +72,7 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 }
 
 // outcome returns nil if the next client gets the new response, even another process's, else why not.
-func (asked *refresh) outcome(ctx context.Context, w *refreshWriter) error {
+func (asked *refresh) outcome(ctx context.Context, w *headWriter) error {
 	it, err := asked.answer.Item, error(nil)
 	if live := asked.answer.Live; live != nil { // the reply was complete before the response was stored
 		it, err = live.Landing(ctx)
@@ -73,37 +84,14 @@ func (asked *refresh) outcome(ctx context.Context, w *refreshWriter) error {
 	case it != nil && it.Failures > 0:
 		return fmt.Errorf("the handler has failed, and a stored response stays: %w", it.Err)
 	case it == nil || it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != varying:
-		return fmt.Errorf("the response is not stored: the handler has answered with %v", w)
+		return fmt.Errorf("the response is not stored: the handler has answered with %s", describe(w))
 	case !it.Fresh(now) && !it.Stale(now), !asked.m.servableBy(asked.target, func(key string) *Item { return asked.m.find(ctx, key) }):
-		return fmt.Errorf("the response may not be served again: it has no freshness, or was invalidated meanwhile; the handler has answered with %v", w)
+		return fmt.Errorf("the response may not be served again: it has no freshness, or was invalidated meanwhile; the handler has answered with %s", describe(w))
 	}
 	return nil
 }
 
-// A refreshWriter takes the reply to a refresh, and keeps its header alone.
-type refreshWriter struct {
-	header http.Header
-	status int
+// describe describes a reply, with the fields that decide about the storage of a response.
+func describe(w *headWriter) string {
+	return fmt.Sprintf("status %d, Cache-Status %q, Cache-Control %q", w.status, w.sent["Cache-Status"], w.sent["Cache-Control"])
 }
-
-// String describes the reply, with the fields that decide about the storage of a response.
-func (w *refreshWriter) String() string {
-	return fmt.Sprintf("status %d, Cache-Status %q, Cache-Control %q", w.status, w.header["Cache-Status"], w.header["Cache-Control"])
-}
-
-func (w *refreshWriter) Header() http.Header { return w.header }
-
-func (w *refreshWriter) WriteHeader(status int) {
-	if w.status == 0 && status >= 200 {
-		w.status = status
-		w.header = w.header.Clone() // the handler may go on to change the other
-	}
-}
-
-func (w *refreshWriter) Write(b []byte) (int, error) {
-	w.WriteHeader(http.StatusOK)
-	return len(b), nil
-}
-
-// FlushError has nothing to send.
-func (w *refreshWriter) FlushError() error { return nil }

@@ -1,12 +1,14 @@
 package page
 
 import (
+	"errors"
 	"hash/maphash"
 	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -111,6 +113,15 @@ func (m *Middleware) prolong(key string, it *Item, reason string, took time.Dura
 	f := m.uncacheableFor(took)
 	if it.FreshUntil-m.cache.Now() < f.TTL/2 {
 		m.replace(key, it, &Response{kind: uncacheable, reason: reason}, f)
+	}
+}
+
+// tooSlow records that a key's rebuild took longer than RebuildTimeout, if the key never had a response for
+// everyone: its handler may answer a client that waits longer. These requests count against PassThrough,
+// because a slow origin must not get them all.
+func (m *Middleware) tooSlow(key string, failed *Item, err error) {
+	if m.options.PassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
+		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/go-chi/chi/v5"
@@ -13,8 +12,9 @@ import (
 
 // This file routes a request: past the cache, or through the cache to an item.
 
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives, asked *refresh) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), asked: asked, began: m.cache.Now()}
+// serve replies to a request, and returns the last answer on its way: zero if no answer came.
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) (s Answer) {
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), began: m.cache.Now()}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
@@ -22,12 +22,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	defer q.leave()
 	at := hop{key: t.key}
 	for range maxHops {
-		s, is := q.answerAt(&at)
-		if q.asked != nil {
-			q.asked.answer = s
-		}
-		if is == hopDone {
-			return
+		var is arrival
+		if s, is = q.answerAt(&at); is == hopDone {
+			return s
 		}
 		if is == hopAgain {
 			continue
@@ -37,23 +34,24 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		if k := s.Item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
 			q.notCached()
-			return
+			return s
 		}
 		switch res := s.Item.Value; res.kind {
 		case plain:
 			q.replyPlain(at.key, s)
-			return
+			return s
 		case checked:
 			q.passChecked(at.key, s.Item)
-			return
+			return s
 		case varying:
 			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
 		default:
 			q.passUncacheable(at.key, s.Item)
-			return
+			return s
 		}
 	}
 	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
+	return s
 }
 
 // A hop is a step of a query from the URL's key to the response's key.
@@ -178,7 +176,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		return older, false, true
 	}
 	if q.directives.OnlyIfCached {
-		it := cache.Access(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
+		it := q.m.find(q.r.Context(), key)
 		if now := cache.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.Takes(it, now, forever) {
 			return it, false, true
 		}
@@ -223,7 +221,7 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 func (q *query) call(signpost *Item) *call {
 	return &call{
 		query: q, route: chi.RouteContext(q.r.Context()), place: place{client: q.client()},
-		signpost: signpost, excluded: q.needsVariant && signpost == nil,
+		signpost: signpost,
 	}
 }
 
@@ -283,8 +281,11 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			}
 			d = httpcache.RequestDirectives{NoStore: d.NoStore}
 		}
-		if !m.hot(w, r, t, d) {
-			m.serve(w, r, next, t, d, asked)
+		if m.hot(w, r, t, d) {
+			return
+		}
+		if s := m.serve(w, r, next, t, d); asked != nil {
+			asked.answer = s
 		}
 	})
 }

@@ -86,14 +86,14 @@ func (s *stream) trailerFor(p *place) http.Header {
 
 func (s *stream) isOwners(name string) bool { return httpcache.OwnTrailer(name, s.qualified) }
 
-// privateWindow is how much of an unshared response is buffered between the handler and its client.
-const privateWindow = 64 << 10
+// privateWindow is how much of an unshared response is buffered between the handler and its client: no more
+// than of an uncounted body.
+const privateWindow = smallBody
 
 // A recording writes a body for readers, and for the cache if the body is kept.
 type recording struct {
 	stream  *stream
 	limit   int64 // a longer body is not kept
-	counted bool  // clients other than the owner hold it
 	account account
 	written int64
 	passed  bool // the limit
@@ -102,7 +102,7 @@ type recording struct {
 // passes reports whether the next n bytes are the first beyond the limit.
 func (r *recording) passes(n int) bool {
 	end := r.written + int64(n)
-	if r.counted && r.written <= r.limit && end > smallBody && !r.account.reach(min(end, r.limit)) {
+	if kept := min(end, r.limit); r.written <= r.limit && kept > smallBody && !r.account.reach(kept) {
 		r.limit, r.stream.excess = r.written, reasonMemory
 		r.stream.body.Narrow(max(r.written, smallBody))
 	}

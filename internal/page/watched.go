@@ -3,6 +3,7 @@ package page
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
 	"maps"
 	"net"
@@ -60,20 +61,22 @@ func (u *watchedWriter) look(status int) {
 	u.m.hidden.Remove(u.ResponseWriter.Header())
 }
 
-// run runs the handler, and completes the response.
-func (u *watchedWriter) run(handler func()) { u.runTo(u.end, handler) }
-
-// runTo runs the handler, then end. A handler that does not return may have written before.
-func (u *watchedWriter) runTo(end, handler func()) {
+// run runs the handler with the writer as, which is u or is around u, and completes the response.
+func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.Request) {
+	if r.Method == http.MethodHead {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		r, u.cut = r.WithContext(ctx), cancel
+	}
 	returned := false
 	defer func() {
-		if returned || u.done {
-			end()
+		if returned || u.done { // a handler that does not return may have written before
+			u.end()
 		} else {
 			u.m.hidden.Remove(u.ResponseWriter.Header()) // an outer middleware may answer instead
 		}
 	}()
-	handler()
+	next.ServeHTTP(as, r)
 	returned = true
 }
 
@@ -180,7 +183,7 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 // keepAs keeps the response with the header own and the judgement j.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.keeping, u.decided = true, now
-	u.response = &Response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.options.Rules)}
+	u.response = &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()}
 	u.header, u.age = httpcache.StoredHeader(own, j.Directives, now), j.Age
 }
 
@@ -191,7 +194,7 @@ func (u *keptWriter) runBelowServer(next http.Handler) {
 		// Only if necessary: the server does not remove the files of the form of a request's copy.
 		r = r.WithContext(withServer(r.Context()))
 	}
-	u.run(func() { next.ServeHTTP(u, r) })
+	u.run(u, next, r)
 }
 
 // kept returns the response, if kept. Without a length, a left client's handler may have stopped midway.
@@ -255,70 +258,57 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 // error with a better response in its place. Other responses pass through.
 type heldWriter struct {
 	watchedWriter
-	holds     func(status int) bool // nil: no response is held back
-	untouched http.Header           // the client's header before the handler
-	held      http.Header           // the header of the response that is held back
-	after     http.Header           // the handler's header from then on
+	client http.ResponseWriter
+	outer  http.Header           // the client's header before the handler
+	holds  func(status int) bool // reports whether a response is held back
+	held   *headWriter           // the response that is held back; nil if there is none
 }
 
-func (u *heldWriter) Header() http.Header {
-	if u.held != nil {
-		return u.after
-	}
-	return u.watchedWriter.Header()
+func newHeldWriter(m *Middleware, w http.ResponseWriter, holds func(status int) bool) *heldWriter {
+	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, client: w, outer: maps.Clone(w.Header()), holds: holds}
 }
 
-// run runs the handler, and completes the response unless it is held back.
-func (u *heldWriter) run(handler func()) {
-	u.runTo(func() {
-		if u.held == nil {
-			u.end()
-		}
-	}, handler)
-}
-
-func newHeldWriter(m *Middleware, w http.ResponseWriter) *heldWriter {
-	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, untouched: maps.Clone(w.Header())}
-}
-
+// WriteHeader passes the header on, or puts a headWriter in the client's place for the rest of the response.
 func (u *heldWriter) WriteHeader(status int) {
-	switch {
-	case u.held != nil:
-	case !u.done && u.holds != nil && u.holds(status):
-		h := u.Header()
-		u.held, u.after = h.Clone(), h.Clone()
-		u.reset()
-	default:
+	if u.done || !u.holds(status) {
 		u.watchedWriter.WriteHeader(status)
+		return
 	}
+	u.done = true
+	u.held = &headWriter{header: u.client.Header().Clone()}
+	u.held.WriteHeader(status)
+	u.ResponseWriter = u.held
+	u.reset()
+	u.m.hidden.Remove(u.client.Header()) // if the handler does not return, an outer middleware may answer instead
 }
 
 // reset restores the client's earlier header, again before the reply: a handler may still have the map.
 func (u *heldWriter) reset() {
-	h := u.watchedWriter.Header()
+	h := u.client.Header()
 	clear(h)
-	maps.Copy(h, u.untouched)
+	maps.Copy(h, u.outer)
 }
 
-func (u *heldWriter) Write(p []byte) (int, error) {
-	if u.held != nil {
-		return len(p), nil // a proxy takes an error for the end of its client
+// A headWriter is the ResponseWriter of a response for no client. It keeps status and header alone.
+type headWriter struct {
+	header http.Header // the handler's
+	status int         // 0 before the header
+	sent   http.Header // the header with the status
+}
+
+func (w *headWriter) Header() http.Header { return w.header }
+
+func (w *headWriter) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status, w.sent = status, w.header.Clone() // the handler may go on to change the other
 	}
-	return u.watchedWriter.Write(p)
 }
 
-func (u *heldWriter) ReadFrom(r io.Reader) (int64, error) {
-	if u.held != nil {
-		return io.Copy(io.Discard, r)
-	}
-	return u.watchedWriter.ReadFrom(r)
+// Write reports success: a proxy takes an error for the end of its client.
+func (w *headWriter) Write(b []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return len(b), nil
 }
 
-func (u *heldWriter) Flush() { u.FlushError() }
-
-func (u *heldWriter) FlushError() error {
-	if u.held != nil {
-		return nil
-	}
-	return u.watchedWriter.FlushError()
-}
+// FlushError has nothing to send.
+func (w *headWriter) FlushError() error { return nil }
