@@ -1,18 +1,11 @@
 package bellwether
 
-import (
-	"context"
-	"time"
+import "context"
 
-	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/gate"
-	"github.com/bellwether-go/bellwether/internal/items"
-)
-
-// This file confirms what callers see during a rebuild: a stale item on offer, and a value that the load still
-// writes. Otherwise a key that another process invalidates would be served for as long as its rebuild takes. With the
-// near tier off an item answers only the calls from before the store was asked for it: the store is asked again for
-// later calls, once for all that have come meanwhile, never without a call.
+// This file confirms the stale item on offer during a rebuild. Otherwise a key that another process invalidates would
+// be served stale for as long as its rebuild takes. With the near tier off an item answers only the calls from before
+// the store was asked for it: the store is asked again for later calls, once for all that have come meanwhile, never
+// without a call.
 
 // confirmBeside confirms the flight's present offer, if there is one, until end is called or ctx ends.
 func (f *flight[V]) confirmBeside(ctx context.Context) (end func()) {
@@ -41,21 +34,6 @@ func (f *flight[V]) confirmOffers(ctx context.Context) (next <-chan struct{}) {
 	return ended
 }
 
-// confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
-func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {
-	for {
-		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-		case <-ctx.Done():
-			return
-		}
-		asked = e.clock.Now()
-		if !ask() {
-			return
-		}
-	}
-}
-
 // confirmOffer asks the store about the offer. It returns false without an offer, or after ctx's end.
 func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e := f.engine
@@ -77,35 +55,6 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 		return true
 	}
 	f.reoffer(offered, &confirmed)
-	return true
-}
-
-// confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
-// too, and must last until the next confirmation.
-func (e *engine[V]) confirmation(ctx context.Context) *gate.Budget {
-	budget := gate.NewBudget(e.EngineTimeout)
-	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	return budget
-}
-
-// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
-// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
-// against the value, after ctx's end, and once the flight shows no such value.
-func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epoch uint64) bool {
-	e, budget := f.engine, f.engine.confirmation(ctx)
-	asked := e.clock.Now()
-	fenced := f.askFenced(ctx, budget, epoch)
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
-		return false
-	}
-	if fenced {
-		f.witness.generation++
-		f.unlist() // no more callers join
-		return false
-	}
-	f.change(func(s *flightState[V]) { s.joinable = e.trustedUntil(asked) })
 	return true
 }
 

@@ -1,10 +1,12 @@
 package bellwether
 
 import (
+	"context"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -69,3 +71,26 @@ func (s *settings) unconfirmedTTL() time.Duration {
 
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, minPoll) }
+
+// confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
+func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {
+	for {
+		select {
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
+		case <-ctx.Done():
+			return
+		}
+		asked = e.clock.Now()
+		if !ask() {
+			return
+		}
+	}
+}
+
+// confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
+// too, and must last until the next confirmation.
+func (e *engine[V]) confirmation(ctx context.Context) *gate.Budget {
+	budget := gate.NewBudget(e.EngineTimeout)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
+	return budget
+}

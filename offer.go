@@ -2,7 +2,7 @@ package bellwether
 
 import "github.com/bellwether-go/bellwether/internal/items"
 
-// This file is the offer: the stale item at the end of a caller's patience. confirm.go confirms it during a rebuild.
+// This file is the offer: the stale item at the end of a caller's patience.
 
 // offer offers callers a stale item. False: the key was invalidated since the last look. An item from the
 // store becomes the near item too, or an earlier one would answer after it when the store falls silent.

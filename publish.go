@@ -10,7 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file publishes a value that the load still writes.
+// This file publishes a value that the load still writes, and confirms it until it is whole.
 
 // publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.
@@ -83,4 +83,25 @@ func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch ui
 		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
 	})
 	return err == nil && fenced
+}
+
+// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
+// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
+// against the value, after ctx's end, and once the flight shows no such value.
+func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epoch uint64) bool {
+	e, budget := f.engine, f.engine.confirmation(ctx)
+	asked := e.clock.Now()
+	fenced := f.askFenced(ctx, budget, epoch)
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
+		return false
+	}
+	if fenced {
+		f.witness.generation++
+		f.unlist() // no more callers join
+		return false
+	}
+	f.change(func(s *flightState[V]) { s.joinable = e.trustedUntil(asked) })
+	return true
 }
