@@ -225,6 +225,33 @@ func TestObserver_FailureBesideAStoredItem(t *testing.T) {
 	}
 }
 
+// A load that fails for one client alone, beside the store's stale page, has failed.
+func TestObserver_FailureOfOneClientBesideAPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, first := &record{}, true
+		s := newSite(t, bellwether.HTTPOptions{
+			Observers: []observe.Observer{r.observer()}, Fleet: bellwether.Fleet{Store: memstore.New()},
+		}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
+			if !first {
+				w.Header().Set("Content-Length", "8")
+				fmt.Fprint(w, "half")
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			}
+			first = false
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		s.get("http://a/p", "Cookie", "a=1")
+		synctest.Wait()
+		if n := len(r.rebuilds); n != 2 || r.rebuilds[1].Outcome != observe.OutcomeFailed || r.rebuilds[1].Err == nil {
+			t.Errorf("rebuilds %+v, want a page and a failure", r.rebuilds)
+		}
+	})
+}
+
 // One process rebuilds. The others' herds have the time since its commit as WakeLag.
 func TestObserver_HerdOfAFleet(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

@@ -99,7 +99,7 @@ func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirec
 	return httpcache.Request{Asked: r, Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
-// The bounded reasons for a bypass. The first two need the real ResponseWriter.
+// Reasons for a bypass. The first four are bounded, see bypass, and the first two need the real ResponseWriter.
 const (
 	reasonUpgrade     = "upgrade"
 	reasonEventStream = "event-stream"
