@@ -199,6 +199,32 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 	})
 }
 
+// A notice whose value was invalidated here while the Codec decoded it does not come into the near tier.
+func TestNotice_InvalidatedWhileDecoded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, notices, bellwether.Options{TTL: time.Hour, Codec: bellwether.Codec{
+			Marshal: func(v any) ([]byte, error) { return []byte(v.(string)), nil },
+			Unmarshal: func(b []byte, v any) error {
+				if string(b) == "later" {
+					time.Sleep(100 * time.Millisecond)
+				}
+				*v.(*string) = string(b)
+				return nil
+			},
+		}})
+		here := f.processes[0]
+		f.get(1, "k")
+		go driver.Set(context.Background(), f.store, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), TTL: time.Hour})
+		time.Sleep(50 * time.Millisecond)
+		here.store.set(on(refuse, "notice")) // the invalidation's notice is lost
+		invalidate(t, here, "k")
+		time.Sleep(time.Second)
+		if v, _, ok := here.Peek("k"); ok {
+			t.Errorf("the near tier has %q, invalidated while it was decoded", v)
+		}
+	})
+}
+
 // A notice that waited while its flight was busy is judged by the time it was made.
 func TestNotice_ReadLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
