@@ -7,16 +7,6 @@ import "context"
 // the store was asked for it: the store is asked again for later calls, once for all that have come meanwhile, never
 // without a call.
 
-// confirmBeside confirms the flight's present offer, if there is one, until end is called or ctx ends.
-func (f *flight[V]) confirmBeside(ctx context.Context) (end func()) {
-	if f.state.Load().offered == nil {
-		return func() {}
-	}
-	ctx, end = context.WithCancel(ctx)
-	f.confirmOffers(ctx)
-	return end
-}
-
 // confirmOffers begins to confirm the flight's offer until ctx ends. next is closed when there may be another
 // offer to confirm: at the end of this one, or at the flight's next change if it has none.
 func (f *flight[V]) confirmOffers(ctx context.Context) (next <-chan struct{}) {

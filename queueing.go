@@ -37,7 +37,9 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	request := source.Request(demand)
 	// The slot may come at the moment of any return, also of a panic in a look.
 	defer func() { r.slot = request.End() }()
-	defer r.confirmBeside(ctx)()
+	confirming, end := context.WithCancel(ctx)
+	defer end()
+	offers := r.confirmOffers(confirming) // also of an offer that a notice or a look brings
 	pause := e.lookEvery(maxPoll)
 	defer r.dropLook()
 	for {
@@ -45,6 +47,8 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 		select {
 		case <-request.Taken():
 			return false
+		case <-offers:
+			offers = r.confirmOffers(confirming)
 		case <-ctx.Done():
 			return false
 		case n := <-r.notices:

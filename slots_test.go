@@ -2,6 +2,8 @@ package bellwether_test
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -10,6 +12,8 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // A gauge counts what runs at one time.
@@ -147,5 +151,39 @@ func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
 		if n := begun["d"]; n > 3 {
 			t.Errorf("a load began as the %dth at one time, want MaxRebuilds, 3", n)
 		}
+	})
+}
+
+// A stale page that a notice brings to a flight in the queue is confirmed, and so answers callers before the next look.
+func TestSlots_OfferDuringTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		site := func() *site {
+			return newSite(t, bellwether.HTTPOptions{
+				Fleet:    bellwether.Fleet{Store: wiredTo(store).hearing(), Locker: locker, NearTTL: time.Second},
+				Patience: 100 * time.Millisecond, Limits: bellwether.Limits{MaxRebuilds: 1},
+			}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=60")
+				if r.URL.Path == "/slow" {
+					time.Sleep(19 * time.Second)
+				}
+				time.Sleep(time.Second)
+				fmt.Fprint(w, "page")
+			})
+		}
+		a, b := site(), site()
+		go a.get("http://a/slow")
+		synctest.Wait()
+		go b.get("http://a/p")
+		time.Sleep(100 * time.Millisecond)
+		go a.mw.Refresh(a.handler, request("GET", "http://a/p")) // queues
+		time.Sleep(950 * time.Millisecond)
+		// The page is as old as its load took, and stale from the beginning.
+		w := newClient()
+		a.handler.ServeHTTP(w, request("GET", "http://a/p"))
+		if w.Body.String() != "page" || w.header > 600*time.Millisecond {
+			t.Errorf("%q after %v, want the stale page within the patience and half of NearTTL", w.Body, w.header)
+		}
+		time.Sleep(time.Minute)
 	})
 }
