@@ -43,26 +43,23 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	pause := e.lookEvery(maxPoll)
 	defer r.dropLook()
 	for {
-		look := r.planLook(e.slots.LookPause(pause))
+		look, ended := r.planLook(e.slots.LookPause(pause)), false
 		select {
 		case <-request.Taken():
 			return false
-		case <-offers:
-			offers = r.confirmOffers(confirming)
 		case <-ctx.Done():
 			return false
+		case <-offers:
+			offers = r.confirmOffers(confirming)
 		case n := <-r.notices:
-			if r.answerByNotice(ctx, n) {
-				return true
-			}
+			ended = r.answerByNotice(ctx, n)
 		case <-look.due:
-			if !(r.storeDown && e.store.Open()) && r.makePlannedLook(ctx, look) {
-				return true
-			}
+			ended = !(r.storeDown && e.store.Open()) && r.makePlannedLook(ctx, look)
 		case there := <-look.reply:
-			if r.lookByReply(ctx, there) {
-				return true
-			}
+			ended = r.lookByReply(ctx, there)
+		}
+		if ended {
+			return true
 		}
 	}
 }
