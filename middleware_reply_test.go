@@ -366,6 +366,19 @@ func TestReply_PrivateWithoutBody(t *testing.T) {
 	}
 }
 
+// writeOn writes until an error, at most a gigabyte, and counts the bytes. The error comes with the context's end.
+func writeOn(t *testing.T, w http.ResponseWriter, r *http.Request, written *atomic.Int64) {
+	for range 1 << 15 {
+		if _, err := w.Write(make([]byte, 1<<15)); err != nil {
+			if r.Context().Err() == nil {
+				t.Errorf("the context has not ended after %v", err)
+			}
+			return
+		}
+		written.Add(1 << 15)
+	}
+}
+
 // The handler of a HEAD for a private page is stopped if it writes without end.
 func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Cookie", "x"}, {"Authorization", "x"}} {
@@ -373,15 +386,7 @@ func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 			var written atomic.Int64
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "private")
-				for range 1 << 15 {
-					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
-						if r.Context().Err() == nil {
-							t.Errorf("the context has not ended after %v", err)
-						}
-						return
-					}
-					written.Add(1 << 15)
-				}
+				writeOn(t, w, r, &written)
 			})
 			for _, which := range []string{"first", "known"} {
 				r := request("HEAD", "http://a/p", fields...)
@@ -412,15 +417,7 @@ func TestReply_HeadOfALongBodyPastAPage(t *testing.T) {
 					return
 				}
 				w.Header().Set("ETag", `"2"`)
-				for range 1 << 15 {
-					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
-						if r.Context().Err() == nil {
-							t.Errorf("the context has not ended after %v", err)
-						}
-						return
-					}
-					written.Add(1 << 15)
-				}
+				writeOn(t, w, r, &written)
 			})
 			s.get("http://a/p")
 			if w := s.do(request("HEAD", "http://a/p", fields...)); w.Code != 200 || w.Header().Get("ETag") != `"2"` {

@@ -10,7 +10,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file puts items into the near tier, says how long they are trusted, and reads them for Peek.
+// This file puts items into the near tier, says how long they are trusted and how trust is prolonged, and reads them
+// for Peek.
 
 // weigh sets an item's weight once, before the near tier's locks: Options.Size is user code.
 func (e *engine[V]) weigh(key string, it *items.Item[V]) { it.Weigh(key, e.size) }

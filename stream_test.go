@@ -16,9 +16,14 @@ import (
 
 // slowly answers with the number of its call: the header after a pause, and the body after 5 s.
 func slowly(calls *atomic.Int32, pause time.Duration) http.HandlerFunc {
+	return slowlyFor("max-age=3600", calls, pause)
+}
+
+// slowlyFor is slowly with a Cache-Control.
+func slowlyFor(control string, calls *atomic.Int32, pause time.Duration) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n := calls.Add(1)
-		w.Header().Set("Cache-Control", "max-age=3600")
+		w.Header().Set("Cache-Control", control)
 		time.Sleep(pause)
 		w.(http.Flusher).Flush()
 		time.Sleep(5*time.Second - pause)
@@ -161,20 +166,6 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 	})
 }
 
-// phased answers call 1 at once, stale after 1 s, and each later call with a header after pause and a body after 5 s.
-func phased(calls *atomic.Int32, pause time.Duration) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		n := calls.Add(1)
-		w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
-		if n > 1 {
-			time.Sleep(pause)
-			w.(http.Flusher).Flush()
-			time.Sleep(5*time.Second - pause)
-		}
-		fmt.Fprint(w, n)
-	}
-}
-
 // A stream that begins while a stale offer is confirmed is confirmed at once, as without an offer.
 func TestStream_BeginsDuringAnOffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -182,7 +173,7 @@ func TestStream_BeginsDuringAnOffer(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{
 			Patience: time.Minute,
 			Fleet:    bellwether.Fleet{Store: askable(memstore.New()), NearTTL: 4 * time.Second},
-		}, phased(&calls, 4500*time.Millisecond))
+		}, slowlyFor("max-age=1, stale-while-revalidate=3600", &calls, 4500*time.Millisecond))
 		s.get("http://a/p")
 		time.Sleep(10 * time.Second)
 		go s.get("http://a/p")

@@ -24,7 +24,7 @@ type call struct {
 // maxHints interim responses wait for the first client. Others are dropped (RFC 9110 section 15.2).
 const maxHints = 8
 
-// unanswerable reports whether no response under the call's key, the URL's own, is for the request.
+// unanswerable is query.unanswerable for the call's key, which is the URL's own without a signpost.
 func (c *call) unanswerable() bool { return c.query.needsVariant && c.signpost == nil }
 
 // personal reports whether a failure of the call's load may be about its request. Other requests

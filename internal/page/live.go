@@ -43,16 +43,16 @@ type reading struct {
 // replyLive answers with a response in progress, unless it is another variant.
 func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	res := s.Item.Value
-	excluded := q.excludedFrom(key)
+	unanswerable := q.unanswerable(key)
 	if res.kind == varying {
 		if !q.selects(res.vary) {
 			s.Live.Left()
 			return liveOther
 		}
-		res, excluded = res.content(), false
+		res, unanswerable = res.content(), false
 	}
 	r := &reading{q, c, key, s, res, res.live, res.live.owner == &c.place}
-	if refuse := r.refusal(excluded); refuse != nil {
+	if refuse := r.refusal(unanswerable); refuse != nil {
 		s.Live.Left()
 		refuse()
 		return liveDone
@@ -91,7 +91,7 @@ func (r *reading) landsOnError() bool {
 }
 
 // refusal returns the reply to a client outside the response's audience, nil to a client inside.
-func (r *reading) refusal(excluded bool) (reply func()) {
+func (r *reading) refusal(unanswerable bool) (reply func()) {
 	switch {
 	case !r.live.admits(&r.call.place):
 		return func() {
@@ -104,7 +104,7 @@ func (r *reading) refusal(excluded bool) (reply func()) {
 		return nil
 	case !r.mayHave(r.res):
 		return func() { r.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}) }
-	case excluded:
+	case unanswerable:
 		return func() { r.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss}) }
 	}
 	return nil

@@ -49,7 +49,7 @@ func (q *query) want(key string) Want {
 		return Want{}
 	}
 	var w Want
-	if q.excludedFrom(key) {
+	if q.unanswerable(key) {
 		w.Fits = func(it *Item) bool {
 			return it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != checked
 		}
@@ -77,8 +77,8 @@ func (q *query) want(key string) Want {
 // only a response for everyone (RFC 9111 section 3.5), also in place of an error.
 func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.forAll }
 
-// excludedFrom reports whether no response under the key is for the request, see needsVariant.
-func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
+// unanswerable reports whether no response under the key is for the request, see needsVariant.
+func (q *query) unanswerable(key string) bool { return q.needsVariant && key == q.target.key }
 
 // selects reports whether the request asks for the variant that made the signpost, and is still written.
 func (q *query) selects(signpost *variance) bool {
@@ -116,7 +116,7 @@ func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) 
 // spared returns the stale item that the request takes in place of an error by its own
 // stale-if-error (RFC 5861 section 4). Nil: the request takes none, or this process has none.
 func (q *query) spared(key string) *Item {
-	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
+	if !q.directives.StaleIfError.Set || q.unanswerable(key) {
 		return nil
 	}
 	cache := q.m.cache

@@ -142,7 +142,7 @@ func (q *query) replyPlain(key string, s Answer) {
 	case !q.mayHave(res):
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return
-	case q.excludedFrom(key):
+	case q.unanswerable(key):
 		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
 		return
 	case httpcache.IsServerError(res.status):
