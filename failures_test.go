@@ -167,6 +167,46 @@ func TestFailures_StaleValueOfASilentStore(t *testing.T) {
 	}
 }
 
+// A failure without a pause, beside a stale value, does not answer the callers that come after the value has expired
+// and while the next holder loads.
+func TestFailures_OldBesideAnExpiredValue(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		inBubble(t, fmt.Sprintf("store silent when it expires: %t", silent), func(t *testing.T) {
+			f := newFleet(t, 2, poll, bellwether.Options{
+				TTL: 100 * time.Millisecond, StaleWhileRevalidate: time.Second, Fleet: bellwether.Fleet{NearTTL: 200 * time.Millisecond},
+			})
+			waiter := f.processes[1] // never the holder
+			waiter.locker.set(on(answer(&driver.HeldError{Key: "k", Until: time.Now().Add(10 * time.Second)}), "acquire"))
+			f.origin.fail = func(n int) error {
+				if n == 2 {
+					return fmt.Errorf("the database: %w", context.DeadlineExceeded)
+				}
+				return nil
+			}
+			epoch := time.Now()
+			at := func(ms int, build time.Duration) {
+				time.Sleep(time.Until(epoch.Add(time.Duration(ms) * time.Millisecond)))
+				f.origin.set(func(o *source) { o.build = build })
+				f.get(1, "k")
+			}
+			at(0, 0)                       // v1
+			at(120, 80*time.Millisecond)   // v1, stale: the holder's load fails at 200 ms
+			at(280, 1400*time.Millisecond) // v1, stale: the holder loads v3
+			time.Sleep(570 * time.Millisecond)
+			if silent {
+				waiter.store.set(on(blackHole, "get"))
+				time.Sleep(250 * time.Millisecond)
+				waiter.store.set(nil)
+			}
+			time.Sleep(time.Until(epoch.Add(1110 * time.Millisecond))) // v1 has expired
+			got := f.get(1, "k")
+			if len(got.failed) > 0 || got.values["v1"] > 0 {
+				t.Errorf("%v, %v; want new values", got.values, got.failed)
+			}
+		})
+	}
+}
+
 // The store refuses the claim of a load that fails. Without an epoch: no commit, and no second load.
 func TestFailures_RefusedClaim(t *testing.T) {
 	for _, before := range []string{"stale", "nothing"} {

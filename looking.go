@@ -151,6 +151,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	switch is := r.verdictOn(it, r.engine.clock.Now()); {
 	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
 		// The call that began this flight refuses the item or has it replaced. Other callers may take it.
+		r.waiting.known = it.Epoch // it is no news to later callers: a failure beside it answers none once it has expired
 		if !r.offer(it, fromStore) {
 			r.present = nil // invalidated since the read
 		}

@@ -199,6 +199,33 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 	})
 }
 
+// A late notice, of a value from before an invalidation here, does not displace a value that the store has not
+// taken: such a value has no epoch of its own.
+func TestNotice_BesideAnUntakenValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, notices, bellwether.Options{TTL: time.Hour})
+		f.origin.build = 100 * time.Millisecond
+		other, here := f.processes[0], f.processes[1]
+		here.store.set(func(ctx context.Context, op string) error {
+			switch op {
+			case "notice":
+				return takes(600*time.Millisecond)(ctx, op)
+			case "commit":
+				return errRefused
+			}
+			return nil
+		})
+		other.Get(t.Context(), "k") // v1, whose notice arrives here at 700 ms
+		time.Sleep(100 * time.Millisecond)
+		invalidate(t, here, "k")
+		wantValue(t, here, "k", "v2") // at 300 ms
+		time.Sleep(450 * time.Millisecond)
+		if v, err := here.Get(t.Context(), "k"); err != nil || v == "v1" {
+			t.Errorf("%q, %v after the notice of v1, which this process had invalidated", v, err)
+		}
+	})
+}
+
 // A notice whose value was invalidated here while the Codec decoded it does not come into the near tier.
 func TestNotice_InvalidatedWhileDecoded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

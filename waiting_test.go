@@ -143,6 +143,55 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 	}
 }
 
+// When a lease is free without a value, and each process's first election gets no answer, the processes stand again:
+// one of them loads. Without time for another election, a process loads at once.
+func TestFleet_LockerMissesAnAnswerOfAFreeLease(t *testing.T) {
+	const lease = 5 * time.Second
+	refusesOne := func() fault {
+		var n atomic.Int32
+		return func(_ context.Context, op string) error {
+			if op == "acquire" && n.Add(1) == 1 {
+				return errRefused
+			}
+			return nil
+		}
+	}
+	for name, c := range map[string]struct {
+		by       way
+		released bool // at 1 s, otherwise the lease ends
+		silence  func() fault
+		loads    int
+	}{
+		"released":        {push, true, refusesOne, 1},
+		"released, poll":  {poll, true, refusesOne, 1},
+		"ended":           {push, false, refusesOne, 1},
+		"ended, poll":     {poll, false, refusesOne, 1},
+		"no time is left": {push, true, func() fault { return blackHole }, 4},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 4, c.by, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: time.Second}})
+			f.origin.build = 100 * time.Millisecond
+			dead, err := f.locker.TryAcquire(t.Context(), "test:k", lease)
+			if err != nil {
+				t.Fatal(err)
+			}
+			free := lease
+			if c.released {
+				free = time.Second
+				time.AfterFunc(free, func() { dead.Release(context.Background()) })
+			}
+			time.AfterFunc(free-time.Millisecond, func() {
+				f.each(func(p *process) { p.locker.set(c.silence()) })
+			})
+			got := f.get(1, "k")
+			f.wantLoads(t, c.loads)
+			if len(got.failed) > 0 || got.slowest > free+1200*time.Millisecond {
+				t.Errorf("answers in %v, %v; want all soon after %v, when the lease was free", got.slowest, got.failed, free)
+			}
+		})
+	}
+}
+
 // A tiny NearTTL reads the store at each call, and not in a loop in between.
 func TestFleet_TinyNearTTL(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -199,6 +200,35 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A value without a load, such as a Set's, does not answer calls that want a load from after them, although it is
+// younger than they are.
+func TestWant_ValueWithoutALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		var engines []*counted
+		for range 3 {
+			o := Options{Fleet: Fleet{Store: store, Locker: locker, Namespace: "test"}}
+			engines = append(engines, newCounted(t, o, items.Windows{TTL: time.Minute}))
+		}
+		var calls sync.WaitGroup
+		calls.Go(func() { engines[0].wantGet(t, fromNow, "v1") })
+		time.Sleep(500 * time.Millisecond)
+		// Both wait for the load above. Then one loads, and the other waits.
+		for _, e := range engines[1:] {
+			calls.Go(func() {
+				if v, err := e.get(fromNow); v == "set" || err != nil {
+					t.Errorf("%q, %v, want a load's value", v, err)
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		if _, err := driver.Set(t.Context(), store, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("set"), TTL: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		calls.Wait()
+	})
 }
 
 func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
