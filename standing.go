@@ -108,9 +108,11 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 }
 
 // knownHolder is the flight's holder after an election without an answer: one lost answer must not begin a load
-// without a lease in each process. It is nil if the locker counts as down, or no time is left for another election.
+// without a lease in each process. It is nil if the locker counts as down, or if the lease was released and no time
+// is left for another election.
 func (r *run[V]) knownHolder() *driver.HeldError {
-	if r.waiting.holder != nil && r.budget.Left() > 0 && r.engine.locker.Sound(r.key) {
+	again := !r.waiting.freed || r.budget.Left() > 0
+	if r.waiting.holder != nil && again && r.engine.locker.Sound(r.key) {
 		return r.waiting.holder
 	}
 	return nil
