@@ -317,6 +317,43 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	})
 }
 
+// A page without stale windows that was fresh when the handler began, and is not when it fails, is no answer in place
+// of the error (RFC 9111 section 5.2.2.2), whoever asked for the run.
+func TestStale_ExpiredDuringTheRun(t *testing.T) {
+	for _, field := range []string{"max-age=0", "no-cache"} {
+		for _, client := range []string{"", "id=1"} {
+			for _, panics := range []bool{false, true} {
+				inBubble(t, fmt.Sprintf("%s, Cookie %q, panics: %t", field, client, panics), func(t *testing.T) {
+					down := false
+					s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) {
+						if !down {
+							w.Header().Set("Cache-Control", "max-age=10, must-revalidate")
+							io.WriteString(w, "page")
+							return
+						}
+						time.Sleep(3 * time.Second)
+						if panics {
+							panic("down")
+						}
+						http.Error(w, "down", http.StatusServiceUnavailable)
+					})
+					s.get("http://a/p")
+					time.Sleep(9 * time.Second)
+					down = true
+					fields := []string{"Cache-Control", field}
+					if client != "" {
+						fields = append(fields, "Cookie", client)
+					}
+					w := s.get("http://a/p", fields...)
+					if w.Code == http.StatusOK || !panics && w.Body.String() != "down\n" {
+						t.Errorf("%d %q, Age %s (%s), want the handler's error", w.Code, w.Body, w.Header().Get("Age"), w.Header().Get("Cache-Status"))
+					}
+				})
+			}
+		}
+	}
+}
+
 // Within stale-if-error clients get the page, also for a no-store error. Cache-Status shows their waits.
 func TestStale_IfError(t *testing.T) {
 	for _, control := range []string{"", "no-store"} {

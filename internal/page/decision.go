@@ -30,6 +30,7 @@ type decision struct {
 	audience  audience.Audience // the readers of the response; the cache keeps a response for Everyone
 	checked   bool              // the cache keeps the response for validation
 	validated bool              // the response is the stored response
+	backed    bool              // load.backed when the handler has written its header
 	response  *Response         // the response, or a signpost to it
 	recording recording
 }
@@ -42,7 +43,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
-	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated}
+	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated, backed: l.backed()}
 	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}}
 	if d.ownersAlone() {
 		d.recording.limit = min(d.recording.limit, privateWindow)

@@ -214,7 +214,7 @@ func (x *exchange) offer() {
 	d := x.decision
 	failure := serverError(d.content().status)
 	switch {
-	case x.backed && !d.validated && httpcache.IsServerError(int(failure)):
+	case d.backed && !d.validated && httpcache.IsServerError(int(failure)):
 		x.refuse(x.failure(failure))
 	case !x.failsForAll(d):
 		x.share()
@@ -257,7 +257,7 @@ func (x *exchange) share() {
 		x.forgo(res.reason)
 		return
 	}
-	if x.backed && x.fwd == httpcache.FwdStale {
+	if d.backed && x.fwd == httpcache.FwdStale {
 		x.m.pauseRefresh(x.attempt.Key(), x.owner.client)
 	}
 	if d.audience == audience.Alike {
@@ -319,7 +319,7 @@ func (x *exchange) failure(err error) error {
 		return err
 	case !x.owner.personal() && x.sharesByDefault():
 		return err
-	case x.backed && x.fwd == httpcache.FwdStale:
+	case x.backed() && x.fwd == httpcache.FwdStale:
 		return err // all callers get the stale response, and one of them tries again after a pause
 	}
 	to := audience.Alike
@@ -327,7 +327,7 @@ func (x *exchange) failure(err error) error {
 		to = audience.Everyone
 	}
 	failed := &Response{kind: uncacheable, live: &stream{owner: &x.owner.place, audience: audience.Alike, failure: err}}
-	if x.backed {
+	if x.backed() {
 		failed.instead = x.spare
 	}
 	if x.attempt.Publish(x.ctx, failed, x.m.cache.Now()+1, to) {
@@ -340,7 +340,7 @@ func (x *exchange) failure(err error) error {
 // answer. A rebuild that ends as a failure counts the failure itself.
 func (x *exchange) failed() bool {
 	d := x.decision
-	return d != nil && !x.backed && !d.validated && httpcache.IsServerError(d.content().status) &&
+	return d != nil && !d.backed && !d.validated && httpcache.IsServerError(d.content().status) &&
 		(x.told || x.err == nil && x.ctx.Err() == nil)
 }
 

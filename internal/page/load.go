@@ -23,7 +23,6 @@ type load struct {
 
 	fwd    httpcache.Forward // why the handler is asked
 	before *Item             // the key's response, however old; nil if there is none
-	backed bool              // if the load fails, there is a response to serve
 	spare  *Item             // the response that some clients prefer to an error; nil if there is none
 	asks   *condition        // the subject of the request's conditions; nil if there are no conditions
 }
@@ -44,7 +43,7 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call, before *It
 	}
 	l.fwd = forwardDespite(before, now)
 	if !httpcache.IsServerError(before.Value.status) {
-		l.spare, l.backed = before, l.servable()
+		l.spare = before
 	}
 	return l
 }
@@ -52,6 +51,9 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call, before *It
 func (l *load) request() httpcache.Request { return l.owner.query.request }
 
 func (l *load) base() string { return l.owner.query.target.key }
+
+// backed reports whether there is a response to serve if the load fails now.
+func (l *load) backed() bool { return l.spare != nil && l.servable() }
 
 // servable reports whether the cache may still serve the key's response, at least when loads fail.
 func (l *load) servable() bool {
