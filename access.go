@@ -102,7 +102,7 @@ func (e *engine[V]) keepNear(key string, it *items.Item[V], still func() bool) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if it = e.afterSweeps(key, it); it != nil && !s.closed && still() {
+	if it = e.afterSweeps(key, it); it != nil && e.open.Err() == nil && still() {
 		e.advanceNear(key, it)
 	}
 }

@@ -242,8 +242,8 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []keyCall[V]) 
 func (c *manyCall[V]) beginBatch(together []keyCall[V]) {
 	b := c.engine.batch(c.bind, c.places)
 	defer close(b.complete)
-	for i, a := range together {
-		m := &member[V]{batch: b, key: a.key, order: i}
+	for _, a := range together {
+		m := &member[V]{batch: b, key: a.key}
 		a.join(m)
 		if m.askers == nil {
 			c.places.Release(1) // the place of a flight that the key did not need

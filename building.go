@@ -126,7 +126,6 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 		lost = make(chan struct{})
 		e.running.Go(func() { r.keepLease(keeping, loading, a, lease, term, lost) })
 	}
-	r.loaded = false
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)
 	result = a.start(watched, r.slot)
@@ -140,7 +139,7 @@ func (r *run[V]) beginLoading(epoch uint64, a *attempt[V]) bool {
 	f := r.flight
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if f.outdated() && !a.last || f.shard.closed {
+	if f.outdated() && !a.last || f.engine.open.Err() != nil {
 		return false
 	}
 	if f.outdated() {

@@ -71,7 +71,7 @@ type history struct {
 type life struct {
 	clock   items.Clock     // begins with the cache
 	running sync.WaitGroup  // all goroutines, except loads and calls of observers
-	open    context.Context // for work without a caller; ends before closed is set
+	open    context.Context // for work without a caller; ends under all shards' locks, before closed is set
 	shut    context.CancelFunc
 
 	mu     sync.Mutex // guards closed; no shard's lock is taken with it

@@ -60,7 +60,6 @@ func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, epo
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
-	r.loaded = true // a look that has found an entry resets it
 	if it := r.present; it != nil {
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
@@ -168,7 +167,6 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 				r.present = present // a silent store cannot take the stale value away
 			}
 		}
-		r.loaded = true // a look that has found an entry resets it
 		it := r.failureOf(now, err, remembered)
 		it.Epoch, it.Beside = epoch, false
 		switch {
@@ -195,7 +193,6 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
-	r.loaded = l != nil // a look that has found an entry resets it
 	it := r.failureOf(now, err, false)
 	switch {
 	case r.storeDown:
@@ -207,8 +204,9 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 	return r.settle(it)
 }
 
-// trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key
-// was invalidated elsewhere after the claim, so the trust counts from the claim or the Fencer's answer.
+// trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was
+// invalidated elsewhere after the claim. So the trust counts from the claim, unless there is a Fencer that knows of
+// nothing later, or is silent: its silence cannot void the failure.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {

@@ -68,8 +68,8 @@ type progress[V any] struct {
 	lookGeneration uint64      // witness.generation at the last look, see outdated
 	current        *attempt[V] // the load under way, nil if none
 	validSince     instant     // when the flight began, or the key was last invalidated
-	// The flight goes on without callers: it was elected, or the call that began it had a stale item, and so
-	// leaves at once, or waits for nothing.
+	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
+	// stale item, and so leaves at once, or waits for nothing.
 	goesOn bool
 
 	returned  instant // when the flight's last load returned, or ran out of time; 0: none has
@@ -123,6 +123,7 @@ func (f *flight[V]) change(to func(*flightState[V])) {
 	to(&is)
 	f.state.Store(&is)
 	close(was.news)
+	f.endIfDeserted() // the offer may have been all that kept it
 }
 
 var (
@@ -164,23 +165,25 @@ func (f *flight[V]) unlist() {
 // listed reports whether callers may join the flight. shard.mu is held.
 func (f *flight[V]) listed() bool { return f.shard.flights[f.key] == f }
 
-// leave takes a caller off the flight. A flight without callers ends before its election, since its
-// requests would be for no caller. A flight that refreshes a stale item goes on.
+// leave takes a caller off the flight.
 func (f *flight[V]) leave() {
 	if !f.callers.left() {
 		return
 	}
-	if state := f.state.Load(); state.landed || state.offered != nil {
-		return
-	}
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	// No caller can join under the lock.
-	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.goesOn && !state.landed && state.offered == nil {
-		f.unlist()
-		f.cancel(errDeserted)
-		f.member.callersLeft()
+	f.endIfDeserted()
+}
+
+// endIfDeserted ends a flight without callers before its election, since its requests would be for no caller. A flight
+// that goes on without callers, or offers a stale item, stays. shard.mu is held: no caller can join.
+func (f *flight[V]) endIfDeserted() {
+	if state := f.state.Load(); f.callers.n.Load() > 0 || f.goesOn || state.landed || state.offered != nil {
+		return
 	}
+	f.unlist()
+	f.cancel(errDeserted)
+	f.member.callersLeft()
 }
 
 // noteReturn notes that the flight's load has returned.

@@ -90,7 +90,7 @@ func (c *waiter[V]) joinFlight(b binder[V]) bool {
 	s := e.shards.of(c.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if e.open.Err() != nil {
 		c.err = ErrClosed
 		return false
 	}

@@ -72,7 +72,6 @@ func (e *engine[V]) close() {
 	// The flights end first, so that no engine's silence is reported for them, see storeKey.noAnswer. And while
 	// a key can get a flight, behind runs the flight's batch.
 	e.shards.lockAll(e.shut, func(s *shard[V]) {
-		s.closed = true
 		for _, w := range s.witnesses {
 			for ; w != nil; w = w.next {
 				if w.flight != nil {

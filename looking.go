@@ -24,13 +24,12 @@ func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 		case <-ctx.Done():
 		}
 	}
-	r.looking.refused = r.leading.refused
+	r.loaded, r.looking.refused = false, r.leading.refused
 	r.declineElection(ctx)
 	var there *storeReply
-	if r.member != nil && !r.looking.begun {
+	if r.member != nil && !r.looking.lookedOnce {
 		there = r.member.firstReply(ctx)
 	}
-	r.looking.begun = true
 	var ended bool
 	switch {
 	case ctx.Err() != nil:
@@ -44,15 +43,15 @@ func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 	if ended {
 		return outcomeAnswered
 	}
-	r.stopCountingFirstLook()
+	r.endFirstLook()
 	return outcomeNothing
 }
 
-func (r *run[V]) stopCountingFirstLook() {
-	if r.queues && !r.looking.discounted {
-		r.looking.discounted = true
+func (r *run[V]) endFirstLook() {
+	if r.queues && !r.looking.lookedOnce {
 		r.engine.count.awaitingFirstLook.Add(-1)
 	}
+	r.looking.lookedOnce = true
 }
 
 // lookAndStand is look, with the election in the same request if the engine can. The flight takes a
@@ -138,7 +137,7 @@ func (r *run[V]) considerReply(there storeReply, known *items.Item[V]) bool {
 // flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
-	r.loaded, r.committed, r.enough = false, 0, 0
+	r.committed, r.enough = 0, 0
 	if it == nil {
 		return false
 	}
@@ -158,6 +157,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	case is != rebuild:
 		r.noteOthersBuild(it)
 		if r.settle(it) {
+			r.loaded = false // also in a look after the load, see finishFailed
 			if fromStore {
 				r.engine.count.storeHits.Add(1)
 			}

@@ -35,7 +35,6 @@ type loadResult[V any] struct {
 type member[V any] struct {
 	*batch[V]
 	key    string
-	order  int           // among the keys of the batch
 	askers *chain.Flight // of the member's flight; nil if the key had a flight already
 	look   *plannedLook  // the flight's first look
 

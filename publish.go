@@ -39,7 +39,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	joinable := forever
 	if e.Store != nil && !a.storeless {
 		joinable = e.trustedUntil(a.asked)
-		if e.fencer != nil && !f.shard.closed {
+		if e.fencer != nil && e.open.Err() == nil {
 			epoch := f.witness.epoch
 			e.running.Go(func() {
 				e.confirm(ctx, a.asked, func() bool { return f.confirmPublished(ctx, it, epoch) })

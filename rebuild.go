@@ -43,7 +43,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.Now()
-	defer r.stopCountingFirstLook()
+	defer r.endFirstLook()
 	defer func() {
 		r.declineElection(ctx)
 		r.releaseBehind(ctx) // Close may come between the election and leading

@@ -46,8 +46,7 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
-	begun       bool    // the flight has begun its first look
-	discounted  bool    // counters.awaitingFirstLook does not count the flight any more
+	lookedOnce  bool    // the first look is over; counters.awaitingFirstLook counts the flight no more
 	asked       instant // when the store was asked in the last look or claim; for a notice, a time before its change
 	askedBefore instant // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64  // the epoch of the latest fresh entry that did not answer the flight
@@ -93,7 +92,7 @@ type hedgeState struct {
 
 type leadingState struct {
 	lease     driver.Lease // the flight's lease, nil without one
-	loadBegan instant      // items.Item.LoadBegan for the latest load
+	loadBegan instant      // items.Item.LoadBegan for the latest load, or for its refusal, see finishOverloaded
 	again     bool         // the flight has led before, in vain
 	fenced    bool         // the store refused the last commit
 	losses    int          // leases lost

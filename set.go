@@ -17,7 +17,7 @@ import (
 // reads and claims from before the commit are void here, and any later read finds the value or a
 // later one. A flight with a later epoch goes on, because its load has begun after set.
 func (e *engine[V]) set(ctx context.Context, key string, value V) error {
-	if e.shards.of(key).ended() {
+	if e.open.Err() != nil {
 		return ErrClosed
 	}
 	void := true // also if user code or the store's adapter does not return
@@ -80,7 +80,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	}
 	e.voidKey(s, key, it.Epoch)
 	spared := e.afterSweeps(key, it)
-	if spared == nil || s.closed {
+	if spared == nil || e.open.Err() != nil {
 		return
 	}
 	e.advanceNear(key, spared)

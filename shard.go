@@ -15,7 +15,6 @@ type shard[V any] struct {
 	mu        sync.Mutex // guards the fields below, and fields of flights and witnesses that say so
 	flights   map[string]*flight[V]
 	witnesses map[string]*witness[V] // of all flights, also those that take no callers, and of values without a flight
-	closed    bool
 }
 
 type shards[V any] struct {
@@ -33,12 +32,6 @@ func newShards[V any]() *shards[V] {
 
 func (s *shards[V]) of(key string) *shard[V] {
 	return &s.all[maphash.String(s.seed, key)%shardCount]
-}
-
-func (s *shard[V]) ended() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
 }
 
 // lockAll locks all shards, and calls first, then each for every shard. No other call holds two of the locks.

@@ -154,6 +154,30 @@ func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
 	})
 }
 
+// A flight that has lost its callers, and then its offer by an invalidation elsewhere, waits for no slot.
+func TestSlots_OfferWithdrawnFromNobody(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{
+			TTL: time.Minute, StaleWhileRevalidate: time.Hour, Patience: 50 * time.Millisecond, RebuildTimeout: time.Hour,
+			Limits: bellwether.Limits{MaxRebuilds: 1},
+		})
+		other, here := f.processes[0], f.processes[1]
+		f.get(1, "k") // v1
+		time.Sleep(2 * time.Minute)
+		f.origin.set(func(o *source) { o.build = 30 * time.Second })
+		go here.Get(context.Background(), "blocks the slot")
+		synctest.Wait()
+		wantValue(t, here, "k", "v1") // from the offer of a flight in the queue
+		invalidate(t, other, "k")
+		time.Sleep(5 * time.Second)
+		if n := here.Stats().Flights; n != 1 {
+			t.Errorf("%d flights, want 1: nobody waits for the other, and it has nothing to offer", n)
+		}
+		time.Sleep(time.Minute)
+		f.wantLoads(t, 2)
+	})
+}
+
 // A stale page that a notice brings to a flight in the queue is confirmed, and so answers callers before the next look.
 func TestSlots_OfferDuringTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 // This file is the state standing: the flight stands for election. With an engine that is store and locker
 // at once, the last look has held the election (election.go).
 
-// stand is the state standing. With an Elector the last look has held the election.
+// stand is the state standing. The outcome is elected, without a lease, also if there is no election.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	if r.looking.unshared != 0 {
 		r.declineElection(ctx)

@@ -162,7 +162,7 @@ func (c *waiter[V]) joins(state *flightState[V]) bool {
 		if !c.joined {
 			f.callers.joined() // the call had given up on this value before
 		}
-		c.joined = false // served.live counts the call from now on
+		c.joined = false // answer.live counts the call from now on
 		c.stopAsking()
 		return true
 	}

@@ -30,8 +30,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 		w.begin()
 	}
 	b := w.open
-	m := &member[V]{batch: b, key: c.key, order: len(b.looks)}
-	c.joinFlight(m)
+	c.joinFlight(&member[V]{batch: b, key: c.key})
 	if len(b.looks) == maxTogether {
 		w.closeBatch(b)
 	}
