@@ -140,6 +140,7 @@ func (c *Cache[V]) HotKeys(most int) []string { return c.engine.near.Hottest(mos
 // Set puts value under key, after your write to the origin. The value has no Tags, is fresh for TTL
 // from now on, and must not be modified. After Set has returned nil, this process serves value or a
 // later value, and other processes follow within NearTTL. Only a load begun after Set may replace it.
+// An Invalidate of the key during Set may count as earlier or as later.
 //
 // If the store does not answer within EngineTimeout or before ctx ends, the error wraps
 // [ErrUnavailable], and the key is invalidated as by an Invalidate with this error. A refused

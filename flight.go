@@ -37,11 +37,11 @@ type flight[V any] struct {
 
 	notices chan timedNotice // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
 	doubts  chan struct{}    // a request for answerDoubts, see doubt; has room for one; nil with the near tier on
-	// Callers that began before enough take the result, whatever they want. Another process's load
-	// began after them. Only the flight's goroutine uses enough.
-	enough instant
-	demand slots.Demand // see demanded
-	askers chain.Flight // the loads that wait for the flight
+	// Callers that began before suitsBefore take the result, whatever they want: another process's load
+	// began after them. Only the flight's goroutine uses the field.
+	suitsBefore instant
+	demand      slots.Demand // see demanded
+	askers      chain.Flight // the loads that wait for the flight
 }
 
 // A beginning is the call that began a flight. The fields do not change.
@@ -80,19 +80,19 @@ type progress[V any] struct {
 type flightState[V any] struct {
 	news chan struct{} // closed when the next state is there
 
-	offered     *items.Item[V]    // a stale item for callers whose patience ends
-	published   *items.Item[V]    // the value that the load is still writing
-	audience    audience.Audience // the audience of published
-	until       instant           // callers that began at until or later never get published
-	joinable    instant           // callers that began before joinable may have published now
-	invalidated bool              // the key was invalidated: callers' own stale items are void
-	overdue     bool              // due has passed
+	offered         *items.Item[V]    // a stale item for callers whose patience ends
+	published       *items.Item[V]    // the value that the load is still writing
+	audience        audience.Audience // the audience of published
+	publishedBefore instant           // published is for callers that began before then
+	confirmedBefore instant           // such callers may have published now if they began before then
+	invalidated     bool              // the key was invalidated: callers' own stale items are void
+	overdue         bool              // due has passed
 
-	landed bool
-	result *items.Item[V]
-	before instant // callers that began before may have result
-	enough instant // callers that began before enough take result, whatever they want
-	err    error   // see failure
+	landed       bool
+	result       *items.Item[V]
+	resultBefore instant // result is for callers that began before then
+	suitsBefore  instant // such callers take result, whatever they want, if they began before then
+	err          error   // see failure
 }
 
 func (s *flightState[V]) failure() error {

@@ -70,7 +70,7 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
-		s.landed, s.result, s.before, s.enough, s.err = true, it, then, f.enough, err
+		s.landed, s.result, s.resultBefore, s.suitsBefore, s.err = true, it, then, f.suitsBefore, err
 	})
 	f.unlist()
 }

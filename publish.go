@@ -36,9 +36,9 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 		until = a.loadBegan - 1 // only callers that asked before the load began
 		f.unlist()
 	}
-	joinable := forever
+	confirmed := forever
 	if e.Store != nil && !a.storeless {
-		joinable = e.trustedUntil(a.asked)
+		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
 			epoch := f.witness.epoch
 			e.running.Go(func() {
@@ -47,7 +47,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 		}
 	}
 	f.change(func(s *flightState[V]) {
-		s.published, s.audience, s.until, s.joinable = it, to, until, joinable
+		s.published, s.audience, s.publishedBefore, s.confirmedBefore = it, to, until, confirmed
 	})
 	return true
 }
@@ -102,6 +102,6 @@ func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epo
 		f.unlist() // no more callers join
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.joinable = e.trustedUntil(asked) })
+	f.change(func(s *flightState[V]) { s.confirmedBefore = e.trustedUntil(asked) })
 	return true
 }

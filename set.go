@@ -20,9 +20,10 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	if e.open.Err() != nil {
 		return ErrClosed
 	}
+	w := e.beginWitness(key)
 	void := true // also if user code or the store's adapter does not return
 	defer func() {
-		if void {
+		if e.endWitness(key, w); void {
 			e.voidAll(key)
 		}
 	}()
@@ -40,8 +41,9 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	switch {
 	case err == nil:
 		void = false
-		e.pending.drop(key)
-		e.replace(key, it)
+		if e.replace(key, it, w) {
+			e.pending.drop(key)
+		}
 		return nil
 	case errors.Is(err, ErrUnavailable):
 		e.invalidateLater(key) // now an Invalidate would meet the same silence
@@ -66,13 +68,15 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	return epoch, err
 }
 
-// replace puts a set item in place of the key's item here, unless the present item has a later epoch. An
-// earlier flight's callers get it at once: the flight may wait for a load that ignores its context. A later
-// flight may have claimed between the Set's claim and commit: its offer is then the value from before.
-func (e *engine[V]) replace(key string, it *items.Item[V]) {
+// replace puts a set item in place of the key's item here, unless the present item has a later epoch. The result is
+// false if w, the Set's witness, knows of an invalidation or another Set meanwhile: then the store is asked. An earlier
+// flight's callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
+// claimed between the Set's claim and commit: its offer is then the value from before.
+func (e *engine[V]) replace(key string, it *items.Item[V], w *witness[V]) bool {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	latest := w.generation == 0
 	for w := s.witnesses[key]; w != nil; w = w.next {
 		if w.repeats {
 			w.generation++
@@ -80,15 +84,14 @@ func (e *engine[V]) replace(key string, it *items.Item[V]) {
 	}
 	e.voidKey(s, key, it.Epoch)
 	spared := e.afterSweeps(key, it)
-	if spared == nil || e.open.Err() != nil {
-		return
+	if !latest || spared == nil || e.open.Err() != nil {
+		return latest
 	}
 	e.advanceNear(key, spared)
-	f := s.flights[key]
-	if f == nil {
-		return
+	if f := s.flights[key]; f != nil {
+		if offered := f.state.Load().offered; offered == nil || offered.Epoch <= it.Epoch {
+			f.change(func(state *flightState[V]) { state.offered = spared })
+		}
 	}
-	if offered := f.state.Load().offered; offered == nil && f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
-		f.change(func(state *flightState[V]) { state.offered = spared })
-	}
+	return true
 }

@@ -492,6 +492,53 @@ func TestSet_LateReplyOfAnEarlierSet(t *testing.T) {
 	})
 }
 
+// An invalidation while a Set waits for the store's reply counts: the value is from before it.
+func TestSet_InvalidatedBeforeItsReply(t *testing.T) {
+	for _, by := range []string{"here", "elsewhere"} {
+		for _, flight := range []bool{false, true} {
+			inBubble(t, fmt.Sprintf("%s, with a flight: %t", by, flight), func(t *testing.T) {
+				f := newFleet(t, 2, notices, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Minute}})
+				setter := f.processes[0]
+				setter.store.reply.Store(int64(400 * time.Millisecond))
+				returned := setBehind(t, setter, "set") // claims by 400 ms, commits at 400 ms, and returns at 800 ms
+				time.Sleep(500 * time.Millisecond)
+				setter.store.reply.Store(0)
+				p := setter
+				if by == "elsewhere" {
+					p = f.processes[1]
+				}
+				invalidate(t, p, "k")
+				if flight {
+					go setter.Get(context.Background(), "k")
+				}
+				returned()
+				if got, err := setter.Get(t.Context(), "k"); got != "v1" || err != nil {
+					t.Errorf("Get = %q, %v; want the value of a load after the invalidation", got, err)
+				}
+			})
+		}
+	}
+}
+
+// An invalidation without an answer, while a Set waits for the store's reply, is still repeated.
+func TestSet_InvalidatedInVainBeforeItsReply(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		f := newFleet(t, 1, notices, bellwether.Options{TTL: time.Hour})
+		p := f.processes[0]
+		p.store.reply.Store(int64(400 * time.Millisecond))
+		returned := setBehind(t, p, "set") // returns at 800 ms
+		time.Sleep(500 * time.Millisecond)
+		p.store.set(on(refuse, "invalidate"))
+		if err := p.Invalidate(t.Context(), "k"); !errors.Is(err, bellwether.ErrUnavailable) {
+			t.Errorf("Invalidate = %v, want ErrUnavailable", err)
+		}
+		returned()
+		p.store.set(nil)
+		time.Sleep(time.Minute)
+		wantValue(t, p, "k", "v1")
+	})
+}
+
 // A Set in a process that has not read the log of sweeps is no older than the log.
 func TestSet_BeforeTheLog(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {

@@ -156,8 +156,8 @@ func (c *waiter[V]) answerFrom(state *flightState[V]) (is waitState, expiry <-ch
 // joins answers the call with the value that the load still writes, if permitted.
 func (c *waiter[V]) joins(state *flightState[V]) bool {
 	f := c.flight
-	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
-	if readable && c.began < state.joinable {
+	readable := c.began < state.publishedBefore && c.admitted(state.audience) && c.takes(state.published)
+	if readable && c.began < state.confirmedBefore {
 		c.answer = callAnswer[V]{item: state.published, flown: true, live: f}
 		if !c.joined {
 			f.callers.joined() // the call had given up on this value before
@@ -184,10 +184,10 @@ func (c *waiter[V]) answerLanded(state *flightState[V]) waitState {
 		return gotAnswer
 	}
 	// The store's reply may have been under way for longer than the near tier trusts an item, and be
-	// older than this call. A value over for new callers during the load (until) stays over for them. A call from
-	// before enough takes even a result that Want.Fits refuses: its face knows what to do with it.
-	over := state.published != nil && c.began >= state.until
-	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
+	// older than this call. A value over for new callers during the load stays over for them. A call from before
+	// suitsBefore takes even a result that Want.Fits refuses: its face knows what to do with it.
+	over := state.published != nil && c.began >= state.publishedBefore
+	if state.err == nil && !over && c.began < state.resultBefore && (c.began < state.suitsBefore || c.takes(state.result)) {
 		c.conclude(state.result)
 		return gotAnswer
 	}

@@ -104,8 +104,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "no re-read after winning", File: "looking.go",
-		Old: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil {",
-		New: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil || r.waiting.freed {",
+		Old: "r.committed, r.suitsBefore = 0, 0\n\tif it == nil {",
+		New: "r.committed, r.suitsBefore = 0, 0\n\tif it == nil || r.waiting.freed {",
 	},
 	{
 		Name: "waiter that loads by itself", File: "standing.go",
