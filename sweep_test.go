@@ -355,6 +355,38 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 	})
 }
 
+// While the store is down, a sweep also voids a response that the cache would keep without a flight.
+func TestSweep_WithoutTheStoreDuringADraft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		store := wiredTo(memstore.New())
+		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			n++
+			body := fmt.Sprint(n)
+			time.Sleep(5 * time.Second)
+			w.Header().Set("Cache-Control", "public, max-age=3600")
+			w.Header().Set("Content-Length", "1")
+			fmt.Fprint(w, body)
+		})[0]
+		for _, c := range []struct {
+			swept bool
+			want  string
+		}{{false, "1"}, {true, "3"}} { // the draft's response, or one from after the sweep
+			url := fmt.Sprint("http://example.com/", c.swept)
+			go s.get(url, "Authorization", "Basic eDp5")
+			time.Sleep(time.Second)
+			store.set(refuse)
+			if c.swept {
+				s.mw.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"http://example.com/"}})
+			}
+			time.Sleep(5 * time.Second)
+			s.wantBody(t, c.want, url)
+			store.set(nil)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
 // withStalePage returns a site with a stale page with the tag x, and a handler that takes 5 s.
 func withStalePage(t *testing.T, store driver.Store) *site {
 	n := 0
