@@ -118,6 +118,25 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	}
 }
 
+// A response that the Fencer has called void while it was written is not kept, although the store is silent at its end.
+func TestStream_FencedThenTheStoreSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		inner := memstore.New()
+		store := wiredTo(inner)
+		s := sites(t, 1, store.full(), slowly(&calls, 0))[0]
+		store.set(on(refuse, "notice"))
+		go s.get("http://a/p")
+		time.Sleep(time.Second)
+		elsewhere := sites(t, 1, inner, slowly(&calls, 0))[0]
+		invalidate(t, elsewhere.mw, "http://a/p")
+		time.Sleep(2 * time.Second)
+		store.set(refuse)
+		time.Sleep(3 * time.Second)
+		s.wantBody(t, "2", "http://a/p")
+	})
+}
+
 func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
