@@ -133,8 +133,8 @@ func (r *run[V]) considerReply(there storeReply, known *items.Item[V]) bool {
 	return r.consider(it, true)
 }
 
-// consider ends the flight with an item that answers, or offers a stale item. It reports whether the
-// flight has ended. fromStore is false for an item that was at hand.
+// consider ends the flight with an item that answers, or offers a stale item, unless the key was invalidated since
+// the last look. It reports whether the flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
 	r.committed, r.suitsBefore = 0, 0
@@ -151,9 +151,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
 		// The call that began this flight refuses the item or has it replaced. Other callers may take it.
 		r.waiting.known = it.Epoch // it is no news to later callers: a failure beside it answers none once it has expired
-		if !r.offer(it, fromStore) {
-			r.present = nil // invalidated since the read
-		}
+		r.offer(it, fromStore)
 	case is != rebuild:
 		r.noteOthersBuild(it)
 		if r.settle(it) {
@@ -163,7 +161,6 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 			}
 			return true
 		}
-		r.present = nil // invalidated since the read
 	}
 	return false
 }

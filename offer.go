@@ -4,21 +4,20 @@ import "github.com/bellwether-go/bellwether/internal/items"
 
 // This file is the offer: the stale item at the end of a caller's patience.
 
-// offer offers callers a stale item. False: the key was invalidated since the last look. An item from the
+// offer offers callers a stale item, unless the key was invalidated since the last look. An item from the
 // store becomes the near item too, or an earlier one would answer after it when the store falls silent.
-func (f *flight[V]) offer(it *items.Item[V], fromStore bool) bool {
+func (f *flight[V]) offer(it *items.Item[V], fromStore bool) {
 	e := f.engine
 	e.weigh(f.key, it) // before the lock: Options.Size is user code
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.outdated() {
-		return false
+		return
 	}
 	if spared := e.afterSweeps(f.key, it); fromStore && spared != nil && !e.holdsNear(f.key, spared) {
 		f.keepResult(spared)
 	}
 	f.change(func(s *flightState[V]) { s.offered = it })
-	return true
 }
 
 // endOffer ends the offer, if there is one, unless the key was invalidated since the last look.
