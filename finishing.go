@@ -205,8 +205,8 @@ func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch
 }
 
 // trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was
-// invalidated elsewhere after the claim. So the trust counts from the claim, unless there is a Fencer that knows of
-// nothing later, or is silent: its silence cannot void the failure.
+// invalidated elsewhere after the claim. So the trust counts from the claim, or from now if a Fencer knows of nothing
+// later, or is silent: its silence cannot void the failure.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {

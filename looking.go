@@ -150,12 +150,11 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	switch is := r.verdictOn(it, r.engine.clock.Now()); {
 	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
 		// The call that began this flight refuses the item or has it replaced. Other callers may take it.
-		r.waiting.known = it.Epoch // it is no news to later callers: a failure beside it answers none once it has expired
 		r.offer(it, fromStore)
 	case is != rebuild:
 		r.noteOthersBuild(it)
 		if r.settle(it) {
-			r.loaded = false // also in a look after the load, see finishFailed
+			r.loaded = false // also in a look that follows a failed load
 			if fromStore {
 				r.engine.count.storeHits.Add(1)
 			}
@@ -166,12 +165,13 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 }
 
 func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
-	is := judge(&it.Lifetime, now)
-	if is != rebuild || !r.waiting.sees(it.Epoch) {
+	is, offered := judge(&it.Lifetime, now), r.state.Load().offered
+	if is != rebuild || !r.waiting.sees(it.Epoch) || offered != nil && offered.Epoch == it.Epoch {
 		return is
 	}
 	// Another process's load has ended while this flight waited. A failure without a pause, and ErrNotFound
-	// without a TTL, still answer the flights that waited: otherwise they would load one after another.
+	// without a TTL, still answer the flights that waited: otherwise they would load one after another. An
+	// item that was on offer, and has expired, is no news to the callers that wait now.
 	switch {
 	case it.Failures > 0:
 		return fail

@@ -107,12 +107,11 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	return nil, r.knownHolder(), false
 }
 
-// knownHolder is the flight's holder after an election without an answer: one lost answer must not begin a load
-// without a lease in each process. It is nil if the locker counts as down, or if the lease was released and no time
-// is left for another election.
+// knownHolder is the flight's holder after an election without an answer: otherwise each process of a polling
+// fleet would begin a load. It is nil once the lease is free, or the locker counts as down.
 func (r *run[V]) knownHolder() *driver.HeldError {
-	again := !r.waiting.freed || r.budget.Left() > 0
-	if r.waiting.holder != nil && again && r.engine.locker.Sound(r.key) {
+	e := r.engine
+	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
 		return r.waiting.holder
 	}
 	return nil

@@ -202,6 +202,45 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 	}
 }
 
+// A delayed store is a store whose reads are under way for a time before they arrive.
+type delayedStore struct {
+	driver.Store
+	delay atomic.Int64 // in nanoseconds
+}
+
+func (s *delayedStore) Get(ctx context.Context, key string) (driver.Entry, error) {
+	time.Sleep(time.Duration(s.delay.Load()))
+	return s.Store.Get(ctx, key)
+}
+
+// A slow reply leaves open whether another process's load is new enough. The next reply says so, without a load.
+func TestWant_NewEnoughByTheNextReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		delayed := &delayedStore{Store: store}
+		polls := struct{ driver.Locker }{locker}
+		var engines []*counted
+		for _, fleet := range []Fleet{{Store: store, Locker: locker}, {Store: store, Locker: locker}, {Store: delayed, Locker: polls}} {
+			fleet.Namespace = "test"
+			engines = append(engines, newCounted(t, Options{Fleet: fleet}, items.Windows{TTL: time.Minute}))
+		}
+		var calls sync.WaitGroup
+		calls.Go(func() { engines[0].wantGet(t, fromNow, "v1") }) // until 1 s
+		time.Sleep(900 * time.Millisecond)
+		calls.Go(func() { engines[1].wantGet(t, fromNow, "v1") }) // from 1 s until about 2 s
+		time.Sleep(85 * time.Millisecond)
+		calls.Go(func() { engines[2].wantGet(t, fromNow, "v1") })
+		time.Sleep(815 * time.Millisecond)
+		delayed.delay.Store(int64(150 * time.Millisecond))
+		time.Sleep(220 * time.Millisecond)
+		delayed.delay.Store(0)
+		calls.Wait()
+		if n := engines[2].loads.Load(); n > 0 {
+			t.Errorf("%d loads in the process that has waited for another's, want none", n)
+		}
+	})
+}
+
 // A value without a load, such as a Set's, does not answer calls that want a load from after them, although it is
 // younger than they are.
 func TestWant_ValueWithoutALoad(t *testing.T) {

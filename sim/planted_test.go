@@ -41,8 +41,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "waiter that is not woken", File: "offer.go",
-		Old: "f.change(func(s *flightState[V]) { s.offered = it })\n\treturn true",
-		New: "s := *f.state.Load()\n\ts.offered = it\n\tf.state.Store(&s)\n\treturn true",
+		Old: "\tf.change(func(s *flightState[V]) { s.offered = it })\n}\n\n// endOffer",
+		New: "\ts := *f.state.Load()\n\ts.offered = it\n\tf.state.Store(&s)\n}\n\n// endOffer",
 	},
 	{
 		Name: "stale offer after an invalidation", File: "witness.go",
