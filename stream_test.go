@@ -137,6 +137,23 @@ func TestStream_FencedThenTheStoreSilent(t *testing.T) {
 	})
 }
 
+// A response whose time is over before its end is for the clients that came in time. Later ones share the next.
+func TestStream_OverBeforeItsEnd(t *testing.T) {
+	aloneAndInAFleet(t, "stream", func(t *testing.T, fleet bellwether.Fleet) {
+		var calls atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{Fleet: fleet}, slowlyFor("max-age=1", &calls, 0))
+		go s.wantBody(t, "1", "http://a/p")
+		time.Sleep(3 * time.Second)
+		for range 3 {
+			go s.wantBody(t, "2", "http://a/p")
+		}
+		time.Sleep(20 * time.Second)
+		if n := calls.Load(); n != 2 {
+			t.Errorf("%d runs of the handler, want 2", n)
+		}
+	})
+}
+
 func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32

@@ -34,7 +34,7 @@ func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] 
 func (m *member[V]) join(ctx context.Context, f *flight[V]) {
 	e := m.engine
 	m.askers, m.look = &f.askers, &plannedLook{key: f.key, budget: f.budget, reply: make(chan *storeReply, 1)}
-	m.gathered = m.loads.Join(m, len(m.looks))
+	m.gathered = m.loads.Join(m)
 	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.store != nil {
 		e.count.awaitingFirstLook.Add(1) // the request counts for all flights of the batch
 		e.running.Go(func() {

@@ -56,7 +56,7 @@ func New[K, R any](o Options[K, R]) *Group[K, R] {
 type Member[K, R any] struct {
 	group *Group[K, R]
 	key   K
-	order int // of the key in the batch
+	order int // the key's place in the batch
 
 	state state
 	seat  *Seat[K, R] // in the state loading
@@ -74,11 +74,11 @@ const (
 )
 
 // Join adds a member. All members join before the first member looks for a slot.
-func (g *Group[K, R]) Join(key K, order int) *Member[K, R] {
+func (g *Group[K, R]) Join(key K) *Member[K, R] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.looking++
-	return &Member[K, R]{group: g, key: key, order: order}
+	return &Member[K, R]{group: g, key: key, order: g.looking}
 }
 
 // Held reports the member's wait for another process: the other members go on.

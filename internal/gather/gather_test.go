@@ -56,8 +56,8 @@ func newFixture(size int) *fixture {
 }
 
 func (f *fixture) joinAll(keys ...string) (members []*Member[string, string]) {
-	for i, key := range keys {
-		members = append(members, f.Join(key, i))
+	for _, key := range keys {
+		members = append(members, f.Join(key))
 	}
 	return members
 }
@@ -107,7 +107,7 @@ func TestLoad_ReadyMembersLoadTogether(t *testing.T) {
 func TestLoad_MemberIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(2)
-		here, away := f.Join("here", 0), f.Join("away", 1)
+		here, away := f.Join("here"), f.Join("away")
 		away.Held()
 		go load(t, t.Context(), here)
 		synctest.Wait()
@@ -123,7 +123,7 @@ func TestLoad_MemberIsAway(t *testing.T) {
 func TestLoad_MemberIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(2)
-		quick, slow := f.Join("quick", 0), f.Join("slow", 1)
+		quick, slow := f.Join("quick"), f.Join("slow")
 		go load(t, t.Context(), quick)
 		time.Sleep(500 * time.Millisecond)
 		f.wants(t, call{[]string{"quick"}, shortestLull})
@@ -204,7 +204,7 @@ func TestLoad_MembersMoveOnAndOn(t *testing.T) {
 		f := newFixture(1)
 		var members []*Member[string, string]
 		for i := range 200 {
-			members = append(members, f.Join(string(rune('A'+i)), i))
+			members = append(members, f.Join(string(rune('A'+i))))
 		}
 		for i := range members[:199] { // one member never comes
 			go func() {
@@ -230,7 +230,7 @@ func TestLoad_MembersLeave(t *testing.T) {
 		f := newFixture(1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		left := errors.New("left")
-		a, b := f.Join("a", 0), f.Join("b", 1)
+		a, b := f.Join("a"), f.Join("b")
 		var errs [2]error
 		go func() { errs[0] = load(t, ctx, a) }()
 		go func() { errs[1] = load(t, ctx, b) }()
@@ -254,8 +254,8 @@ func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
 		ctx, cancel := context.WithCancel(t.Context())
-		a, b := f.Join("a", 0), f.Join("b", 1)
-		c := f.Join("c", 2)
+		a, b := f.Join("a"), f.Join("b")
+		c := f.Join("c")
 		go load(t, ctx, a)
 		go load(t, t.Context(), b)
 		synctest.Wait()
@@ -272,7 +272,7 @@ func TestLoad_Closed(t *testing.T) {
 		f := newFixture(1)
 		f.closed = true
 		ctx, cancel := context.WithCancel(t.Context())
-		go load(t, ctx, f.Join("a", 0))
+		go load(t, ctx, f.Join("a"))
 		time.Sleep(time.Minute)
 		f.wants(t)
 		cancel()
@@ -283,7 +283,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 	f := newFixture(1)
 	var members []*Member[string, string]
 	for i := range 1000 {
-		m := f.Join("k", i)
+		m := f.Join("k")
 		if members = append(members, m); !m.Queue() {
 			t.Fatalf("member %d may not wait", i)
 		}
@@ -307,7 +307,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 	var running sync.WaitGroup
 	g := New(Options[string, string]{Slots: slots.New(2, 100), Running: &running, Closed: func() bool { return false }})
-	a, b, c := g.Join("a", 0), g.Join("b", 1), g.Join("c", 2)
+	a, b, c := g.Join("a"), g.Join("b"), g.Join("c")
 	free := a.Try()
 	if free == nil || b.Try() == nil {
 		t.Fatal("a member has no slot")
@@ -335,7 +335,7 @@ func TestLoad_LeaversGiveTheirSlotsBack(t *testing.T) {
 				time.Sleep(10 * time.Second) // ignores its end
 			},
 		})
-		first, a, b := g.Join("first", 0), g.Join("a", 1), g.Join("b", 2)
+		first, a, b := g.Join("first"), g.Join("a"), g.Join("b")
 		a.Held()
 		b.Held()
 		load(t, t.Context(), first)
