@@ -69,14 +69,14 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 }
 
 // replace puts a set item in place of the key's item here, unless the present item has a later epoch. The result is
-// false if w, the Set's witness, knows of an invalidation or another Set meanwhile: then the store is asked. An earlier
+// false if w, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier
 // flight's callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
 // claimed between the Set's claim and commit: its offer is then the value from before.
 func (e *engine[V]) replace(key string, it *items.Item[V], w *witness[V]) bool {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	latest := w.generation == 0
+	latest := w.voided < it.Epoch
 	for w := s.witnesses[key]; w != nil; w = w.next {
 		if w.repeats {
 			w.generation++
@@ -89,7 +89,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V], w *witness[V]) bool {
 	}
 	e.advanceNear(key, spared)
 	if f := s.flights[key]; f != nil {
-		if offered := f.state.Load().offered; offered == nil || offered.Epoch <= it.Epoch {
+		if offered := f.state.Load().offered; offered == nil && f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
 			f.change(func(state *flightState[V]) { state.offered = spared })
 		}
 	}

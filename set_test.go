@@ -539,6 +539,74 @@ func TestSet_InvalidatedInVainBeforeItsReply(t *testing.T) {
 	})
 }
 
+// Of two Sets at one time without a store, one value stays.
+func TestSet_BesideAnotherWithoutAStore(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		c := cacheOf(t, (&source{}).load, bellwether.Options{TTL: time.Hour, Size: func(_ string, v any) int {
+			if v == "slow" {
+				time.Sleep(time.Second)
+			}
+			return 1
+		}})
+		var sets sync.WaitGroup
+		for _, v := range []string{"slow", "quick"} {
+			sets.Go(func() {
+				if err := c.Set(t.Context(), "k", v); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(500 * time.Millisecond)
+		}
+		sets.Wait()
+		wantValue(t, c, "k", "slow") // it has the later epoch
+	})
+}
+
+// A Set's value is there at once, during a load that ignores its context, also if the Set meets an event of an
+// earlier epoch.
+func TestSet_BesideEarlierEventsDuringALoad(t *testing.T) {
+	for _, event := range []string{"another Set", "an invalidation elsewhere"} {
+		inBubble(t, event, func(t *testing.T) {
+			f := newFleet(t, 2, notices, bellwether.Options{TTL: time.Hour, MaxWait: 5 * time.Second, RebuildTimeout: 20 * time.Second})
+			here, other := f.processes[0], f.processes[1]
+			f.origin.set(func(s *source) { s.build, s.deaf = 15*time.Second, true })
+			go here.Get(context.Background(), "k")
+			time.Sleep(time.Second)
+			here.store.reply.Store(int64(100 * time.Millisecond))
+			returned := func() {}
+			if event == "another Set" {
+				returned = setBehind(t, here, "other") // claims first, and has its reply first
+			}
+			time.Sleep(50 * time.Millisecond)
+			last := setBehind(t, here, "set")
+			time.Sleep(50 * time.Millisecond)
+			if event != "another Set" {
+				invalidate(t, other, "k") // between the claim and the commit, after which the Set claims again
+			}
+			returned()
+			last()
+			here.store.reply.Store(0)
+			wantValue(t, here, "k", "set")
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+// A Set whose reply is late is not offered to a flight with a later epoch, whose look has not found the value.
+func TestSet_LateReplyDuringALaterFlight(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour})
+		here := f.processes[0]
+		here.store.reply.Store(int64(200 * time.Millisecond))
+		returned := setBehind(t, here, "set") // commits at 200 ms, and returns at 400 ms
+		time.Sleep(250 * time.Millisecond)
+		here.store.reply.Store(0)
+		invalidate(t, f.processes[1], "k")
+		wantValue(t, here, "k", "v1")
+		returned()
+	})
+}
+
 // A Set in a process that has not read the log of sweeps is no older than the log.
 func TestSet_BeforeTheLog(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {

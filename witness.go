@@ -17,6 +17,7 @@ type witness[V any] struct {
 	generation uint64
 	epoch      uint64 // the work's epoch: earlier invalidations and Sets do not count; 0: all count
 	repeats    bool   // the work commits the present value once more: Sets count whatever their epoch
+	voided     uint64 // the latest epoch of the key's invalidations and Sets since the work began
 	position   uint64 // the log's position when the work began, see items.Item
 }
 
@@ -74,6 +75,7 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 		e.near.Delete(key)
 	}
 	for w := s.witnesses[key]; w != nil; w = w.next {
+		w.voided = max(w.voided, epoch)
 		if w.epoch <= epoch {
 			w.generation++
 		}
