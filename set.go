@@ -23,7 +23,8 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	w := e.beginWitness(key)
 	void := true // also if user code or the store's adapter does not return
 	defer func() {
-		if e.endWitness(key, w); void {
+		e.endWitness(key, w)
+		if void {
 			e.voidAll(key)
 		}
 	}()
@@ -69,14 +70,14 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 }
 
 // replace puts a set item in place of the key's item here, unless the present item has a later epoch. The result is
-// false if w, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier
-// flight's callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
+// false if own, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier flight's
+// callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
 // claimed between the Set's claim and commit: its offer is then the value from before.
-func (e *engine[V]) replace(key string, it *items.Item[V], w *witness[V]) bool {
+func (e *engine[V]) replace(key string, it *items.Item[V], own *witness[V]) bool {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	latest := w.voided < it.Epoch
+	latest := own.voided < it.Epoch
 	for w := s.witnesses[key]; w != nil; w = w.next {
 		if w.repeats {
 			w.generation++

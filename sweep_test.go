@@ -335,15 +335,9 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 // While the store is down, a sweep also voids this process's running loads.
 func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 0
+		var calls atomic.Int32
 		store := wiredTo(memstore.New())
-		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
-			n++
-			body := fmt.Sprint(n)
-			time.Sleep(5 * time.Second)
-			w.Header().Set("Cache-Control", "max-age=3600")
-			fmt.Fprint(w, body)
-		})[0]
+		s := sites(t, 1, store, slowly(&calls, 5*time.Second))[0]
 		go s.get("http://example.com/")
 		time.Sleep(time.Second)
 		store.set(refuse)
@@ -358,16 +352,9 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 // While the store is down, a sweep also voids a response that the cache would keep without a flight.
 func TestSweep_WithoutTheStoreDuringADraft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 0
+		var calls atomic.Int32
 		store := wiredTo(memstore.New())
-		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
-			n++
-			body := fmt.Sprint(n)
-			time.Sleep(5 * time.Second)
-			w.Header().Set("Cache-Control", "public, max-age=3600")
-			w.Header().Set("Content-Length", "1")
-			fmt.Fprint(w, body)
-		})[0]
+		s := sites(t, 1, store, slowlyFor("public, max-age=3600", &calls, 5*time.Second))[0]
 		for _, c := range []struct {
 			swept bool
 			want  string
