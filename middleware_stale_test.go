@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -59,139 +58,6 @@ func (f *failing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "page")
 }
 
-// Clients with stale-if-error get the stale page within this time, however the rebuild fails.
-func TestStale_RequestIfError(t *testing.T) {
-	fails := map[string]func(w http.ResponseWriter){
-		"panic":        func(http.ResponseWriter) { panic("origin") },
-		"abort":        func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
-		"503":          func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
-		"no-store 500": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "no-store"); http.Error(w, "sorry", 500) },
-		"cookie 502": func(w http.ResponseWriter) {
-			w.Header().Set("Set-Cookie", "a=b")
-			http.Error(w, "sorry", http.StatusBadGateway)
-		},
-		"fresh 504": func(w http.ResponseWriter) {
-			w.Header().Set("Cache-Control", "max-age=5")
-			http.Error(w, "sorry", http.StatusGatewayTimeout)
-		},
-	}
-	for name, fail := range fails {
-		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
-			for who, plainFirst := range map[string]bool{"first": false, "after others": true} {
-				inBubble(t, name+"/"+fleet+"/"+who, func(t *testing.T) {
-					var st driver.Store
-					if store {
-						st = memstore.New()
-					}
-					f := &failing{header: "max-age=10", etag: store, fail: fail}
-					s := sites(t, 1, st, f.ServeHTTP)[0]
-					s.get("http://a/p")
-					time.Sleep(20 * time.Second)
-					f.broken.Store(true)
-					isError := func() {
-						t.Helper()
-						if w := s.get("http://a/p"); w.Body.String() == "page" || w.Code != -1 && w.Code < 500 {
-							t.Errorf("without the directive: %d %q", w.Code, w.Body)
-						}
-					}
-					for range 3 {
-						if plainFirst {
-							isError()
-						}
-						w := s.get("http://a/p", "Cache-Control", "stale-if-error=100")
-						if w.Code != 200 || w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "detail=stale-if-error") ||
-							len(w.Header().Values("Cache-Status")) != 1 || w.Header().Get("Set-Cookie") != "" {
-							t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
-						}
-						isError()
-						time.Sleep(15 * time.Second) // the failure is no longer remembered
-					}
-					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
-						t.Error("55 s after the end of its freshness, to a client that takes 20")
-					}
-					f.broken.Store(false)
-					time.Sleep(time.Minute)
-					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=1000"); w.Body.String() != "page" || strings.Contains(w.Header().Get("Cache-Status"), "stale-if-error") {
-						t.Errorf("well again: %d %v", w.Code, w.Header())
-					}
-				})
-			}
-		}
-	}
-}
-
-// A client's stale-if-error applies to no response that forbids stale answers, or that was invalidated.
-func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
-	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }
-	drop := func(m bellwether.Match) func(*testing.T, *site) {
-		return func(t *testing.T, s *site) { s.mw.InvalidateMatching(t.Context(), m) }
-	}
-	for name, tt := range map[string]struct {
-		header string
-		before func(*testing.T, *site) // called before the client's request
-		fields []string
-		want   string
-	}{
-		"nothing forbids":       {"max-age=10", nil, nil, "page"},
-		"must-revalidate":       {"max-age=10, must-revalidate", nil, nil, "sorry\n"},
-		"proxy-revalidate":      {"max-age=10, proxy-revalidate", nil, nil, "sorry\n"},
-		"s-maxage":              {"s-maxage=10", nil, nil, "sorry\n"},
-		"no-cache":              {"no-cache", nil, nil, "sorry\n"},
-		"zero":                  {"max-age=10", nil, []string{"Cache-Control", "stale-if-error=0"}, "sorry\n"},
-		"nonsense":              {"max-age=10", nil, []string{"Cache-Control", "stale-if-error=x"}, "sorry\n"},
-		"another user's":        {"max-age=10", nil, []string{"Authorization", "me"}, "sorry\n"},
-		"everybody's":           {"max-age=10, public", nil, []string{"Authorization", "me"}, "page"},
-		"invalidated":           {"max-age=10", drop(bellwether.Match{Keys: []string{"http://a/p"}}), nil, "sorry\n"},
-		"swept by tag":          {"max-age=10", drop(bellwether.Match{Tags: []string{"tag"}}), nil, "sorry\n"},
-		"swept by prefix":       {"max-age=10", drop(bellwether.Match{Prefixes: []string{"http://a/"}}), nil, "sorry\n"},
-		"swept behind an error": {"max-age=10", func(t *testing.T, s *site) { s.get("http://a/p"); drop(bellwether.Match{Tags: []string{"tag"}})(t, s) }, nil, "sorry\n"},
-		"softly, behind an error": {"max-age=10", func(t *testing.T, s *site) {
-			s.get("http://a/p")
-			drop(bellwether.Match{Tags: []string{"tag"}, Soft: true})(t, s)
-		}, nil, "page"},
-		"demands something newer":  {"max-age=10", nil, []string{"Cache-Control", "no-cache"}, "page"},
-		"a response's own is less": {"max-age=10, stale-if-error=5", nil, nil, "page"},
-	} {
-		inBubble(t, name, func(t *testing.T) {
-			f := &failing{header: tt.header, etag: true, fail: fail}
-			s := sites(t, 1, nil, f.ServeHTTP)[0]
-			s.get("http://a/p")
-			time.Sleep(20 * time.Second)
-			f.broken.Store(true)
-			if tt.before != nil {
-				tt.before(t, s)
-			}
-			fields := append([]string{"Cache-Control", "stale-if-error=100"}, tt.fields...)
-			if name == "zero" || name == "nonsense" {
-				fields = tt.fields
-			}
-			s.wantBody(t, tt.want, "http://a/p", fields...)
-		})
-	}
-}
-
-// Clients of a herd with and without stale-if-error share one rebuild.
-func TestStale_RequestIfErrorInAHerd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }}
-		s := sites(t, 1, nil, f.ServeHTTP)[0]
-		s.get("http://a/p")
-		time.Sleep(20 * time.Second)
-		f.broken.Store(true)
-		s.calls.Store(0)
-		got := s.burst(100, func(i int) *http.Request {
-			if i%2 == 0 {
-				return request("GET", "http://a/p")
-			}
-			return request("GET", "http://a/p", "Cache-Control", "stale-if-error=100")
-		})
-		if got["200 page 10ms"] != 50 || got["503 sorry\n 10ms"] != 50 {
-			t.Errorf("outcomes %v", got)
-		}
-		s.wantCalls(t, 1)
-	})
-}
-
 func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -243,32 +109,6 @@ func TestStale_ErrorOutlivesNothing(t *testing.T) {
 		time.Sleep(50 * time.Minute)
 		if w := s.get("http://a/p", "Cache-Control", "max-stale"); w.Code != 200 {
 			t.Errorf("50 minutes after: %d %v", w.Code, w.Header())
-		}
-	})
-}
-
-// Fields that a handler sets after a withheld error's header are not in the stale reply.
-func TestStale_HeldErrorsHeader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		first := true
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			h := w.Header()
-			if first {
-				first = false
-				h.Set("Cache-Control", "max-age=2")
-				fmt.Fprint(w, "page")
-				return
-			}
-			h.Set("Set-Cookie", "user=me") // for one client: the next request bypasses the cache
-			w.WriteHeader(http.StatusInternalServerError)
-			h.Set("X-Late", "of the error")
-		})
-		s.get("http://a/p")
-		time.Sleep(4 * time.Second)
-		s.get("http://a/p")
-		w := s.get("http://a/p", "Cache-Control", "stale-if-error=30")
-		if w.Body.String() != "page" || w.Header().Get("X-Late") != "" || w.Header().Get("Set-Cookie") != "" {
-			t.Errorf("status %d, body %q, header %v", w.Code, w.Body, w.Header())
 		}
 	})
 }

@@ -535,28 +535,4 @@ func TestNearOff_EarlierResponseIsKnown(t *testing.T) {
 		})
 		s.wantCalls(t, 1+8)
 	})
-	inBubble(t, "a client's own stale-if-error", func(t *testing.T) {
-		var broken atomic.Bool
-		store := wiredTo(memstore.New())
-		s := nearOffSites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
-			if broken.Load() {
-				w.WriteHeader(http.StatusBadGateway)
-				return
-			}
-			w.Header().Set("Cache-Control", "max-age=1")
-			w.Header().Set("ETag", `"1"`)
-			fmt.Fprint(w, "page")
-		})[0]
-		store.set(trip)
-		s.get("http://a/p")
-		broken.Store(true)
-		time.Sleep(10 * time.Second)
-		for range 2 {
-			s.wantBody(t, "page", "http://a/p", "Cache-Control", "stale-if-error=60")
-			time.Sleep(time.Second)
-		}
-		if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
-			t.Errorf("status %d for a client without stale-if-error, want 502", w.Code)
-		}
-	})
 }

@@ -137,10 +137,9 @@ func (d *Directives) settle() {
 
 // RequestDirectives are the cache directives of a request. The zero value has none.
 type RequestDirectives struct {
-	MaxAge       Delta // RFC 9111 section 5.2.1.1
-	MaxStale     Delta // RFC 9111 section 5.2.1.2; Forever without an argument
-	MinFresh     Delta // RFC 9111 section 5.2.1.3
-	StaleIfError Delta // RFC 5861 section 4
+	MaxAge   Delta // RFC 9111 section 5.2.1.1
+	MaxStale Delta // RFC 9111 section 5.2.1.2; Forever without an argument
+	MinFresh Delta // RFC 9111 section 5.2.1.3
 
 	NoCache      bool // RFC 9111 section 5.2.1.4
 	NoStore      bool // RFC 9111 section 5.2.1.5
@@ -167,10 +166,6 @@ func ParseRequest(h http.Header) RequestDirectives {
 				d.MaxStale.lower(v)
 			} else if dir.bare() {
 				d.MaxStale.lower(Forever)
-			}
-		case "stale-if-error":
-			if ok {
-				d.StaleIfError.lower(v)
 			}
 		case "no-cache":
 			d.NoCache = true

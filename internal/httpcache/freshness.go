@@ -207,19 +207,6 @@ func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	return stale < f.StaleWhileRevalidate // RFC 5861 section 3
 }
 
-// ReuseOnError reports whether a stored response of this age may answer the request after its
-// rebuild has failed (RFC 5861 section 4). The client's own stale-if-error counts beside the
-// response's. Its other directives ask for a newer response, which the rebuild has tried.
-func (f Freshness) ReuseOnError(age time.Duration, req RequestDirectives) bool {
-	if f.NoCache {
-		return false
-	}
-	if age < f.Lifetime {
-		return true
-	}
-	return !f.NoStale && age-f.Lifetime < max(f.StaleIfError, req.StaleIfError.Duration)
-}
-
 // IsServerError reports whether a status is an error for stale-if-error (RFC 5861 section 4).
 func IsServerError(status int) bool {
 	switch status {

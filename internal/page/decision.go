@@ -30,7 +30,7 @@ type decision struct {
 	audience  audience.Audience // the readers of the response; the cache keeps a response for Everyone
 	checked   bool              // the cache keeps the response for validation
 	validated bool              // the response is the stored response
-	backed    bool              // load.backed when the handler has written its header
+	backed    bool              // there was a load.spare when the handler wrote its header
 	response  *Response         // the response, or a signpost to it
 	recording recording
 }
@@ -43,7 +43,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
-	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated, backed: l.backed()}
+	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated, backed: l.spare() != nil}
 	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}}
 	if d.ownersAlone() {
 		d.recording.limit = min(d.recording.limit, privateWindow)
@@ -199,10 +199,6 @@ func (l *load) remember(d *decision, reason string) *Response {
 // record returns the value to keep under the load's key for the result res. A variant is written
 // under its own key first, so a process that reads the signpost finds the variant.
 func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
-	if l.spare != nil && httpcache.IsServerError(d.content().status) {
-		res.instead = l.spare
-		f.Keep = max(f.Keep, l.spare.KeepUntil-l.m.cache.Now())
-	}
 	if d.response.kind != varying || res.kind == uncacheable && l.owner.signpost != nil {
 		l.attempt.SetWindows(f)
 		return res

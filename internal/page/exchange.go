@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -22,16 +23,15 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 
 // fetch is the load: it runs the handler, with validation, and returns the value to keep under the key.
 func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
-	before := m.fallback(a.Key(), a.Present())
-	l := m.newLoad(ctx, a, c, before)
-	if before != nil && !c.unanswerable() {
-		l.asks = m.condition(before.Value, l.request())
+	l := m.newLoad(ctx, a, c)
+	if it := a.Present(); it != nil && it.Kind == driver.KindValue && !c.unanswerable() {
+		l.asks = m.condition(it.Value, l.request())
 	}
 	res, err := newExchange(l).carry(next, r)
 	if !errors.Is(err, errUnselected) {
 		return res, err
 	}
-	return newExchange(m.newLoad(ctx, a, c, before)).carry(next, r)
+	return newExchange(m.newLoad(ctx, a, c)).carry(next, r)
 }
 
 // An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. The
@@ -309,6 +309,7 @@ func (x *exchange) fail(err error) {
 // same client, and the others ask again. A response to serve in place of the error goes to the client.
 func (x *exchange) failure(err error) error {
 	_, unread := err.(serverError) // no reader has any of the response
+	spare := x.spare()
 	switch {
 	case x.told:
 		return err // the load has its result
@@ -319,17 +320,14 @@ func (x *exchange) failure(err error) error {
 		return err
 	case !x.owner.personal() && x.sharesByDefault():
 		return err
-	case x.backed() && x.fwd == httpcache.FwdStale:
+	case spare != nil && x.fwd == httpcache.FwdStale:
 		return err // all callers get the stale response, and one of them tries again after a pause
 	}
 	to := audience.Alike
 	if x.attempt.Excluded() {
 		to = audience.Everyone
 	}
-	failed := &Response{kind: uncacheable, live: &stream{owner: &x.owner.place, audience: audience.Alike, failure: err}}
-	if x.backed() {
-		failed.instead = x.spare
-	}
+	failed := &Response{kind: uncacheable, live: &stream{owner: &x.owner.place, audience: audience.Alike, failure: err}, spare: spare}
 	if x.attempt.Publish(x.ctx, failed, x.m.cache.Now()+1, to) {
 		return &fault.NoResult{Failed: true, Err: err}
 	}

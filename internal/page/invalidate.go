@@ -133,8 +133,8 @@ func (r *Response) traits(fields []string) (tags []string, varies bool) {
 		return v.tags(fields), false
 	}
 	tags = r.tags(fields)
-	if r.instead != nil {
-		tags = append(tags, r.instead.Value.tags(fields)...)
+	if r.spare != nil {
+		tags = append(tags, r.spare.Value.tags(fields)...)
 	}
 	return tags, r.kind == varying
 }

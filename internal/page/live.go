@@ -59,15 +59,6 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	}
 	body, ok := r.live.reader(&c.place)
 	s.Live.Left() // after reader: the body waits for Left before dropping the start
-	if r.landsOnError() {
-		if spare := q.spared(key); spare != nil {
-			if ok {
-				body.Close()
-			}
-			q.replySpare(key, spare, httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: !r.own})
-			return liveDone
-		}
-	}
 	switch {
 	case ok:
 		defer body.Close()
@@ -80,24 +71,11 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	return liveDone
 }
 
-// landsOnError waits for the flight's end if the client would take a stale response for this error: only
-// the end decides about the stale copy. False: there is no such error, or the client has left.
-func (r *reading) landsOnError() bool {
-	if !r.directives.StaleIfError.Set || !httpcache.IsServerError(r.res.status) {
-		return false
-	}
-	_, err := r.answer.Live.Landing(r.r.Context())
-	return err == nil
-}
-
 // refusal returns the reply to a client outside the response's audience, nil to a client inside.
 func (r *reading) refusal(unanswerable bool) (reply func()) {
 	switch {
 	case !r.live.admits(&r.call.place):
-		return func() {
-			r.landsOnError()
-			r.passUncacheable(r.key, &Item{Kind: driver.KindValue, Value: r.res})
-		}
+		return func() { r.passUncacheable(r.key, &Item{Kind: driver.KindValue, Value: r.res}) }
 	case r.live.failure != nil:
 		return r.replyFailed
 	case r.own:
@@ -110,16 +88,19 @@ func (r *reading) refusal(unanswerable bool) (reply func()) {
 	return nil
 }
 
-// replyFailed answers if the handler has failed before its header.
+// replyFailed answers if the handler has failed before its header: with the stale response, or the error.
 func (r *reading) replyFailed() {
-	spare, err := r.res.instead, r.live.failure
+	spare, err := r.res.spare, r.live.failure
 	if spare == nil || !r.mayHave(spare.Value) {
 		r.replyError(r.call, r.key, r.answer, err)
 		return
 	}
-	status := failedForward(spare, r.m.cache.Now(), err)
-	status.Collapsed = r.answer.Collapsed
-	r.replySpare(r.key, spare, status)
+	r.add(observe.Serve{Way: observe.WayStale})
+	r.m.cache.CountStale()
+	now := r.m.cache.Now()
+	status := failedForward(spare, now, err)
+	status.Collapsed, status.TTL, status.Detail = r.answer.Collapsed, ttl(spare, now), staleIfError
+	writeStored(r.w, r.r, r.m.storedOf(r.key, spare, now), status)
 }
 
 // write answers with the response, with the requested range, or with 304.
@@ -311,14 +292,6 @@ func statusOf(client context.Context, err error) (code int, detail string) {
 // replyError answers a request after a failed rebuild or a vain wait. s is the answer so far.
 func (q *query) replyError(c *call, key string, s Answer, err error) {
 	w, r := q.w, q.r
-	if spare := q.spared(key); spare != nil {
-		status := httpcache.Status{Hit: true} // as far as this process knows: others may have failed before
-		if c.began() {
-			status = failedForward(spare, q.m.cache.Now(), err)
-		}
-		q.replySpare(key, spare, status)
-		return
-	}
 	q.add(observe.Serve{Err: err})
 	p, panicked := errors.AsType[*fault.PanicError](err)
 	if panicked && c.began() && !s.Collapsed { // not of a later flight, which another call has begun

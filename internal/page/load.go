@@ -23,27 +23,22 @@ type load struct {
 
 	fwd    httpcache.Forward // why the handler is asked
 	before *Item             // the key's response, however old; nil if there is none
-	spare  *Item             // the response that some clients prefer to an error; nil if there is none
 	asks   *condition        // the subject of the request's conditions; nil if there are no conditions
 }
 
-// newLoad returns a load without conditions. before is the key's item, nil if there is none.
-func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call, before *Item) load {
+// newLoad returns a load without conditions.
+func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call) load {
 	l := load{m: m, owner: c, attempt: a, ctx: ctx, sent: time.Now(), fwd: httpcache.FwdURIMiss}
 	if c.signpost != nil {
 		l.fwd = httpcache.FwdVaryMiss
 	}
-	if before == nil || before.Value.kind != plain || !before.Held {
+	before := a.Present()
+	if before == nil || before.Kind != driver.KindValue || before.Value.kind != plain || !before.Held {
 		return l
 	}
-	now := m.cache.Now()
 	l.before = before
-	if c.unanswerable() {
-		return l
-	}
-	l.fwd = forwardDespite(before, now)
-	if !httpcache.IsServerError(before.Value.status) {
-		l.spare = before
+	if !c.unanswerable() {
+		l.fwd = forwardDespite(before, m.cache.Now())
 	}
 	return l
 }
@@ -52,8 +47,13 @@ func (l *load) request() httpcache.Request { return l.owner.query.request }
 
 func (l *load) base() string { return l.owner.query.target.key }
 
-// backed reports whether there is a response to serve if the load fails now.
-func (l *load) backed() bool { return l.spare != nil && l.servable() }
+// spare returns the response to serve if the load fails now, nil if there is none.
+func (l *load) spare() *Item {
+	if !l.servable() || l.owner.unanswerable() || httpcache.IsServerError(l.before.Value.status) {
+		return nil
+	}
+	return l.before
+}
 
 // servable reports whether the cache may still serve the key's response, at least when loads fail.
 func (l *load) servable() bool {
@@ -63,7 +63,7 @@ func (l *load) servable() bool {
 // failures is the number of the key's failures in a row, if the handler fails now. A failure in the pause after the
 // last failure is not counted: clients that decline the stored error must not prolong the pauses.
 func (l *load) failures(now instant) uint32 {
-	it := l.attempt.Present() // before may be the page that the last error has displaced
+	it := l.attempt.Present() // before is no failure without a response
 	if it == nil || l.owner.unanswerable() {
 		return 1
 	}

@@ -61,23 +61,17 @@ func (q *query) passUncacheable(key string, it *Item) {
 	}
 	sent := time.Now()
 	cacheable := false
-	spare := q.spared(key)
-	w := newHeldWriter(q.m, q.w, func(status int) bool { return spare != nil && httpcache.IsServerError(status) })
-	w.before = func(status int) {
-		header, now := within(w.Header(), w.outer), time.Now()
+	u, outer := &watchedWriter{ResponseWriter: q.w, m: q.m}, maps.Clone(q.w.Header())
+	u.before = func(status int) {
+		header, now := within(u.Header(), outer), time.Now()
 		j := httpcache.Judge(q.request, status, header, sent, now, q.m.options.Rules)
 		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
 			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(sent))
 		}
-		why.AppendTo(w.Header())
+		why.AppendTo(u.Header())
 	}
-	w.run(w, q.next, q.r)
-	if w.held != nil {
-		w.reset()
-		q.replySpare(key, spare, why)
-		return
-	}
+	u.run(u, q.next, q.r)
 	if cacheable {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
@@ -101,7 +95,7 @@ func (q *query) passChecked(key string, it *Item) {
 		return
 	}
 	sent := time.Now()
-	w := newHeldWriter(q.m, q.w, func(status int) bool { return status == http.StatusNotModified })
+	w := newHeldWriter(q.m, q.w)
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
 		header := within(w.Header(), w.outer)

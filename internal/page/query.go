@@ -19,7 +19,6 @@ type query struct {
 	r            *http.Request
 	next         http.Handler
 	target       target
-	began        instant
 	directives   httpcache.RequestDirectives
 	request      httpcache.Request
 	needsVariant bool
@@ -111,41 +110,6 @@ func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) 
 	// The item's windows: the response does not know a jitter or a sweep, nor windows from a store.
 	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil
 	return f.Reuse(now-it.Born, d)
-}
-
-// spared returns the stale item that the request takes in place of an error by its own
-// stale-if-error (RFC 5861 section 4). Nil: the request takes none, or this process has none.
-func (q *query) spared(key string) *Item {
-	if !q.directives.StaleIfError.Set || q.unanswerable(key) {
-		return nil
-	}
-	cache := q.m.cache
-	it, now := cache.Near(key)
-	if it == nil || q.began >= it.TrustedUntil {
-		return nil
-	}
-	it = q.m.fallback(key, it)
-	if it == nil || !it.Held || it.Value.kind != plain || httpcache.IsServerError(it.Value.status) || !q.mayHave(it.Value) {
-		return nil
-	}
-	f := it.Value.freshness
-	f.Lifetime, f.StaleIfError = it.FreshUntil-it.Born, it.ErrorUntil-it.FreshUntil // as in reuse
-	if !f.ReuseOnError(now-it.Born, q.directives) {
-		return nil
-	}
-	return it
-}
-
-// fallback returns the response behind errors: the item, or the item that this error has displaced.
-// Nil if there is none. The displaced item has missed the sweeps of the meantime.
-func (m *Middleware) fallback(key string, it *Item) *Item {
-	switch {
-	case it == nil || it.Kind != driver.KindValue:
-		return nil
-	case it.Value.instead == nil:
-		return it
-	}
-	return m.cache.AfterSweeps(key, it.Value.instead)
 }
 
 // add adds a call (for a signpost, a variant) to the request's report. The most expensive way counts.

@@ -51,15 +51,6 @@ func loadedHere(s Answer) bool {
 // staleIfError is the detail of a stale response in place of an error (RFC 5861 section 4).
 const staleIfError = "stale-if-error"
 
-// replySpare answers with a stale response in place of an error, to which status describes the way.
-func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
-	q.add(observe.Serve{Way: observe.WayStale})
-	q.m.cache.CountStale()
-	now := q.m.cache.Now()
-	status.TTL, status.Detail = ttl(it, now), staleIfError
-	writeStored(q.w, q.r, q.m.storedOf(key, it, now), status)
-}
-
 // notCached ends a request that accepts only a stored response (RFC 9111 section 5.2.1.7).
 func (q *query) notCached() {
 	q.add(observe.Serve{Way: observe.WayMiss})

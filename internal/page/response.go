@@ -59,9 +59,9 @@ type Response struct {
 	hit atomic.Pointer[hitHeader] // made on demand, see hot.go
 
 	// The fields below are never stored.
-	instead *Item // the item that a server error has displaced, preferred by some requests
 	forwarded
-	live *stream // the response while it is written
+	live  *stream // the response while it is written
+	spare *Item   // the stale response in place of live.failure, nil if there is none
 }
 
 // A forwarded response is one from the handler: for the Cache-Status of the callers that waited (RFC 9211).
@@ -96,9 +96,6 @@ func (r *Response) Size() int {
 		for _, name := range r.vary.names {
 			n += 16 + len(name)
 		}
-	}
-	if r.instead != nil {
-		n += r.instead.Value.Size()
 	}
 	return n
 }

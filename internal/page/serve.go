@@ -14,7 +14,7 @@ import (
 
 // serve replies to a request, and returns the last answer on its way: zero if no answer came.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) (s Answer) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), began: m.cache.Now()}
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header)}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
@@ -144,17 +144,6 @@ func (q *query) replyPlain(key string, s Answer) {
 		return
 	case q.unanswerable(key):
 		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
-		return
-	case httpcache.IsServerError(res.status):
-		spare := q.spared(key)
-		if spare == nil {
-			break
-		}
-		status := httpcache.Status{Hit: true}
-		if loadedHere(s) {
-			status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.Collapsed}
-		}
-		q.replySpare(key, spare, status)
 		return
 	}
 	q.reply(key, s)

@@ -111,7 +111,6 @@ func TestLoad_Failures(t *testing.T) {
 		"an error":                               {held(&Response{status: 503, failures: 3}, now), false, 4},
 		"an error, in its pause":                 {held(&Response{status: 503, failures: 3}, now+1), false, 3},
 		"an error for other requests of the URL": {held(&Response{status: 503, failures: 3}, now), true, 1},
-		"an error that has displaced a page":     {held(&Response{status: 503, failures: 3, instead: held(&Response{status: 200}, 0)}, now), false, 4},
 		"a panic":                                {failed(&Item{}, 2, now), false, 3},
 		"panics since the page":                  {failed(held(&Response{status: 200}, 0), 2, now), false, 3},
 		"a panic since the error":                {failed(held(&Response{status: 503, failures: 3}, now-2), 1, now), false, 4},

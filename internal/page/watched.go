@@ -254,23 +254,21 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 	return n + rest, err
 }
 
-// A heldWriter holds back responses that are not for the client: a 304 to our own condition, or an
-// error with a better response in its place. Other responses pass through.
+// A heldWriter holds back a 304 to our own condition. Other responses pass through.
 type heldWriter struct {
 	watchedWriter
 	client http.ResponseWriter
-	outer  http.Header           // the client's header before the handler
-	holds  func(status int) bool // reports whether a response is held back
-	held   *headWriter           // the response that is held back; nil if there is none
+	outer  http.Header // the client's header before the handler
+	held   *headWriter // the 304, nil if there is none
 }
 
-func newHeldWriter(m *Middleware, w http.ResponseWriter, holds func(status int) bool) *heldWriter {
-	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, client: w, outer: maps.Clone(w.Header()), holds: holds}
+func newHeldWriter(m *Middleware, w http.ResponseWriter) *heldWriter {
+	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, client: w, outer: maps.Clone(w.Header())}
 }
 
 // WriteHeader passes the header on, or puts a headWriter in the client's place for the rest of the response.
 func (u *heldWriter) WriteHeader(status int) {
-	if u.done || !u.holds(status) {
+	if u.done || status != http.StatusNotModified {
 		u.watchedWriter.WriteHeader(status)
 		return
 	}
