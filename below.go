@@ -113,10 +113,6 @@ func (a pageAccess) Draft(ctx context.Context) page.Draft {
 	return pageDraft{d}
 }
 
-func (b below) AfterSweeps(key string, it *page.Item) *page.Item {
-	return b.engine.afterSweeps(key, it)
-}
-
 func (b below) Put(ctx context.Context, key string, res *page.Response, w items.Windows, position uint64, over *page.Item) {
 	b.engine.put(ctx, key, res, w, position, over)
 }

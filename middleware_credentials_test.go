@@ -329,3 +329,26 @@ func TestCredentials_LeaveAFreshPage(t *testing.T) {
 		})
 	}
 }
+
+// A page that is not for requests with credentials does not answer them in place of an error either.
+func TestCredentials_FailureBesideAnothersPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		control, broken := "public, max-age=60", false
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken {
+				panic(http.ErrAbortHandler)
+			}
+			w.Header().Set("Cache-Control", control)
+			io.WriteString(w, control)
+		})
+		s.get("http://a/p", "Authorization", "me") // the URL's responses are for all
+		time.Sleep(time.Second)
+		control = "max-age=60"
+		s.get("http://a/p", "Cache-Control", "no-cache") // but not this one
+		time.Sleep(time.Second)
+		broken = true
+		if w := s.get("http://a/p", "Authorization", "me"); w.Body.String() == control {
+			t.Errorf("a client with credentials: %d and the page of the others", w.Code)
+		}
+	})
+}

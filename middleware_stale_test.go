@@ -194,6 +194,32 @@ func TestStale_ExpiredDuringTheRun(t *testing.T) {
 	}
 }
 
+// A page that was invalidated while the handler ran is no answer in place of the handler's error.
+func TestStale_InvalidatedDuringTheRun(t *testing.T) {
+	for name, match := range map[string]bellwether.Match{"by key": {Keys: []string{"http://a/p"}}, "by prefix": {Prefixes: []string{"http://a/"}}, "by tag": {Tags: []string{"tag"}}} {
+		for _, client := range []string{"", "id=1"} {
+			inBubble(t, fmt.Sprintf("%s, Cookie %q", name, client), func(t *testing.T) {
+				f := &failing{header: "max-age=60, stale-if-error=600", fail: func(http.ResponseWriter) {
+					time.Sleep(time.Second)
+					panic("down")
+				}}
+				s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+				s.get("http://a/p")
+				time.Sleep(time.Second)
+				f.broken.Store(true)
+				time.AfterFunc(500*time.Millisecond, func() { s.mw.InvalidateMatching(t.Context(), match) })
+				fields := []string{"Cache-Control", "no-cache"}
+				if client != "" {
+					fields = append(fields, "Cookie", client)
+				}
+				if w := s.get("http://a/p", fields...); w.Body.String() == "page" {
+					t.Errorf("%d and the page (%s)", w.Code, w.Header().Get("Cache-Status"))
+				}
+			})
+		}
+	}
+}
+
 // Within stale-if-error clients get the page, also for a no-store error. Cache-Status shows their waits.
 func TestStale_IfError(t *testing.T) {
 	for _, control := range []string{"", "no-store"} {

@@ -44,8 +44,6 @@ type Cache interface {
 
 	// Access begins work on a key without a flight.
 	Access(key string, budget *gate.Budget) Access
-	// AfterSweeps is the item after the sweeps in the log, nil if they drop it.
-	AfterSweeps(key string, it *Item) *Item
 	// Put keeps a response that no flight of its key has made. position is the position of the log
 	// that was known when the response was made. With over, Put only replaces that item.
 	Put(ctx context.Context, key string, res *Response, w items.Windows, position uint64, over *Item)
