@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is the contract of the shared tier. The adapters below stores/ implement it.
@@ -109,12 +111,12 @@ const setTries = 5
 // Every rebuild claimed earlier is refused at its commit. Of two Sets, the later epoch stays. Set
 // replaces the value of a rebuild begun meanwhile. After an error the state of the key is unknown.
 func Set(ctx context.Context, s Store, key string, e Entry) (epoch uint64, err error) {
-	asked, age := time.Now(), e.Age
+	asked, age := time.Now(), max(0, e.Age)
 	for range setTries {
 		if _, epoch, err = s.Claim(ctx, key); err != nil {
 			return 0, err
 		}
-		e.Epoch, e.Age = epoch, age+time.Since(asked)
+		e.Epoch, e.Age = epoch, durations.Add(age, time.Since(asked))
 		if err = s.Commit(ctx, key, e); !errors.Is(err, ErrFenced) {
 			break
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,4 +70,12 @@ type slowStore struct{ setStore }
 func (s *slowStore) Claim(ctx context.Context, key string) (Entry, uint64, error) {
 	time.Sleep(20 * time.Second)
 	return s.setStore.Claim(ctx, key)
+}
+
+// The sum of the longest Age and the time of the claims is no negative Age.
+func TestSet_LongestAge(t *testing.T) {
+	s := &setStore{}
+	if _, err := Set(t.Context(), s, "k", Entry{Kind: KindValue, Age: math.MaxInt64, TTL: time.Minute}); err != nil || s.kept.Age < math.MaxInt64 {
+		t.Errorf("the age in the store is %v, %v; want the longest", s.kept.Age, err)
+	}
 }

@@ -77,10 +77,6 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 		r := result{err: errGoexit}
 		// Deferred: the client may end the goroutine. A caller with an endless ctx would wait for ever.
 		defer func() {
-			// The driver's panic must not kill a process that merely caches.
-			if p := recover(); p != nil {
-				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack())
-			}
 			// Unbuffered, so one side owns the result: the caller, or late after ctx's end. In a buffer, a
 			// caller that leaves between send and receive would leave an acquired lease behind.
 			select {
@@ -90,6 +86,12 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 					defer func() { recover() }() // late calls the same client; no caller is left to report to
 					late(r.v, r.err)
 				}
+			}
+		}()
+		// The driver's panic must not kill a process that merely caches.
+		defer func() {
+			if p := recover(); p != nil {
+				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack()) // the value's methods may call Goexit
 			}
 		}()
 		r.v, r.err = f()

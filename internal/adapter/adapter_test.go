@@ -82,6 +82,19 @@ func TestAwait_Panic(t *testing.T) {
 	}
 }
 
+// exiting is the value of a panic.
+type exiting struct{}
+
+func (exiting) String() string { runtime.Goexit(); return "" }
+
+func TestAwait_PanicThatCannotBePrinted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // fails if the call waits for ever
+		if _, err := Await(t.Context(), func() (int, error) { panic(exiting{}) }, nil); !errors.Is(err, errGoexit) {
+			t.Fatalf("err = %v, want that the client has ended the goroutine", err)
+		}
+	})
+}
+
 func TestAwait_Goexit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // fails if the call waits for ever
 		_, err := Await(t.Context(), func() (int, error) {

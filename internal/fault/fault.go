@@ -124,16 +124,24 @@ func Run(f func() error, done func(error)) {
 	err = f()
 }
 
-// Panicked is the failure for a panic p of this goroutine. A text replaces an error whose methods panic.
-func Panicked(p any) (e *PanicError) {
-	e = &PanicError{Value: p, Stack: debug.Stack()}
-	if err, ok := p.(error); ok {
+// Panicked is the failure for a panic p of this goroutine. A text replaces a value whose methods do not return.
+func Panicked(p any) *PanicError {
+	e := &PanicError{Value: p, Stack: debug.Stack()}
+	returned := make(chan bool)
+	go func() { // the methods may end their goroutine, and here is no guard against that
+		ok := false
 		defer func() {
-			if recover() != nil {
-				e.Value = fmt.Sprintf("a %T whose methods panic", p)
-			}
+			recover()
+			returned <- ok
 		}()
-		Inquire(err)
+		if err, is := p.(error); is {
+			Inquire(err)
+		}
+		_ = fmt.Sprint(p)
+		ok = true
+	}()
+	if !<-returned {
+		e.Value = fmt.Sprintf("a %T whose methods do not return", p)
 	}
 	return e
 }

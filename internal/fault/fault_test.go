@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -14,18 +15,23 @@ type hostile struct{}
 
 func (*hostile) Error() string { panic("Error") }
 
+type exiting struct{}
+
+func (exiting) String() string { runtime.Goexit(); return "" }
+
 func TestGuard(t *testing.T) {
 	plain := errors.New("plain")
 	for name, test := range map[string]struct {
 		f    func() error
 		want string
 	}{
-		"returns nil":               {func() error { return nil }, "<nil>"},
-		"returns an error":          {func() error { return plain }, "plain"},
-		"panics with a text":        {func() error { panic("text") }, "bellwether: panic: text"},
-		"panics with an error":      {func() error { panic(plain) }, "bellwether: panic: plain"},
-		"panics with nil":           {func() error { panic(nil) }, "bellwether: panic: panic called with nil argument"},
-		"panics with a hostile one": {func() error { panic(&hostile{}) }, "bellwether: panic: a *fault.hostile whose methods panic"},
+		"returns nil":                {func() error { return nil }, "<nil>"},
+		"returns an error":           {func() error { return plain }, "plain"},
+		"panics with a text":         {func() error { panic("text") }, "bellwether: panic: text"},
+		"panics with an error":       {func() error { panic(plain) }, "bellwether: panic: plain"},
+		"panics with nil":            {func() error { panic(nil) }, "bellwether: panic: panic called with nil argument"},
+		"panics with a hostile one":  {func() error { panic(&hostile{}) }, "bellwether: panic: a *fault.hostile whose methods do not return"},
+		"panics with one that exits": {func() error { panic(exiting{}) }, "bellwether: panic: a fault.exiting whose methods do not return"},
 	} {
 		err := Guard(test.f)
 		if got := fmt.Sprint(err); !strings.HasPrefix(got, test.want) {

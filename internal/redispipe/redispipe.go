@@ -113,15 +113,18 @@ func refused(cmd redis.Cmder) bool {
 	return redis.IsReadOnlyError(err) || redis.IsLoadingError(err) || redis.IsMasterDownError(err)
 }
 
-// send sends a call. Afterwards each command has a reply or an error, whatever the client's hooks do.
+// send sends a call. Afterwards each command has a reply or an error, unless a hook of the client's has refused the
+// pipeline with an error at some of the commands only.
 func (q *Queue) send(c *call) {
 	err := errors.New("redispipe: a hook of the client's has ended the goroutine")
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("redispipe: panic in the client: %v\n%s", p, debug.Stack())
-		}
 		if err != nil {
 			fail(c.cmds, err)
+		}
+	}()
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("redispipe: panic in the client: %v\n%s", p, debug.Stack()) // the value's methods may call Goexit
 		}
 	}()
 	if len(c.cmds) == 1 {
@@ -131,8 +134,16 @@ func (q *Queue) send(c *call) {
 	}
 	pipe := q.rdb.Pipeline()
 	pipe.BatchProcess(c.ctx, c.cmds...)
-	if _, err = pipe.Exec(c.ctx); slices.ContainsFunc(c.cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
-		err = nil // a command has the error
+	Exec(c.ctx, pipe)
+	err = nil // or the commands have the error
+}
+
+// Exec executes a pipeline. If a hook of the client's refuses the pipeline without an error at any command, each
+// command gets the hook's error: go-redis sets the commands' errors only behind the hooks.
+func Exec(ctx context.Context, pipe redis.Pipeliner) {
+	cmds, err := pipe.Exec(ctx)
+	if err != nil && !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
+		fail(cmds, err)
 	}
 }
 

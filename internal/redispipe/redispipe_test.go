@@ -391,6 +391,10 @@ func (readOnly) Error() string { return "READONLY You can't write against a read
 func (readOnly) RedisError()   {}
 
 // TestExec_Hooks has hooks fail, panic and exit: each command has an error, and the next calls are sent.
+type exiting struct{}
+
+func (exiting) String() string { runtime.Goexit(); return "" }
+
 func TestExec_Hooks(t *testing.T) {
 	for name, c := range map[string]struct {
 		hook func() error
@@ -399,6 +403,8 @@ func TestExec_Hooks(t *testing.T) {
 		"error":  {func() error { return errors.New("refused") }, "refused"},
 		"panic":  {func() error { panic("oh") }, "redispipe: panic in the client: oh"},
 		"goexit": {func() error { runtime.Goexit(); return nil }, "redispipe: a hook of the client's has ended the goroutine"},
+		// A value whose method ends the goroutine.
+		"goexit of a panic": {func() error { panic(exiting{}) }, "redispipe: a hook of the client's has ended the goroutine"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -420,7 +426,7 @@ func TestExec_Hooks(t *testing.T) {
 				// An ended goroutine leads no calls: the timer of the others does.
 				time.Sleep(2*patience + 1)
 				last := b.call(t.Context(), "good")
-				if name == "goexit" {
+				if strings.HasPrefix(name, "goexit") {
 					want(t, "first", first, "ended") // it was this caller's goroutine
 				} else {
 					want(t, "first", first, c.err+" "+c.err)

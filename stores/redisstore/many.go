@@ -11,6 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/bellwether-go/bellwether/internal/redisentry"
+	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -123,9 +124,12 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	if !known {
 		now = pipe.Time(ctx)
 	}
-	pipe.Exec(ctx) // its error is also a command's error
+	redispipe.Exec(ctx, pipe)
 	if now != nil {
 		t, err := now.Result()
+		if err == nil && t.IsZero() {
+			err = errors.New("no reply") // of a hook with an error at another command: a wrong time would make old entries new
+		}
 		if err != nil {
 			return got, fmt.Errorf("reading the server's time: %w", err)
 		}
@@ -141,7 +145,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		}
 	}
 	if len(moved) > 0 {
-		follow.Exec(ctx)
+		redispipe.Exec(ctx, follow)
 	}
 	got.each = make([]reply, len(sh.names))
 	answered := false

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/redis/go-redis/v9"
 )
 
 // TestGetMany_Commands reads 100 entries through a Cache: one MGET. A process's first list also has a
@@ -94,4 +97,52 @@ func TestGetMany_Cluster(t *testing.T) {
 	reads("when a slot has moved")
 	put(t, writer, keys[0], time.Hour)
 	reads("when it was written again")
+}
+
+// TestGet_RefusedByAHook has a hook of the client's, such as a circuit breaker, refuse pipelines without an error at a
+// command. The reads fail with the hook's error, and a time that no server has said makes no entry younger.
+func TestGet_RefusedByAHook(t *testing.T) {
+	server := testserver.Redis(t)
+	w, _ := open(t, server.Addr, "p:")
+	for _, key := range []string{"a", "b"} {
+		if _, err := driver.Set(t.Context(), w, key, driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: 100 * time.Millisecond, Keep: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := errors.New("the circuit breaker is open")
+	many := func(s *Store) (err error) {
+		s.GetMany(t.Context(), []string{"a", "b"}, func(_ int, _ driver.Entry, failure error) { err = failure })
+		return err
+	}
+	for name, read := range map[string]func(s *Store) error{
+		"Get": func(s *Store) error {
+			_, err := s.Get(t.Context(), "a")
+			return err
+		},
+		"GetMany":                               many,
+		"GetMany with the error at one command": many,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, rdb := open(t, server.Addr, "p:")
+			var open atomic.Bool
+			open.Store(true)
+			rdb.AddHook(testserver.Hook(func(ctx context.Context, cmds []redis.Cmder, send func() error) error {
+				if !open.Load() {
+					return send()
+				}
+				if strings.HasSuffix(name, "command") {
+					cmds[0].SetErr(refused)
+				}
+				return refused
+			}))
+			if err := read(s); err == nil || !strings.HasSuffix(name, "command") && !errors.Is(err, refused) {
+				t.Errorf("while the breaker is open: %.200v; want the hook's error", err)
+			}
+			open.Store(false)
+			time.Sleep(200 * time.Millisecond)
+			if e, err := s.Get(t.Context(), "a"); err != nil || e.Fresh() || e.Age < 200*time.Millisecond {
+				t.Errorf("afterwards: an entry of 200 ms with a TTL of 100 ms has the age %v (fresh: %v), %v", e.Age, e.Fresh(), err)
+			}
+		})
+	}
 }
