@@ -276,6 +276,9 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 		next, instead, err := l.locker.update(ctx, l.item, prolong(l.owner, version, ttl))
 		switch {
 		case err != nil:
+			if !refused(err) {
+				l.mayEnd(end, version)
+			}
 			return err
 		case instead == nil:
 			l.mu.Lock()
@@ -292,6 +295,16 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 		// Another renewal was carried out, or this one was and its reply was lost. Each round is such a
 		// success, so the loop ends.
 		version = instead.version
+	}
+}
+
+// mayEnd ends the lease no later than a renewal of that version without an answer: if it was carried out, observers
+// read its length. A version that has changed here has had another renewal.
+func (l *lease) mayEnd(end time.Time, version uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.version == version && end.Before(l.end) {
+		l.end = end
 	}
 }
 

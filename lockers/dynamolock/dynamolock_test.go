@@ -212,6 +212,23 @@ func TestRenew_LateRequest(t *testing.T) {
 	leasetest.Release(t, lease)
 }
 
+// TestRenew_ShorterWithoutAnAnswer: other processes may count the shorter length, so the holder counts no longer.
+func TestRenew_ShorterWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	l, w := newTable(t, testserver.DynamoDB(t)).wired(t, once)
+	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
+	w.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		w.do(nil)
+		if resp, err := send(); err == nil {
+			resp.Body.Close()
+		}
+		return nil, errors.New("the reply is lost")
+	})
+	mustBeTheEngines(t, "Renew without a reply", lease.Renew(t.Context(), 100*time.Millisecond))
+	time.Sleep(200 * time.Millisecond)
+	leasetest.MustBeLost(t, "Renew after the shorter length", lease.Renew(t.Context(), time.Minute))
+}
+
 // TestTakeOver_MeetsALateRenewal has a renewal, sent in time, arrive after an observer has counted
 // the lease's end and before its takeover.
 func TestTakeOver_MeetsALateRenewal(t *testing.T) {

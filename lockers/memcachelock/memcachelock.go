@@ -249,16 +249,16 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 		next = adapter.Announcement{Token: l.token, Length: ttl, Renewals: held.Renewals + 1}
 		item.Value, item.Expiration = next.Encode(), expiration(ttl)
 	})
-	if err != nil {
-		return err
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Of two concurrent renewals the last one in memcached counts: observers read its length.
-	if next.Renewals > l.renewals {
+	switch {
+	case err == nil && next.Renewals > l.renewals:
+		// Of two concurrent renewals the last one in memcached counts: observers read its length.
 		l.renewals, l.end = next.Renewals, end
+	case err != nil && next.Renewals > l.renewals && end.Before(l.end):
+		l.end = end // a swap without an answer: if it was carried out, observers read the shorter length
 	}
-	return nil
+	return err
 }
 
 // Release implements [driver.Lease], with 2 commands. For an expired lease it clears the item, so

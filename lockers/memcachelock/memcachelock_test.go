@@ -407,6 +407,19 @@ func TestRenew_LateRequest(t *testing.T) {
 	}
 }
 
+// TestRenew_ShorterWithoutAnAnswer: other processes may count the shorter length, so the holder counts no longer.
+func TestRenew_ShorterWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	proxy := testserver.NewProxy(t, testserver.Memcached(t).Addr)
+	mine := leasetest.Acquire(t, newLocker(t, proxy.Addr), newKey(), time.Minute)
+	proxy.SwallowReplyTo("cas ")
+	if err := mine.Renew(t.Context(), 100*time.Millisecond); err == nil || errors.Is(err, driver.ErrLeaseLost) {
+		t.Fatalf("Renew = %v, want the lost reply", err)
+	}
+	time.Sleep(200 * time.Millisecond)
+	leasetest.MustBeLost(t, "Renew after the shorter length", mine.Renew(t.Context(), time.Minute))
+}
+
 func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Memcached(t)
 	proxy := testserver.NewProxy(t, server.Addr)
