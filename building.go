@@ -114,7 +114,7 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 	var term leases.Term
 	if lease != nil {
 		// An Elector's request, and an election before the claim, asked for a length without the present
-		// entry's build time. The first renewal may shorten the lease.
+		// entry's build time. The first renewal shortens the lease if the engine can.
 		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
 		a.heldUntil = term.End()
 	}

@@ -161,7 +161,6 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 	}
 	post := &variance{names: names, mark: adapter.Token(), built: new(variants)}
 	post.id = l.m.variantKey(post, l.base(), req)
-	post.built.of(needed).touch(post.id, l.m.cache.Now())
 	return post, true
 }
 

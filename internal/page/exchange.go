@@ -24,7 +24,10 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // fetch is the load: it runs the handler, with validation, and returns the value to keep under the key.
 func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
 	l := m.newLoad(ctx, a, c)
-	if it := a.Present(); it != nil && it.Kind == driver.KindValue && !c.unanswerable() {
+	switch it := a.Present(); {
+	case it == nil && c.signpost != nil:
+		c.signpost.Value.vary.built.of(c.query.needsVariant).add(m.cache.Now())
+	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
 		l.asks = m.condition(it.Value, l.request())
 	}
 	res, err := newExchange(l).carry(next, r)

@@ -18,7 +18,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 		return false
 	}
 	var now instant
-	it, key, signpost := m.follow(t, func(key string) (it *Item) {
+	it, key := m.follow(t, func(key string) (it *Item) {
 		if it, now = m.cache.Near(key); !isHot(it, now) {
 			return nil
 		}
@@ -28,9 +28,6 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 		return false
 	}
 	m.cache.CountHit(r.Context(), t.key)
-	if signpost != nil && it.Value.hitHeaderOf(it, now) == nil { // once a second
-		signpost.built.of(m.needsVariant(t.header)).touch(key, now)
-	}
 	m.writeHit(w, r, key, it, now)
 	return true
 }

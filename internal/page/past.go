@@ -335,7 +335,7 @@ func (m *Middleware) find(ctx context.Context, key string) *Item {
 
 // servableBy reports whether the items that find returns lead to a servable response for the target.
 func (m *Middleware) servableBy(t target, find func(key string) *Item) bool {
-	it, _, _ := m.follow(t, func(key string) *Item {
+	it, _ := m.follow(t, func(key string) *Item {
 		it, now := find(key), m.cache.Now()
 		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
 			return nil

@@ -172,23 +172,22 @@ func (m *Middleware) variantKey(signpost *variance, base string, req http.Header
 	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.options.Rules)
 }
 
-// follow returns the response for a target and its key, by way of the items that find returns, and the last
-// signpost on the way, if any. it is nil if a step has no item, or the way ends with no response for the target.
-func (m *Middleware) follow(t target, find func(key string) *Item) (it *Item, key string, signpost *variance) {
+// follow returns the response for a target and its key, by way of the items that find returns. it is nil if a step
+// has no item, or the way ends with no response for the target.
+func (m *Middleware) follow(t target, find func(key string) *Item) (it *Item, key string) {
 	key = t.key
 	for range maxHops {
 		if it = find(key); it == nil {
-			return nil, key, signpost
+			return nil, key
 		}
 		switch {
 		case it.Value.kind == varying:
-			signpost = it.Value.vary
-			key = m.variantKey(signpost, t.key, t.header)
-		case it.Value.kind == plain && (signpost != nil || !m.needsVariant(t.header)):
-			return it, key, signpost
+			key = m.variantKey(it.Value.vary, t.key, t.header)
+		case it.Value.kind == plain && (key != t.key || !m.needsVariant(t.header)):
+			return it, key
 		default:
-			return nil, key, signpost
+			return nil, key
 		}
 	}
-	return nil, key, signpost
+	return nil, key
 }
