@@ -68,19 +68,19 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 		}
 	}
 	marshal, unmarshal := codecOf[V](s.Codec)
-	c := &Cache[V]{
-		engine: newEngine(s, size, marshal, unmarshal),
-		bind:   bind,
+	f := loaderFace(size, marshal, unmarshal)
+	if s.Store == nil || s.Sweeps {
+		f.traits = tagsOf[V]
 	}
-	sweeps := s.Store == nil || s.Sweeps
-	if sweeps {
-		c.engine.keepLog(tagsOf[V])
+	return &Cache[V]{engine: newEngine(s, f), bind: bind}
+}
+
+func loaderFace[V any](size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) face[V] {
+	return face[V]{
+		size: size, marshal: marshal, unmarshal: unmarshal,
+		answers: func(V) bool { return true },
+		fails:   func(V) bool { return false },
 	}
-	c.engine.listen()
-	if sweeps {
-		c.engine.meetLog()
-	}
-	return c
 }
 
 func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {

@@ -1,6 +1,13 @@
 package bellwether
 
-import "context"
+import (
+	"context"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
 
 // This file confirms the stale item on offer during a rebuild. Otherwise a key that another process invalidates would
 // be served stale for as long as its rebuild takes. With the near tier off an item answers only the calls from before
@@ -81,4 +88,64 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// askFenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
+// an epoch or an answer: a silent store cannot say so.
+func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
+	e := f.engine
+	if e.fencer == nil || epoch == 0 {
+		return false
+	}
+	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
+		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+	})
+	return err == nil && fenced
+}
+
+// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
+// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
+// against the value, after ctx's end, and once the flight shows no such value.
+func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epoch uint64) bool {
+	e, budget := f.engine, f.engine.confirmation(ctx)
+	asked := e.clock.Now()
+	fenced := f.askFenced(ctx, budget, epoch)
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
+		return false
+	}
+	if fenced {
+		f.witness.generation++
+		f.unlist() // no more callers join
+		return false
+	}
+	f.change(func(s *flightState[V]) { s.confirmedBefore = e.trustedUntil(asked) })
+	return true
+}
+
+// confirmEvery is the time between two confirmations of an offered or published item.
+func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, minPoll) }
+
+// confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
+func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {
+	for {
+		select {
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
+		case <-ctx.Done():
+			return
+		}
+		asked = e.clock.Now()
+		if !ask() {
+			return
+		}
+	}
+}
+
+// confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
+// too, and must last until the next confirmation.
+func (e *engine[V]) confirmation(ctx context.Context) *gate.Budget {
+	budget := gate.NewBudget(e.EngineTimeout)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
+	return budget
 }

@@ -44,18 +44,20 @@ type face[V any] struct {
 	fails     func(V) bool                  // whether a value says that its load has failed
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
-	traits    func(*items.Item[V]) (tags []string, signpost bool) // for sweeps
+	// traits are the tags of an item with a value, and whether the value only leads to other values. Nil: no log of sweeps.
+	traits func(*items.Item[V]) (tags []string, signpost bool)
 }
 
 // The engines are Store and Locker behind their gates.
 type engines struct {
-	store    *gate.Gate    // of Store's reads
-	writes   *gate.Gate    // of Store's writes: reads may succeed while writes fail
-	locker   *gate.Gate    // of Locker
-	watches  *gate.Gate    // of Locker's Watch: the rest of Locker may answer without it
-	fencer   driver.Fencer // Store, if it is one
-	notified bool          // Store is a Notifier
-	epoch    atomic.Uint64 // the last epoch, without a store
+	store    *gate.Gate         // of Store's reads
+	writes   *gate.Gate         // of Store's writes: reads may succeed while writes fail
+	locker   *gate.Gate         // of Locker
+	watches  *gate.Gate         // of Locker's Watch: the rest of Locker may answer without it
+	fencer   driver.Fencer      // Store, if it is one
+	many     driver.BatchGetter // Store, if it is one; nil: each flight looks by itself
+	notified bool               // Store is a Notifier
+	epoch    atomic.Uint64      // the last epoch, without a store
 }
 
 // A history is what this process knows of past commits and loads.

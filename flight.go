@@ -37,11 +37,8 @@ type flight[V any] struct {
 
 	notices chan timedNotice // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
 	doubts  chan struct{}    // a request for answerDoubts, see doubt; has room for one; nil with the near tier on
-	// Callers that began before suitsBefore take the result, whatever they want: another process's load
-	// began after them. Only the flight's goroutine uses the field.
-	suitsBefore instant
-	demand      slots.Demand // see demanded
-	askers      chain.Flight // the loads that wait for the flight
+	demand  slots.Demand     // see demanded
+	askers  chain.Flight     // the loads that wait for the flight
 }
 
 // A beginning is the call that began a flight. The fields do not change.

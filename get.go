@@ -57,7 +57,7 @@ func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 		if e.answers(it.Value) {
 			e.count.hits.add()
 		}
-		return it, e.EarlyRefresh > 0 && itemDueEarly(it, now, e.EarlyRefresh), true
+		return it, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh), true
 	case serveOnly:
 		e.count.stale.Add(1)
 		return it, false, true
@@ -155,7 +155,7 @@ func (c *waiter[V]) dueEarly() bool {
 		return false
 	}
 	now := e.clock.Now()
-	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
+	return judge(&it.Lifetime, now) == serve && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh)
 }
 
 // tellObservers is not inlined, like all code for observers only: a herd waits on the frames around the code.

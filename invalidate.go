@@ -77,18 +77,7 @@ const (
 
 // invalidateLater repeats the invalidation of a key until the store answers, or the cache closes.
 func (e *engine[V]) invalidateLater(key string) {
-	p := &e.pending
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.keys) >= maxPending {
-		return
-	}
-	if p.keys == nil {
-		p.keys = make(map[string]struct{})
-	}
-	p.keys[key] = struct{}{}
-	if !p.repeats {
-		p.repeats = true
+	if e.pending.add(key) {
 		e.behind(func() { e.repeatInvalidations(gate.Pause) })
 	}
 }
@@ -122,10 +111,7 @@ func (e *engine[V]) repeatInvalidations(pause time.Duration) {
 }
 
 func (e *engine[V]) nextRound(pause time.Duration) {
-	p := &e.pending
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.repeats = len(p.keys) > 0 && e.open.Err() == nil; p.repeats {
+	if e.open.Err() == nil && e.pending.again() {
 		e.behind(func() { e.repeatInvalidations(pause) })
 	}
 }

@@ -154,7 +154,7 @@ func (s *hookedStore) Commit(_ context.Context, key string, _ driver.Entry) erro
 
 func newTestEngine(t *testing.T, store driver.Store) *engine[string] {
 	o := Options{Fleet: Fleet{Store: store}, Limits: Limits{NearBytes: 1 << 20}}.settings("Options")
-	e := newEngine(o, func(_, v string) int { return len(v) }, func(v string) ([]byte, error) { return []byte(v), nil }, func(b []byte) (string, error) { return string(b), nil })
+	e := newEngine(o, loaderFace(func(_, v string) int { return len(v) }, func(v string) ([]byte, error) { return []byte(v), nil }, func(b []byte) (string, error) { return string(b), nil }))
 	t.Cleanup(e.close)
 	return e
 }

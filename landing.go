@@ -10,81 +10,81 @@ import (
 
 // settle puts the item into the near tier, and ends the flight with it for callers that began before
 // it.TrustedUntil. False: the key was invalidated since the last look, and the flight looks again.
-func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.TrustedUntil) }
+func (r *run[V]) settle(it *items.Item[V]) bool { return r.settleFor(it, it.TrustedUntil) }
 
 // settleFor is settle for the callers that began before then.
-func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
-	e := f.engine
-	e.weigh(f.key, it) // before the lock: Options.Size is user code
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	spared := e.afterSweeps(f.key, it)
+func (r *run[V]) settleFor(it *items.Item[V], then instant) bool {
+	e := r.engine
+	e.weigh(r.key, it) // before the lock: Options.Size is user code
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	spared := e.afterSweeps(r.key, it)
 	// A soft sweep during the load has closed all windows. No caller that asked since may have the item.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
 	if swept {
-		f.witness.generation++
+		r.witness.generation++
 	}
-	if f.outdated() {
+	if r.outdated() {
 		// Clients that read a response while it is written keep it. No other call gets it.
-		if f.streaming() {
-			f.land(nil, 0, errAgain)
+		if r.streaming() {
+			r.land(nil, 0, errAgain)
 		}
-		return f.streaming()
+		return r.streaming()
 	}
 	// One lock for both: join sees the flight in the map, or the item in the near tier.
-	f.keepResult(spared)
-	f.land(spared, then, nil)
+	r.keepResult(spared)
+	r.land(spared, then, nil)
 	return true
 }
 
 // keepResult puts the result into the near tier. If the flight is unlisted, a successor may have put a
 // later item there, which stays. shard.mu is held.
-func (f *flight[V]) keepResult(it *items.Item[V]) {
-	if !f.listed() {
-		f.engine.advanceNear(f.key, it)
+func (r *run[V]) keepResult(it *items.Item[V]) {
+	if !r.listed() {
+		r.engine.advanceNear(r.key, it)
 		return
 	}
-	f.engine.putNear(f.key, it, f.callers.ever())
+	r.engine.putNear(r.key, it, r.callers.ever())
 }
 
 // give ends the flight with an item past its windows for callers that began before then. An earlier near item
 // goes. A later one is from a Set, or of a successor.
-func (f *flight[V]) give(it *items.Item[V], then instant) {
-	f.engine.weigh(f.key, it) // before the lock: Options.Size is user code
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	f.engine.advanceNear(f.key, it)
-	f.land(it, then, nil)
+func (r *run[V]) give(it *items.Item[V], then instant) {
+	r.engine.weigh(r.key, it) // before the lock: Options.Size is user code
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	r.engine.advanceNear(r.key, it)
+	r.land(it, then, nil)
 }
 
 // giveFailure is give for a failure. The key's item stays in the near tier.
-func (f *flight[V]) giveFailure(err error, then instant) {
+func (r *run[V]) giveFailure(err error, then instant) {
 	it := &items.Item[V]{Err: err}
 	it.Failures, it.RetryAt = 1, forever // the failure answers them, whatever else they want
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	f.land(it, then, nil)
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	r.land(it, then, nil)
 }
 
 // land ends the flight with err, or an item for callers that began before then. shard.mu is held.
-func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
-	f.alarm.Stop()
-	f.change(func(s *flightState[V]) {
-		s.landed, s.result, s.resultBefore, s.suitsBefore, s.err = true, it, then, f.suitsBefore, err
+func (r *run[V]) land(it *items.Item[V], then instant, err error) {
+	r.alarm.Stop()
+	r.change(func(s *flightState[V]) {
+		s.landed, s.result, s.resultBefore, s.suitsBefore, s.err = true, it, then, r.waiting.suitsBefore, err
 	})
-	f.unlist()
+	r.unlist()
 }
 
 // end ends the flight with err, unless it has landed, and dismisses its witness.
-func (f *flight[V]) end(err error) {
-	f.cancel(nil)
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if f.shard.removeWitness(f.key, &f.witness) {
-		f.engine.count.flights.Add(-1)
+func (r *run[V]) end(err error) {
+	r.cancel(nil)
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	if r.shard.removeWitness(r.key, &r.witness) {
+		r.engine.count.flights.Add(-1)
 	}
-	if !f.state.Load().landed {
-		f.land(nil, 0, err)
+	if !r.state.Load().landed {
+		r.land(nil, 0, err)
 	}
 }
 

@@ -1,17 +1,13 @@
 package bellwether
 
-import (
-	"context"
-
-	"github.com/bellwether-go/bellwether/driver"
-)
+import "context"
 
 // This file is the states leading and alone: the flight has the lease, or needs none.
 
 // lead is the state leading, with r.leading.lease or without an election. The load takes over the
 // flight's slot, because the load may outlast the flight.
 func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
-	e, lease := r.engine, r.leading.lease
+	e := r.engine
 	r.setElected()
 	defer func() {
 		if r.leading.lease != nil {
@@ -35,11 +31,11 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
-	if r.degraded(epoch, lease) {
+	if r.degraded(epoch) {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
-	if e.Hedge > 0 && lease != nil && epoch != 0 {
+	if e.Hedge > 0 && r.leading.lease != nil {
 		watching, end := context.WithCancel(ctx)
 		defer end()
 		rival = r.rival(watching, epoch, e.clock.Now())
@@ -49,8 +45,8 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 }
 
 // degraded reports whether the load begins without an engine's answer.
-func (r *run[V]) degraded(epoch uint64, lease driver.Lease) bool {
-	return epoch == 0 || r.engine.Locker != nil && lease == nil && !r.standing.waived
+func (r *run[V]) degraded(epoch uint64) bool {
+	return epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !r.standing.waived
 }
 
 // loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.

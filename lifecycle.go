@@ -14,26 +14,26 @@ import (
 
 // This file is the making of a cache below both faces, and its end.
 
-func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
+func newEngine[V any](s settings, f face[V]) *engine[V] {
 	c := items.Clock{Base: time.Now()}
-	e := &engine[V]{settings: s, life: life{clock: c}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
+	e := &engine[V]{settings: s, face: f, life: life{clock: c}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
 	e.observers.OnError = s.OnError
 	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.watches = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
 	e.fencer, _ = s.Store.(driver.Fencer)
-	e.lookout.store, _ = s.Store.(driver.BatchGetter)
+	e.many, _ = s.Store.(driver.BatchGetter)
 	if s.Engine != nil {
 		e.locker = e.writes // one engine, whose elections are writes
 	}
 	e.near = near.New(c.Base, s.NearBytes, e.evicted())
-	e.face = face[V]{
-		size: size, marshal: marshal, unmarshal: unmarshal,
-		answers: func(V) bool { return true },
-		fails:   func(V) bool { return false },
-	}
 	e.attach()
+	if e.traits != nil {
+		e.keepLog()
+	}
+	e.listen()
+	e.meetLog()
 	return e
 }
 

@@ -137,7 +137,7 @@ func (r *run[V]) considerReply(there storeReply, known *items.Item[V]) bool {
 // the last look. It reports whether the flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
-	r.committed, r.suitsBefore = 0, 0
+	r.committed, r.waiting.suitsBefore = 0, 0
 	if it == nil {
 		return false
 	}
@@ -209,7 +209,7 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 }
 
 // newEnough reports whether another process's load began after this flight began to wait. If so, it sets
-// r.suitsBefore. The value then answers the waiting callers whatever they want, as the flight's own load
+// waiting.suitsBefore. The value then answers the waiting callers whatever they want, as the flight's own load
 // would. Otherwise each process with a client that wants a new value would load after the other.
 //
 // The order of events: this flight finds a holder at waiting.since. The holder's load began before,
@@ -229,6 +229,6 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	if it.Epoch == r.waiting.first || it.Build == 0 || began < r.waiting.since {
 		return false
 	}
-	r.suitsBefore = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.LoadBegan
+	r.waiting.suitsBefore = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.LoadBegan
 	return true
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
@@ -20,8 +19,6 @@ import (
 const maxTogether = 1000
 
 type lookout struct {
-	store driver.BatchGetter // nil: each flight looks by itself
-
 	mu     sync.Mutex     // guards the fields below
 	plans  list.List      // of *plannedLook, without the looks under way
 	queued []*plannedLook // looks that wait for a turn at the store

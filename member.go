@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 
@@ -48,16 +49,9 @@ func (m *member[V]) bind() loader[V] {
 	}
 	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
 		m.start.Store(a.present)
-		return m.loadTogether(ctx)
+		result, err := m.gathered.Load(ctx)
+		return result.product, cmp.Or(err, result.err)
 	}
-}
-
-func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
-	result, err := m.gathered.Load(ctx)
-	if err != nil {
-		return result.product, err
-	}
-	return result.product, result.err
 }
 
 // firstReply waits until all flights of the batch have begun, and for the reply to the flight's first look. It
@@ -68,7 +62,7 @@ func (m *member[V]) firstReply(ctx context.Context) *storeReply {
 	case <-ctx.Done():
 		return nil
 	}
-	if m.engine.lookout.store == nil {
+	if m.engine.many == nil {
 		return nil
 	}
 	select {

@@ -147,14 +147,14 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
 	s := o.options().settings("HTTPOptions")
-	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
-	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
 	traits := page.Traits(o.tagFields())
-	m.engine.keepLog(func(it *page.Item) (tags []string, signpost bool) { return traits(it.Value) })
-	m.pages = page.New(below{m.engine}, o.pages(s))
-	m.engine.listen()
-	m.engine.meetLog()
-	return m
+	e := newEngine(s, face[*page.Response]{
+		size:    func(_ string, r *page.Response) int { return r.Size() },
+		answers: (*page.Response).IsAnswer, fails: (*page.Response).IsFailure,
+		marshal: page.Marshal, unmarshal: page.Unmarshal,
+		traits: func(it *page.Item) (tags []string, signpost bool) { return traits(it.Value) },
+	})
+	return &Middleware{engine: e, pages: page.New(below{e}, o.pages(s))}
 }
 
 // check panics on options that only this face has and that cannot be meant.

@@ -1,12 +1,10 @@
 package bellwether
 
 import (
-	"context"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -15,10 +13,6 @@ import (
 
 // weigh sets an item's weight once, before the near tier's locks: Options.Size is user code.
 func (e *engine[V]) weigh(key string, it *items.Item[V]) { it.Weigh(key, e.size) }
-
-func itemDueEarly[V any](it *items.Item[V], now instant, beta float64) bool {
-	return dueEarly(it.FreshUntil-now, it.Build, beta)
-}
 
 // putNear puts a flight's last item into the near tier in place of any other, whatever its epoch: the
 // store has confirmed the new item or is silent, and a store that lost its data may count anew.
@@ -68,30 +62,4 @@ func (s *settings) unconfirmedTTL() time.Duration {
 		return nearOffTTL
 	}
 	return s.NearTTL
-}
-
-// confirmEvery is the time between two confirmations of an offered or published item.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, minPoll) }
-
-// confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
-func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {
-	for {
-		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-		case <-ctx.Done():
-			return
-		}
-		asked = e.clock.Now()
-		if !ask() {
-			return
-		}
-	}
-}
-
-// confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
-// too, and must last until the next confirmation.
-func (e *engine[V]) confirmation(ctx context.Context) *gate.Budget {
-	budget := gate.NewBudget(e.EngineTimeout)
-	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	return budget
 }

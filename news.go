@@ -18,7 +18,7 @@ func (r *run[V]) planLook(pause time.Duration) *plannedLook {
 	}
 	r.planned = p
 	// A flight without enough time for a shared request looks alone.
-	if e.lookout.store != nil && !r.storeDown && r.budget.Left() > e.sharedPatience() {
+	if e.many != nil && !r.storeDown && r.budget.Left() > e.sharedPatience() {
 		p.reply = make(chan *storeReply, 1)
 		e.lookout.add(p)
 	}

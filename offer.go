@@ -6,18 +6,18 @@ import "github.com/bellwether-go/bellwether/internal/items"
 
 // offer offers callers a stale item, unless the key was invalidated since the last look. An item from the
 // store becomes the near item too, or an earlier one would answer after it when the store falls silent.
-func (f *flight[V]) offer(it *items.Item[V], fromStore bool) {
-	e := f.engine
-	e.weigh(f.key, it) // before the lock: Options.Size is user code
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if f.outdated() {
+func (r *run[V]) offer(it *items.Item[V], fromStore bool) {
+	e := r.engine
+	e.weigh(r.key, it) // before the lock: Options.Size is user code
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	if r.outdated() {
 		return
 	}
-	if spared := e.afterSweeps(f.key, it); fromStore && spared != nil && !e.holdsNear(f.key, spared) {
-		f.keepResult(spared)
+	if spared := e.afterSweeps(r.key, it); fromStore && spared != nil && !e.holdsNear(r.key, spared) {
+		r.keepResult(spared)
 	}
-	f.change(func(s *flightState[V]) { s.offered = it })
+	r.change(func(s *flightState[V]) { s.offered = it })
 }
 
 // endOffer ends the offer, if there is one, unless the key was invalidated since the last look.

@@ -21,6 +21,29 @@ func (p *pendingSet) all() []string {
 	return slices.Collect(maps.Keys(p.keys))
 }
 
+// add adds a key, unless the set is full. It reports whether the caller has to begin the rounds.
+func (p *pendingSet) add(key string) (begin bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.keys) >= maxPending {
+		return false
+	}
+	if p.keys == nil {
+		p.keys = make(map[string]struct{})
+	}
+	p.keys[key] = struct{}{}
+	begin, p.repeats = !p.repeats, true
+	return begin
+}
+
+// again reports whether there is another round.
+func (p *pendingSet) again() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.repeats = len(p.keys) > 0
+	return p.repeats
+}
+
 func (p *pendingSet) drop(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

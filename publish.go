@@ -71,37 +71,3 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	// may have the lease and a value, and the renewal that would tell may be as late as this load.
 	return late && f.askFenced(ctx, budget, epoch)
 }
-
-// askFenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
-// an epoch or an answer: a silent store cannot say so.
-func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
-	e := f.engine
-	if e.fencer == nil || epoch == 0 {
-		return false
-	}
-	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
-		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
-	})
-	return err == nil && fenced
-}
-
-// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
-// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
-// against the value, after ctx's end, and once the flight shows no such value.
-func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epoch uint64) bool {
-	e, budget := f.engine, f.engine.confirmation(ctx)
-	asked := e.clock.Now()
-	fenced := f.askFenced(ctx, budget, epoch)
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
-		return false
-	}
-	if fenced {
-		f.witness.generation++
-		f.unlist() // no more callers join
-		return false
-	}
-	f.change(func(s *flightState[V]) { s.confirmedBefore = e.trustedUntil(asked) })
-	return true
-}

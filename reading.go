@@ -69,8 +69,7 @@ func (r *run[V]) logAge() time.Duration {
 // both keys in one call, and the result is the answer for the flight's key. Otherwise the result is nil.
 func (r *run[V]) followLogAhead(ctx context.Context) (key *storeReply) {
 	e := r.engine
-	store, ok := e.Store.(driver.BatchGetter)
-	if !ok {
+	if e.many == nil {
 		e.sweeps.Follow(ctx, r.budget, r.logAge())
 		return nil
 	}
@@ -81,7 +80,7 @@ func (r *run[V]) followLogAhead(ctx context.Context) (key *storeReply) {
 	defer turn.End()
 	var log *storeReply
 	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
-	err := e.readMany(ctx, store, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
+	err := e.readMany(ctx, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *storeReply) {
 		switch {
 		case i == 1:
 			key = reply
@@ -107,7 +106,7 @@ func (r *run[V]) followLogAhead(ctx context.Context) (key *storeReply) {
 // Under overload the turns then have to pass over the oldest looks, because their callers leave next.
 func (r *run[V]) sharesRead() bool {
 	e := r.engine
-	return e.Engine != nil && e.lookout.store != nil && r.budget.Left() > e.sharedPatience() && e.store.Crowded()
+	return e.Engine != nil && e.many != nil && r.budget.Left() > e.sharedPatience() && e.store.Crowded()
 }
 
 // readInQueue is read in one request with the other looks that wait for a turn. The first of them
@@ -158,7 +157,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 			e.lookout.send(looks(), cancel)
 			return names
 		}
-		err := e.readMany(ctx, e.lookout.store, key, named, budget, func(i int, reply *storeReply) {
+		err := e.readMany(ctx, key, named, budget, func(i int, reply *storeReply) {
 			p := looks()[i]
 			p.budget.Spend(lost)
 			p.reply <- reply
@@ -178,7 +177,7 @@ func (e *engine[V]) lookForAll(ctx context.Context, key string, tries int, patie
 // their names in the store when the request's turn has come, and take for each answer at once, one call at a
 // time. The error is the reason why other keys have no answer. Each answer begins the time limit anew: a store that
 // goes on answering has all the time.
-func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) error {
+func (e *engine[V]) readMany(ctx context.Context, key string, named func() []string, budget *gate.Budget, take func(i int, reply *storeReply)) error {
 	var (
 		mu       sync.Mutex // guards the fields below, until over
 		silence  = errors.New("no answer for the key")
@@ -220,7 +219,7 @@ func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, key 
 		if len(names) == 0 {
 			return context.Canceled // the flights have left: neither an answer nor silence
 		}
-		store.GetMany(ctx, names, each)
+		e.many.GetMany(ctx, names, each)
 		mu.Lock()
 		defer mu.Unlock()
 		if len(answered) == 0 {

@@ -42,7 +42,6 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 // rebuild goes from state to state. It returns nil when the flight has landed, and otherwise the error that
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
-	r.began = r.engine.clock.Now()
 	defer r.endFirstLook()
 	defer func() {
 		r.declineElection(ctx)

@@ -22,7 +22,6 @@ type run[V any] struct {
 	storeDown bool
 	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot over.
 	slot    func()
-	began   instant
 	planned *plannedLook
 
 	// The data of the states. A state that does a part of another state's work writes the other's struct.
@@ -71,14 +70,16 @@ type ballot struct {
 }
 
 type waitingState struct {
-	holder   *driver.HeldError // the present or last holder; nil if the flight has never waited
-	since    instant           // when the flight first found a holder
-	known    uint64            // the epoch of the store's entry at since
-	first    uint64            // the epoch of the first value seen after since, 0 if none yet
-	missing  instant           // the last time at which that value was not in the store
-	leaseEnd instant           // when the lease ends unless it is renewed
-	freed    bool              // the lease was released before leaseEnd
-	hedge    hedgeState
+	holder  *driver.HeldError // the present or last holder; nil if the flight has never waited
+	since   instant           // when the flight first found a holder
+	known   uint64            // the epoch of the store's entry at since
+	first   uint64            // the epoch of the first value seen after since, 0 if none yet
+	missing instant           // the last time at which that value was not in the store
+	// Callers that began before suitsBefore take the result, whatever they want: another process's load began after them.
+	suitsBefore instant
+	leaseEnd    instant // when the lease ends unless it is renewed
+	freed       bool    // the lease was released before leaseEnd
+	hedge       hedgeState
 }
 
 // sees reports whether the epoch is of a change since the flight began to wait.

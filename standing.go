@@ -27,11 +27,6 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	}
 	lease, held, overtaken := r.elect(ctx)
 	switch {
-	case ctx.Err() != nil:
-		if lease != nil {
-			r.release(ctx, lease)
-		}
-		return outcomeOutdated
 	case overtaken:
 		r.freeSlot()
 		select {

@@ -13,10 +13,8 @@ import (
 
 // This file applies internal/sweeplog's sweeps to the flights under way and to the near tier.
 
-// keepLog gives the engine a log of sweeps, before the engine's first use. traits returns the tags
-// of an item with a value, and whether the value is only a signpost to other values.
-func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost bool)) {
-	e.traits = traits
+// keepLog gives the engine a log of sweeps, before the engine's first use.
+func (e *engine[V]) keepLog() {
 	e.sweeps = sweeplog.New(sweeplog.Config{
 		Store: e.Store, Locker: e.Locker,
 		Reads: e.store, Writes: e.writes, Locks: e.locker,
@@ -34,7 +32,7 @@ func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost
 // meetLog reads the log before the first call: so a process's first calls do not wait for the log,
 // and the processes of a fleet do not all begin one.
 func (e *engine[V]) meetLog() {
-	if e.Store == nil {
+	if e.Store == nil || e.sweeps == nil {
 		return
 	}
 	e.behind(func() {

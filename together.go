@@ -35,7 +35,7 @@ func (m *member[V]) join(ctx context.Context, f *flight[V]) {
 	e := m.engine
 	m.askers, m.look = &f.askers, &plannedLook{key: f.key, budget: f.budget, reply: make(chan *storeReply, 1)}
 	m.gathered = m.loads.Join(m)
-	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.store != nil {
+	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.many != nil {
 		e.count.awaitingFirstLook.Add(1) // the request counts for all flights of the batch
 		e.running.Go(func() {
 			defer e.count.awaitingFirstLook.Add(-1)

@@ -25,7 +25,7 @@ const noticeLag = 10 * time.Millisecond
 func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	r.freeSlot()
 	r.member.held()
-	if r.engine.clock.Now()-r.began > r.engine.MaxWait {
+	if r.engine.clock.Now() > r.due {
 		r.end(errAgain)
 		return outcomeAnswered
 	}

@@ -29,7 +29,7 @@ type counted struct {
 
 func newCounted(t *testing.T, o Options, f items.Windows) *counted {
 	marshal, unmarshal := codecOf[string](Codec{})
-	c := &counted{engine: newEngine(o.settings("Options"), func(_, v string) int { return len(v) }, marshal, unmarshal), freshness: f}
+	c := &counted{engine: newEngine(o.settings("Options"), loaderFace(func(_, v string) int { return len(v) }, marshal, unmarshal)), freshness: f}
 	t.Cleanup(c.close)
 	return c
 }
