@@ -58,7 +58,7 @@ func (a *access[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry)
 	d.position = d.witness.position
 	d.present, d.began = a.engine.near.Get(a.key)
 	if !a.storeDown {
-		there, d.epoch = a.takeEpoch(ctx)
+		there, d.epoch = a.claimEpoch(ctx)
 		a.storeDown = d.epoch == 0
 	}
 	return d, there

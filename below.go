@@ -48,19 +48,19 @@ func (b below) Wait(w *page.Waiting, by page.Binder) {
 	w.Budget, w.Early, w.Err = c.budget, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
 	if c.answer.live != nil {
-		w.Answer.Live = reading{c.answer.live}
+		w.Answer.Live = liveFlight{c.answer.live}
 	}
 	if b.Watched() {
 		w.Served = c.observed()
 	}
 }
 
-// reading is a flight whose response is being read.
-type reading struct{ flight *flight[*page.Response] }
+// liveFlight is a flight whose response is being read.
+type liveFlight struct{ flight *flight[*page.Response] }
 
-func (r reading) Left() { r.flight.callers.left() }
+func (l liveFlight) Left() { l.flight.callers.left() }
 
-func (r reading) Landing(ctx context.Context) (*page.Item, error) { return r.flight.awaitLanding(ctx) }
+func (l liveFlight) Landing(ctx context.Context) (*page.Item, error) { return l.flight.awaitLanding(ctx) }
 
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
 	b.engine.refresh(ctx, key, it, pageBinder{by}, client)

@@ -11,10 +11,10 @@ import (
 
 // This file claims the key for a load, which is the last look, and loads the value under the lease.
 
-// maxRefused is the number of void loads (fenced at the commit, or invalidated since the last look or claim) with
+// maxVoid is the number of void loads (fenced at the commit, or invalidated since the last look or claim) with
 // which a flight ends. The last value then answers the callers that asked before its load: otherwise endless
 // refusals or invalidations would leave all callers without an answer.
-const maxRefused = 5
+const maxVoid = 5
 
 // errRival cancels a load after another process's commit.
 var errRival = errors.New("bellwether: another process's value was committed first")
@@ -32,7 +32,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	outdated := r.renewLook()
 	var entry driver.Entry
 	if !r.storeDown {
-		entry, epoch = r.takeEpoch(ctx)
+		entry, epoch = r.claimEpoch(ctx)
 		r.storeDown = epoch == 0
 	}
 	if epoch == 0 || r.engine.Store == nil {
@@ -61,7 +61,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
 	result, lost := r.startLoad(loading, keeping, abort, epoch)
 	if result == nil {
-		r.leading.refused++
+		r.leading.voids++
 		return false
 	}
 	// Offers are confirmed also after a Set or a soft sweep, which cancel the load: it may ignore its context,
@@ -73,7 +73,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			offers = r.confirmOffers(limited)
 		case l := <-result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
-				r.leading.refused++
+				r.leading.voids++
 				return false
 			}
 			if l.err != nil && limited.Err() != nil {
@@ -110,7 +110,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 // key was invalidated since the claim, or the cache is closed.
 func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
 	e, lease := r.engine, r.leading.lease
-	a := &attempt[V]{flight: r.flight, abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
+	a := &attempt[V]{flight: r.flight, abort: abort, last: r.leading.voids+1 >= maxVoid, storeDown: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	var term leases.Term
 	if lease != nil {
 		// An Elector's request, and an election before the claim, asked for a length without the present

@@ -12,10 +12,10 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file claims an epoch for a load and commits the load's result, with the outcomes of a commit.
+// This file sends the store claims and commits, with the outcomes of a commit.
 
-// takeEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
-func (k *storeKey[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
+// claimEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
+func (k *storeKey[V]) claimEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
 	e := k.engine
 	if e.Store == nil {
 		return driver.Entry{}, e.nextEpoch()
@@ -56,7 +56,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	case r.looking.unshared != 0:
 		return r.stillUnshared(ctx, r.looking.unshared)
 	}
-	return r.commitBy(ctx, it, r.write)
+	return r.commitBy(ctx, it, r.writeAndRelease)
 }
 
 // commitBy offers the item to the store by write. This process keeps an item that an answering store does not take.
@@ -142,7 +142,7 @@ func (r *run[V]) waiveElections(ctx context.Context, epoch uint64, took time.Dur
 	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.unshared != 0 || r.looking.unelected {
 		return
 	}
-	switch err := r.write(ctx, markFor(driver.KindUnelected, epoch, took)); {
+	switch err := r.writeAndRelease(ctx, markFor(driver.KindUnelected, epoch, took)); {
 	case err == nil, errors.Is(err, driver.ErrFenced): // fenced: a later value counts
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
@@ -181,8 +181,8 @@ func (k *storeKey[V]) write(ctx context.Context, entry outgoing) error {
 	})
 }
 
-// write commits the entry. An Elector releases the flight's lease in the same request.
-func (r *run[V]) write(ctx context.Context, entry outgoing) error {
+// writeAndRelease commits the entry. An Elector releases the flight's lease in the same request.
+func (r *run[V]) writeAndRelease(ctx context.Context, entry outgoing) error {
 	e, lease := r.engine, r.leading.lease
 	if e.Engine == nil || lease == nil {
 		return r.storeKey.write(ctx, entry)

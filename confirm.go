@@ -82,7 +82,7 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 		f.confirmOffer(ctx)
 		f.shard.mu.Lock()
 		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
-		vouches := published != nil && l != nil && !l.storeless
+		vouches := published != nil && l != nil && !l.storeDown
 		f.shard.mu.Unlock()
 		if f.engine.fencer != nil && vouches && !f.confirmPublished(ctx, published, epoch) {
 			return

@@ -126,6 +126,8 @@ func (k *storeKey[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
 	return err == nil
 }
 
+// knowsKind reports whether this cache's values have the kind. A Middleware has no ErrNotFound: its zero value, nil, is
+// no answer.
 func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 	var none V
 	return kind <= driver.KindUnelected && (kind != driver.KindNotFound || e.answers(none))

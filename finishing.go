@@ -100,7 +100,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	default:
 		r.leading.fenced = true
 	}
-	if r.leading.refused++; r.leading.refused < maxRefused {
+	if r.leading.voids++; r.leading.voids < maxVoid {
 		return false
 	}
 	// The value is only for callers that asked before the load: each cause of a refusal came after them.
@@ -129,7 +129,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
 		return true
 	}
-	if r.leading.refused++; r.leading.refused < maxRefused {
+	if r.leading.voids++; r.leading.voids < maxVoid {
 		return false
 	}
 	r.giveFailure(err, r.leading.loadBegan-1) // as in finishFound

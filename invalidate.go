@@ -66,8 +66,6 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 }
 
 const (
-	// maxPending is the most keys whose invalidation waits. Any client of a Middleware can send unsafe requests.
-	maxPending = 4096
 	// maxSilent calls without an answer end a round: a dead server's keys must not cost a call each.
 	maxSilent = 16
 	// longestRound is the longest pause before a round. A store that drops the key, and answers too

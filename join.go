@@ -142,7 +142,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// Otherwise a caller could miss just before a landing, come here just after, and begin a second rebuild.
 	e := c.engine
 	it, now := e.near.Get(c.key)
-	if it != nil && now < it.TrustedUntil && c.hits(it, now) {
+	if it != nil && now < it.TrustedUntil && c.answerByNear(it, now) {
 		return false
 	}
 	m, _ := b.(*member[V])
@@ -199,8 +199,8 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 	return f
 }
 
-// hits answers the call with a near item, if the item needs no flight.
-func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
+// answerByNear answers the call with a near item, if the item needs no flight.
+func (c *waiter[V]) answerByNear(it *items.Item[V], now instant) bool {
 	is := judge(&it.Lifetime, now)
 	if is != serve && is != serveOnly && is != fail || !c.want.Takes(it, now, c.began) {
 		return false

@@ -38,8 +38,8 @@ type attempt[V any] struct {
 	loadBegan instant                 // items.Item.LoadBegan
 	position  uint64                  // items.Item.Position
 	abort     context.CancelCauseFunc // cancels the load
-	last      bool                    // an invalidation does not cancel the load, see maxRefused
-	storeless bool                    // the flight goes on without the store
+	last      bool                    // an invalidation does not cancel the load, see maxVoid
+	storeDown bool                    // the flight goes on without the store
 	asked     instant                 // a time at which the store had nothing later than the load's epoch
 	heldUntil instant                 // guarded by shard.mu: the end of the lease by this process's clock; forever without a lease
 

@@ -14,17 +14,17 @@ import (
 // offered to callers as a stale item, or is no answer.
 
 func (r *run[V]) look(ctx context.Context) rebuildOutcome {
-	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
+	if r.leading.fenced || r.leading.voids > max(r.looking.voidsSeen, 1) {
 		r.leading.fenced = false
 		// The cause that voided the load may go on. Callers gather in this pause for the next load. Without
 		// it a quick load that invalidates its own key would answer no caller: all callers would have come
 		// after the load began.
 		select {
-		case <-time.After(minPoll << r.leading.refused):
+		case <-time.After(minPoll << r.leading.voids):
 		case <-ctx.Done():
 		}
 	}
-	r.loaded, r.looking.refused = false, r.leading.refused
+	r.loaded, r.looking.voidsSeen = false, r.leading.voids
 	r.declineElection(ctx)
 	var there *storeReply
 	if r.member != nil && !r.looking.lookedOnce {
@@ -148,7 +148,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 		return false // the item answers other calls, never the call that began this flight
 	}
 	switch is := r.verdictOn(it, r.engine.clock.Now()); {
-	case (is == serve || is == serveStale) && r.refuses(it, fromStore), is == serveStale:
+	case (is == serve || is == serveStale) && r.declines(it, fromStore), is == serveStale:
 		// The call that began this flight refuses the item or has it replaced. Other callers may take it.
 		r.offer(it, fromStore)
 	case is != rebuild:
@@ -181,9 +181,9 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 	return is
 }
 
-// refuses reports whether the call that began the flight does not take the item. During a failure's
+// declines reports whether the call that began the flight does not take the item. During a failure's
 // pause the call takes any item: a client's wish is no reason for an earlier try, see items.Want.
-func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
+func (r *run[V]) declines(it *items.Item[V], fromStore bool) bool {
 	now := r.engine.clock.Now()
 	if r.want.Accept == nil || it.BackingOff(now) {
 		return false

@@ -368,3 +368,30 @@ func TestHandler_NestedCaches(t *testing.T) {
 		inner.wantCalls(t, 2)
 	})
 }
+
+// The first client of an error that several clients read leaves, and the others get the whole body. Only the handler
+// of a response for one client ends with its client.
+func TestHandler_FirstClientLeavesASharedError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.WriteHeader(http.StatusInternalServerError)
+			io.WriteString(w, "a")
+			http.NewResponseController(w).Flush()
+			select {
+			case <-time.After(time.Second):
+				io.WriteString(w, "b")
+			case <-r.Context().Done():
+				panic(http.ErrAbortHandler)
+			}
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		go s.do(request("GET", "http://a/p").WithContext(ctx))
+		synctest.Wait()
+		time.AfterFunc(1500*time.Millisecond, leave)
+		if w := s.get("http://a/p"); w.Code != http.StatusInternalServerError || w.Body.String() != "ab" {
+			t.Errorf("the other client: %d %q, want the whole error", w.Code, w.Body)
+		}
+		s.wantCalls(t, 1)
+	})
+}

@@ -8,6 +8,9 @@ import (
 
 // This file is the set of keys whose invalidation waits for the store.
 
+// maxPending is the most keys whose invalidation waits. Any client of a Middleware can send unsafe requests.
+const maxPending = 4096
+
 // A pendingSet is the keys whose invalidation waits.
 type pendingSet struct {
 	mu      sync.Mutex // guards the fields below

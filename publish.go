@@ -37,7 +37,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 		f.unlist()
 	}
 	confirmed := forever
-	if e.Store != nil && !a.storeless {
+	if e.Store != nil && !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
 			epoch := f.witness.epoch
@@ -58,7 +58,7 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	f, e := a.flight, a.engine
 	f.shard.mu.Lock()
 	epoch := f.witness.epoch
-	skip := f.current != a || ctx.Err() != nil || a.storeless
+	skip := f.current != a || ctx.Err() != nil || a.storeDown
 	late := e.clock.Now() >= a.heldUntil
 	f.shard.mu.Unlock()
 	if skip {

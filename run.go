@@ -50,7 +50,7 @@ type lookingState struct {
 	askedBefore instant // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64  // the epoch of the latest fresh entry that did not answer the flight
 	mark                // found by the last look or claim
-	refused     int     // leadingState.refused at the last look
+	voidsSeen   int     // leadingState.voids at the last look
 }
 
 type standingState struct {
@@ -97,7 +97,7 @@ type leadingState struct {
 	again     bool         // the flight has led before, in vain
 	fenced    bool         // the store refused the last commit
 	losses    int          // leases lost
-	refused   int          // loads that came to nothing, see maxRefused
+	voids     int          // loads that came to nothing, see maxVoid
 }
 
 type rebuildOutcome uint8

@@ -144,7 +144,7 @@ const (
 func (c *waiter[V]) answerFrom(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
-	if state.published != nil && c.joins(state) {
+	if state.published != nil && c.becomeReader(state) {
 		return gotAnswer, nil
 	}
 	if state.landed {
@@ -153,8 +153,8 @@ func (c *waiter[V]) answerFrom(state *flightState[V]) (is waitState, expiry <-ch
 	return c.answerInTime(state)
 }
 
-// joins answers the call with the value that the load still writes, if permitted.
-func (c *waiter[V]) joins(state *flightState[V]) bool {
+// becomeReader answers the call with the value that the load still writes, if permitted.
+func (c *waiter[V]) becomeReader(state *flightState[V]) bool {
 	f := c.flight
 	readable := c.began < state.publishedBefore && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.confirmedBefore {

@@ -41,8 +41,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "waiter that is not woken", File: "offer.go",
-		Old: "\tf.change(func(s *flightState[V]) { s.offered = it })\n}\n\n// endOffer",
-		New: "\ts := *f.state.Load()\n\ts.offered = it\n\tf.state.Store(&s)\n}\n\n// endOffer",
+		Old: "\tr.change(func(s *flightState[V]) { s.offered = it })\n}\n\n// endOffer",
+		New: "\ts := *r.state.Load()\n\ts.offered = it\n\tr.state.Store(&s)\n}\n\n// endOffer",
 	},
 	{
 		Name: "stale offer after an invalidation", File: "witness.go",
@@ -104,8 +104,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "no re-read after winning", File: "looking.go",
-		Old: "r.committed, r.suitsBefore = 0, 0\n\tif it == nil {",
-		New: "r.committed, r.suitsBefore = 0, 0\n\tif it == nil || r.waiting.freed {",
+		Old: "r.committed, r.waiting.suitsBefore = 0, 0\n\tif it == nil {",
+		New: "r.committed, r.waiting.suitsBefore = 0, 0\n\tif it == nil || r.waiting.freed {",
 	},
 	{
 		Name: "waiter that loads by itself", File: "standing.go",
