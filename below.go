@@ -60,7 +60,9 @@ type liveFlight struct{ flight *flight[*page.Response] }
 
 func (l liveFlight) Left() { l.flight.callers.left() }
 
-func (l liveFlight) Landing(ctx context.Context) (*page.Item, error) { return l.flight.awaitLanding(ctx) }
+func (l liveFlight) Landing(ctx context.Context) (*page.Item, error) {
+	return l.flight.awaitLanding(ctx)
+}
 
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
 	b.engine.refresh(ctx, key, it, pageBinder{by}, client)

@@ -64,13 +64,8 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		r.leading.voids++
 		return false
 	}
-	// Offers are confirmed also after a Set or a soft sweep, which cancel the load: it may ignore its context,
-	// or go on for a batch's other keys.
-	offers := r.confirmOffers(limited)
 	for {
 		select {
-		case <-offers:
-			offers = r.confirmOffers(limited)
 		case l := <-result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
 				r.leading.voids++

@@ -9,50 +9,120 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file confirms the stale item on offer during a rebuild. Otherwise a key that another process invalidates would
-// be served stale for as long as its rebuild takes. With the near tier off an item answers only the calls from before
-// the store was asked for it: the store is asked again for later calls, once for all that have come meanwhile, never
-// without a call.
+// This file is the offer, the stale item at the end of a caller's patience, and the confirmation of offers and streams
+// during a rebuild. Otherwise a key that another process invalidates would be served for as long as its rebuild takes.
+// With the near tier off an item answers only the calls from before the store was asked for it: the store is asked
+// again for later calls, once for all that have come meanwhile, never without a call.
 
-// confirmOffers begins to confirm the flight's offer until ctx ends. next is closed when there may be another
-// offer to confirm: at the end of this one, or at the flight's next change if it has none.
-func (f *flight[V]) confirmOffers(ctx context.Context) (next <-chan struct{}) {
-	if f.engine.Store == nil {
-		return nil
+// offer offers callers a stale item, unless the key was invalidated since the last look. An item from the
+// store becomes the near item too, or an earlier one would answer after it when the store falls silent.
+func (r *run[V]) offer(it *items.Item[V], fromStore bool) {
+	e := r.engine
+	e.weigh(r.key, it) // before the lock: Options.Size is user code
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	if r.outdated() {
+		return
 	}
-	if state := f.state.Load(); state.offered == nil {
-		return state.news
+	if spared := e.afterSweeps(r.key, it); fromStore && spared != nil && !e.holdsNear(r.key, spared) {
+		r.keepResult(spared)
 	}
-	ended := make(chan struct{})
-	f.engine.running.Go(func() {
-		defer close(ended)
-		f.engine.confirm(ctx, f.engine.clock.Now(), func() bool { return f.confirmOffer(ctx) })
-	})
-	return ended
+	r.setOffer(it)
 }
 
-// confirmOffer asks the store about the offer. It returns false without an offer, or after ctx's end.
-func (f *flight[V]) confirmOffer(ctx context.Context) bool {
-	e := f.engine
-	offered := f.state.Load().offered
-	if offered == nil {
-		return false
+// setOffer offers an item, which is confirmed in each of the flight's states. shard.mu is held.
+func (f *flight[V]) setOffer(it *items.Item[V]) {
+	f.change(func(s *flightState[V]) { s.offered = it })
+	if f.engine.Store != nil && !f.confirms {
+		f.confirms = true
+		f.engine.running.Go(f.confirmOffers)
 	}
-	budget := e.confirmation(ctx)
-	there := f.read(ctx, budget)
+}
+
+// endOffer ends the offer, if there is one, unless the key was invalidated since the last look.
+func (f *flight[V]) endOffer() {
+	if f.state.Load().offered == nil {
+		return
+	}
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if !f.outdated() {
+		f.change(func(s *flightState[V]) { s.offered = nil })
+	}
+}
+
+// reoffer replaces the offer after its confirmation, unless an invalidation or a sweep has withdrawn it, or a
+// Set has replaced it meanwhile.
+func (f *flight[V]) reoffer(was, it *items.Item[V]) {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if f.state.Load().offered == was {
+		f.change(func(s *flightState[V]) { s.offered = it })
+	}
+}
+
+// confirmOffers confirms the flight's offers until there is none. A waiting flight's looks confirm them earlier.
+func (f *flight[V]) confirmOffers() {
+	e, over := f.engine, false
+	defer func() {
+		if !over { // a Goexit of the adapter
+			e.running.Go(f.confirmOffers)
+		}
+	}()
+	var latest *items.Item[V]
+	var asked instant
+	for {
+		offered, news := f.offerToConfirm()
+		switch now := e.clock.Now(); {
+		case offered == nil:
+			over = true
+			return
+		case offered != latest:
+			latest, asked = offered, now
+		}
+		select {
+		case <-time.After(durations.Add(asked, e.confirmEvery()*5/4) - e.clock.Now()):
+			asked = e.clock.Now()
+			latest = f.confirmOffer(offered)
+		case <-news: // there may be another offer, or none
+		case <-f.ctx.Done():
+			over = true
+			return
+		}
+	}
+}
+
+// offerToConfirm returns the offer, and a channel that is closed at the flight's next change. Without an offer the
+// caller must return: the next offer begins a new goroutine.
+func (f *flight[V]) offerToConfirm() (*items.Item[V], <-chan struct{}) {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	state := f.state.Load()
+	if state.offered == nil || state.landed {
+		f.confirms = false
+		return nil, nil
+	}
+	return state.offered, state.news
+}
+
+// confirmOffer asks the store about the offered item, and returns the offer in its place.
+func (f *flight[V]) confirmOffer(offered *items.Item[V]) *items.Item[V] {
+	e := f.engine
+	budget := e.confirmation(f.ctx)
+	there := f.read(f.ctx, budget)
 	confirmed := *offered
 	switch confirmed.TrustedUntil = e.trustedUntil(there.asked); {
-	case ctx.Err() != nil:
-		return false
+	case f.ctx.Err() != nil:
+		return offered
 	case there.silent():
 		// A silent store cannot say that the item is void, also not to the callers that came meanwhile.
 		confirmed.TrustedUntil = max(confirmed.TrustedUntil, e.clock.Now()+1)
 	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)
-		return true
+		return nil
 	}
 	f.reoffer(offered, &confirmed)
-	return true
+	return &confirmed
 }
 
 // doubt makes the flight ask the store again, for a later call. It does nothing with the near tier on.
@@ -79,7 +149,9 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		f.confirmOffer(ctx)
+		if offered := f.state.Load().offered; offered != nil {
+			f.confirmOffer(offered)
+		}
 		f.shard.mu.Lock()
 		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
 		vouches := published != nil && l != nil && !l.storeDown

@@ -28,7 +28,8 @@ type flight[V any] struct {
 	storeKey[V] // its budget is that of the call that began the flight
 	load        loader[V]
 	shard       *shard[V]               // the key's shard
-	cancel      context.CancelCauseFunc // ends the flight: by Close, by desertion, and at its end
+	ctx         context.Context         // the flight's, with the values of the call that began it
+	cancel      context.CancelCauseFunc // ends ctx: by Close, by desertion, and at the flight's end
 	member      *member[V]              // the flight's place in its batch, nil without a batch
 
 	beginning[V]
@@ -67,7 +68,8 @@ type progress[V any] struct {
 	validSince     instant     // when the flight began, or the key was last invalidated
 	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
 	// stale item, and so leaves at once, or waits for nothing.
-	goesOn bool
+	goesOn   bool
+	confirms bool // a goroutine confirms the offers
 
 	returned  instant // when the flight's last load returned, or ran out of time; 0: none has
 	refreshed instant // the latest Refresh that waits for the flight, see refreshAfter; 0: none

@@ -160,7 +160,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// The values of the context stay (traces, tenants); its end does not end the flight.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := c.newFlight(s, m, now)
-	f.load, f.cancel, f.queues = b.bind(), cancel, first && (m == nil || e.many == nil)
+	f.ctx, f.load, f.cancel, f.queues = ctx, b.bind(), cancel, first && (m == nil || e.many == nil)
 	c.ask(f)
 	c.joinCallers(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)

@@ -37,9 +37,6 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	request := source.Request(demand)
 	// The slot may come at the moment of any return, also of a panic in a look.
 	defer func() { r.slot = request.End() }()
-	confirming, end := context.WithCancel(ctx)
-	defer end()
-	offers := r.confirmOffers(confirming) // also of an offer that a notice or a look brings
 	pause := e.lookEvery(maxPoll)
 	defer r.dropLook()
 	for {
@@ -49,8 +46,6 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 			return false
 		case <-ctx.Done():
 			return false
-		case <-offers:
-			offers = r.confirmOffers(confirming)
 		case n := <-r.notices:
 			ended = r.answerByNotice(ctx, n)
 		case <-look.due:

@@ -91,7 +91,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V], own *witness[V]) bool
 	e.advanceNear(key, spared)
 	if f := s.flights[key]; f != nil {
 		if offered := f.state.Load().offered; offered == nil && f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
-			f.change(func(state *flightState[V]) { state.offered = spared })
+			f.setOffer(spared)
 		}
 	}
 	return true

@@ -26,7 +26,7 @@ var bugs = []bug{
 	},
 	{
 		Name: "invalidation that is not looked for", File: "landing.go",
-		Old: "if f.outdated() {\n\t\t// Clients that read",
+		Old: "if r.outdated() {\n\t\t// Clients that read",
 		New: "if swept {\n\t\t// Clients that read",
 	},
 	{
@@ -40,9 +40,9 @@ var bugs = []bug{
 		New: "e.near.Get(key)",
 	},
 	{
-		Name: "waiter that is not woken", File: "offer.go",
-		Old: "\tr.change(func(s *flightState[V]) { s.offered = it })\n}\n\n// endOffer",
-		New: "\ts := *r.state.Load()\n\ts.offered = it\n\tr.state.Store(&s)\n}\n\n// endOffer",
+		Name: "waiter that is not woken", File: "confirm.go",
+		Old: "\tr.setOffer(it)\n}\n\n// setOffer",
+		New: "\ts := *r.state.Load()\n\ts.offered = it\n\tr.state.Store(&s)\n}\n\n// setOffer",
 	},
 	{
 		Name: "stale offer after an invalidation", File: "witness.go",
