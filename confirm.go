@@ -81,7 +81,7 @@ func (f *flight[V]) confirmOffers() {
 			latest, asked = offered, now
 		}
 		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()*5/4) - e.clock.Now()):
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
 			asked = e.clock.Now()
 			latest = f.confirmOffer(offered)
 		case <-news: // there may be another offer, or none
@@ -197,7 +197,7 @@ func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epo
 }
 
 // confirmEvery is the time between two confirmations of an offered or published item.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, minPoll) }
+func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
 
 // confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
 func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {

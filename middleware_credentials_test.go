@@ -353,3 +353,25 @@ func TestCredentials_FailureBesideAnothersPage(t *testing.T) {
 		}
 	})
 }
+
+// In an outage of a page for all, also requests with credentials share its errors and their pauses, after an error has
+// taken the page's place.
+func TestCredentials_ErrorsBehindAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{header: "public, max-age=1", fail: func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }}
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+		s.get("http://a/p", "Authorization", "x")
+		f.broken.Store(true)
+		time.Sleep(5 * time.Second)
+		s.get("http://a/p")
+		time.Sleep(5 * time.Second)
+		s.calls.Store(0)
+		s.burst(50, func(int) *http.Request { return request("GET", "http://a/p", "Authorization", "x") })
+		for range 50 {
+			s.get("http://a/p", "Authorization", "y")
+		}
+		if n := s.calls.Load(); n > 5 {
+			t.Errorf("%d runs of the handler for 100 requests", n)
+		}
+	})
+}

@@ -543,3 +543,25 @@ func TestVary_ThousandsOfVariants(t *testing.T) {
 		s.wantCalls(t, 0)
 	})
 }
+
+// A variant that leaves no entry behind counts once, however often it is built.
+func TestVary_VariantsWithoutALife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(10 * time.Millisecond)
+			w.Header().Set("Vary", "Accept-Language")
+			w.Header().Set("Cache-Control", "max-age=0")
+			io.WriteString(w, r.Header.Get("Accept-Language"))
+		})
+		for range 2500 {
+			s.get("http://a/p", "Accept-Language", "en")
+			time.Sleep(50 * time.Millisecond)
+		}
+		s.calls.Store(0)
+		s.burst(100, func(int) *http.Request { return request("GET", "http://a/p", "Accept-Language", "en") })
+		if n := s.calls.Load(); n > 3 {
+			t.Errorf("%d runs of the handler for a herd of 100", n)
+		}
+	})
+}

@@ -119,7 +119,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}
 	if r.state.Load().offered != nil {
-		pause = min(pause, e.confirmEvery()) // a look confirms the offer, or finds the value
+		pause = min(pause, e.confirmEvery()*4/5) // a look confirms the offer in time, or finds the value
 	}
 	return pause
 }

@@ -127,7 +127,12 @@ func (d *decision) joinableUntil(now instant) instant {
 
 // failsForAll reports an error to a request with credentials, for a key that also answers such requests.
 func (l *load) failsForAll(d *decision) bool {
-	return d.ownersAlone() && l.request().Credentials && httpcache.IsServerError(d.content().status) && l.before != nil && l.before.Value.forAll
+	if !d.ownersAlone() || !l.request().Credentials || !httpcache.IsServerError(d.content().status) || l.before == nil {
+		return false
+	}
+	// An error in the page's place does not tell.
+	was := l.before.Value
+	return was.forAll || httpcache.IsServerError(was.status) && l.m.learntAuthorized(l.attempt.Key()) == open
 }
 
 // provesUncacheable reports whether this response makes the key uncacheable. Errors and responses to

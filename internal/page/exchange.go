@@ -26,7 +26,7 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 	l := m.newLoad(ctx, a, c)
 	switch it := a.Present(); {
 	case it == nil && c.signpost != nil:
-		c.signpost.Value.vary.built.of(c.query.needsVariant).add(m.cache.Now())
+		c.signpost.Value.vary.built.of(c.query.needsVariant).add(a.Key(), m.cache.Now())
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
 		l.asks = m.condition(it.Value, l.request())
 	}

@@ -75,7 +75,7 @@ type forwarded struct {
 type variance struct {
 	names   []string  // request field names in lower case, and the pseudonyms
 	mark    string    // gives the variants new keys after an invalidation
-	built   *variants // the new variants that this process has built of late; never stored
+	built   *variants // the variants that this process has built of late; never stored
 	variant *Response // the response with the names, while it is live
 	id      string    // variant's key
 }

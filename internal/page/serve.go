@@ -67,7 +67,7 @@ const (
 	hopFound   arrival = iota // there is an item under the key, perhaps a signpost to another variant
 	hopDone                   // the request has its reply
 	hopAgain                  // the response broke off: ask again
-	hopRefused                // the URL has too many new variants
+	hopRefused                // the URL has too many variants
 )
 
 // answerAt gets the item under the hop's key: the item at hand, or else an item from the handler.
@@ -90,7 +90,7 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 		return s, hopDone
 	}
 	// A variant in the near tier, however old, is not new.
-	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && at.signpost.Value.vary.built.of(q.needsVariant).full(now) {
+	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && !at.signpost.Value.vary.built.of(q.needsVariant).admits(at.key, now) {
 		return s, hopRefused
 	}
 	return q.answerByHandler(at, it)

@@ -1,43 +1,37 @@
 package page
 
 import (
+	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
-// New variants count for variantTime, those of one kind of request not against the other kind.
+// Each variant counts once, and only against its own kind, until variantMemory has passed.
 func TestVariants(t *testing.T) {
 	var v variants
 	now := instant(time.Hour)
-	for range maxVariants {
-		if v.of(true).full(now) {
-			t.Fatal("full below maxVariants")
+	for i := range maxVariants {
+		for range 3 {
+			if key := fmt.Sprint(i); !v.of(true).admits(key, now) {
+				t.Fatalf("variant %d is not admitted", i)
+			} else {
+				v.of(true).add(key, now)
+			}
 		}
-		v.of(true).add(now)
 	}
-	if !v.of(true).full(now) || v.of(false).full(now) {
-		t.Errorf("after maxVariants: full %v, and the others %v", v.of(true).full(now), v.of(false).full(now))
+	if v.of(true).admits("new", now) || !v.of(true).admits("7", now) || !v.of(false).admits("new", now) {
+		t.Error("after maxVariants: want no new variant of the kind, and all others")
 	}
-	part := variantTime / maxVariants
-	if v.of(true).full(now+part) || !v.of(true).full(now+part-1) {
-		t.Error("a part of variantTime later there must be room for one variant")
+	now += variantMemory
+	v.of(true).add("7", now)
+	if v.of(true).admits("new", now) || !v.of(true).admits("8", now) {
+		t.Error("after variantMemory: want the old variants, and no new one")
 	}
-	if v.of(true).add(now + 10*variantTime); v.of(true).full(now + 10*variantTime) {
-		t.Error("full long afterwards")
+	now += variantMemory
+	if !v.of(true).admits("new", now) || len(v.of(true).before) != 1 {
+		t.Errorf("later: %d old variants, want the one in use", len(v.of(true).before))
 	}
-}
-
-// Variants that are counted at the same time all count.
-func TestVariants_Concurrent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var v variants
-		for range maxVariants {
-			go v.of(false).add(1)
-		}
-		synctest.Wait()
-		if !v.of(false).full(1) {
-			t.Error("a variant was not counted")
-		}
-	})
+	if v.of(true).age(now + 3*variantMemory); len(v.of(true).before) != 0 {
+		t.Error("long afterwards variants are there")
+	}
 }
