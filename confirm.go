@@ -63,19 +63,24 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 
 // confirmOffers confirms the flight's offers until there is none. A waiting flight's looks confirm them earlier.
 func (f *flight[V]) confirmOffers() {
-	e, over := f.engine, false
+	returned := false
 	defer func() {
-		if !over { // a Goexit of the adapter
-			e.running.Go(f.confirmOffers)
+		if !returned { // a Goexit of the adapter
+			f.engine.running.Go(f.confirmOffers)
 		}
 	}()
+	f.confirmWhileOffered()
+	returned = true
+}
+
+func (f *flight[V]) confirmWhileOffered() {
+	e := f.engine
 	var latest *items.Item[V]
 	var asked instant
 	for {
 		offered, news := f.offerToConfirm()
 		switch now := e.clock.Now(); {
 		case offered == nil:
-			over = true
 			return
 		case offered != latest:
 			latest, asked = offered, now
@@ -86,7 +91,6 @@ func (f *flight[V]) confirmOffers() {
 			latest = f.confirmOffer(offered)
 		case <-news: // there may be another offer, or none
 		case <-f.ctx.Done():
-			over = true
 			return
 		}
 	}
@@ -141,12 +145,12 @@ func (f *flight[V]) doubtValue() {
 	}
 }
 
-// answerDoubts asks the store after each doubt, until ctx ends or the store can say nothing later.
-func (f *flight[V]) answerDoubts(ctx context.Context) {
+// answerDoubts asks the store after each doubt, until the flight ends or the store can say nothing later.
+func (f *flight[V]) answerDoubts() {
 	for {
 		select {
 		case <-f.doubts:
-		case <-ctx.Done():
+		case <-f.ctx.Done():
 			return
 		}
 		if offered := f.state.Load().offered; offered != nil {
@@ -156,7 +160,7 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
 		vouches := published != nil && l != nil && !l.storeDown
 		f.shard.mu.Unlock()
-		if f.engine.fencer != nil && vouches && !f.confirmPublished(ctx, published, epoch) {
+		if f.engine.fencer != nil && vouches && !f.confirmPublished(f.ctx, published, epoch) {
 			return
 		}
 	}
@@ -199,8 +203,9 @@ func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epo
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
 
-// confirm calls ask each confirmEvery after the last answer, until ask returns false or ctx ends.
-func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool) {
+// confirmStream calls confirmPublished until it returns false or ctx ends. asked is when the store was last asked.
+func (f *flight[V]) confirmStream(ctx context.Context, asked instant, it *items.Item[V], epoch uint64) {
+	e := f.engine
 	for {
 		select {
 		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
@@ -208,7 +213,7 @@ func (e *engine[V]) confirm(ctx context.Context, asked instant, ask func() bool)
 			return
 		}
 		asked = e.clock.Now()
-		if !ask() {
+		if !f.confirmPublished(ctx, it, epoch) {
 			return
 		}
 	}

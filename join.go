@@ -160,7 +160,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// The values of the context stay (traces, tenants); its end does not end the flight.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := c.newFlight(s, m, now)
-	f.ctx, f.load, f.cancel, f.queues = ctx, b.bind(), cancel, first && (m == nil || e.many == nil)
+	f.ctx, f.cancel, f.load, f.queues = ctx, cancel, b.bind(), first && (m == nil || e.many == nil)
 	c.ask(f)
 	c.joinCallers(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
@@ -172,9 +172,9 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 		e.count.awaitingFirstLook.Add(1)
 	}
 	if m != nil {
-		m.join(ctx, f)
+		m.join(f)
 	}
-	e.running.Go(func() { f.runToEnd(ctx) })
+	e.running.Go(f.runToEnd)
 	return true
 }
 

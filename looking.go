@@ -149,7 +149,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	}
 	switch is := r.verdictOn(it, r.engine.clock.Now()); {
 	case (is == serve || is == serveStale) && r.declines(it, fromStore), is == serveStale:
-		// The call that began this flight refuses the item or has it replaced. Other callers may take it.
+		// The call that began this flight declines the item or has it replaced. Other callers may take it.
 		r.offer(it, fromStore)
 	case is != rebuild:
 		r.noteOthersBuild(it)

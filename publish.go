@@ -41,9 +41,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
 			epoch := f.witness.epoch
-			e.running.Go(func() {
-				e.confirm(ctx, a.asked, func() bool { return f.confirmPublished(ctx, it, epoch) })
-			})
+			e.running.Go(func() { f.confirmStream(ctx, a.asked, it, epoch) })
 		}
 	}
 	f.change(func(s *flightState[V]) {

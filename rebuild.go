@@ -80,13 +80,13 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 }
 
 // runToEnd runs the flight to its end, also after a panic or Goexit of an adapter.
-func (f *flight[V]) runToEnd(ctx context.Context) {
+func (f *flight[V]) runToEnd() {
 	stack.Grow()
 	r := &run[V]{flight: f}
 	if f.doubts != nil {
-		f.engine.running.Go(func() { f.answerDoubts(ctx) })
+		f.engine.running.Go(f.answerDoubts)
 	}
-	fault.Run(func() error { return r.rebuild(ctx) }, func(err error) { r.endRun(ctx, err) })
+	fault.Run(func() error { return r.rebuild(f.ctx) }, func(err error) { r.endRun(f.ctx, err) })
 }
 
 // endRun ends the flight with err, unless it has landed. It frees the slot and the hedge's lease.

@@ -31,7 +31,7 @@ func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] 
 }
 
 // join makes the new flight a member. shard.mu is held, and complete is not closed.
-func (m *member[V]) join(ctx context.Context, f *flight[V]) {
+func (m *member[V]) join(f *flight[V]) {
 	e := m.engine
 	m.askers, m.look = &f.askers, &plannedLook{key: f.key, budget: f.budget, reply: make(chan *storeReply, 1)}
 	m.gathered = m.loads.Join(m)
@@ -42,7 +42,7 @@ func (m *member[V]) join(ctx context.Context, f *flight[V]) {
 			<-m.complete
 			waiting := func() []*plannedLook { return e.lookout.present(m.looks) }
 			if now := waiting(); len(now) > 0 {
-				e.lookForAll(ctx, now[0].key, gate.Trips, e.EngineTimeout, waiting)
+				e.lookForAll(f.ctx, now[0].key, gate.Trips, e.EngineTimeout, waiting)
 			}
 		})
 	}

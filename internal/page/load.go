@@ -63,7 +63,7 @@ func (l *load) servable() bool {
 // failures is the number of the key's failures in a row, if the handler fails now. A failure in the pause after the
 // last failure is not counted: clients that decline the stored error must not prolong the pauses.
 func (l *load) failures(now instant) uint32 {
-	it := l.attempt.Present() // before is no failure without a response
+	it := l.attempt.Present() // unlike before, also a failure without a response
 	if it == nil || l.owner.unanswerable() {
 		return 1
 	}

@@ -129,12 +129,11 @@ func (q *Queue) send(c *call) {
 	}()
 	if len(c.cmds) == 1 {
 		q.rdb.Process(c.ctx, c.cmds[0])
-		err = nil // or the command has the error
-		return
+	} else {
+		pipe := q.rdb.Pipeline()
+		pipe.BatchProcess(c.ctx, c.cmds...)
+		Exec(c.ctx, pipe)
 	}
-	pipe := q.rdb.Pipeline()
-	pipe.BatchProcess(c.ctx, c.cmds...)
-	Exec(c.ctx, pipe)
 	err = nil // or the commands have the error
 }
 

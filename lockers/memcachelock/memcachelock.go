@@ -252,10 +252,10 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case err == nil && next.Renewals > l.renewals:
-		// Of two concurrent renewals the last one in memcached counts: observers read its length.
+	case next.Renewals <= l.renewals: // of two concurrent renewals the last one in memcached counts: observers read its length
+	case err == nil:
 		l.renewals, l.end = next.Renewals, end
-	case err != nil && next.Renewals > l.renewals && end.Before(l.end):
+	case end.Before(l.end):
 		l.end = end // a swap without an answer: if it was carried out, observers read the shorter length
 	}
 	return err

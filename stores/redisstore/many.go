@@ -126,14 +126,11 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	}
 	redispipe.Exec(ctx, pipe)
 	if now != nil {
-		t, err := now.Result()
-		if err == nil && t.IsZero() {
-			err = errors.New("no reply") // of a hook with an error at another command: a wrong time would make old entries new
-		}
+		at, err := sighting(now, sent)
 		if err != nil {
 			return got, fmt.Errorf("reading the server's time: %w", err)
 		}
-		seen = sh.clock.See(redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)})
+		seen = sh.clock.See(at)
 	}
 	// The cluster's client finds the new server of moved keys.
 	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
@@ -164,6 +161,15 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		got.silence = got.each[0].err
 	}
 	return got, nil
+}
+
+// sighting returns the sighting of the server's clock by the reply to a TIME that was sent then.
+func sighting(now *redis.TimeCmd, sent time.Time) (redisentry.Sighting, error) {
+	t, err := now.Result()
+	if err == nil && t.IsZero() {
+		err = errors.New("no reply") // of a hook with an error at another command: a wrong time would make old entries new
+	}
+	return redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}, err
 }
 
 // pipeGets adds reads of names to the pipe. data returns the replies after its Exec.
