@@ -259,7 +259,7 @@ func TestFleet_KeysOfTheCacheItself(t *testing.T) {
 				if key == "k" {
 					return version, nil
 				}
-				return `{"since":1}`, nil // a log without a sweep
+				return `{"since":1,"at":1}`, nil // a log without a sweep
 			}
 			a, b := cacheOf(t, load, o), cacheOf(t, load, o)
 			a.Get(t.Context(), "k")

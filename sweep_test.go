@@ -678,3 +678,39 @@ func TestInvalidateMatching_NotFound(t *testing.T) {
 		}
 	}
 }
+
+// A store that has lost its data may count from below, as memcached does with a client whose clock is behind. Sweeps
+// count as before, whoever makes them.
+func TestSweep_StoreCountsFromBelow(t *testing.T) {
+	for name, by := range map[string]int{"a process that knew the log": 0, "another such process": 1, "a process from after the loss": 2} {
+		inBubble(t, name, func(t *testing.T) {
+			var calls atomic.Int64
+			store := &quiet{memstore.New()}
+			for range 1000 {
+				store.Claim(t.Context(), "another key")
+			}
+			fleet := bellwether.Fleet{Store: store, Locker: locallock.New()}
+			all := sitesOf(t, 2, fleet, tagged(&calls))
+			for _, s := range all {
+				s.wantBody(t, "1", "http://example.com/?tag=x")
+			}
+			store.Store = memstore.New()
+			all = append(all, newSite(t, bellwether.HTTPOptions{Fleet: fleet}, tagged(&calls)))
+			time.Sleep(1001 * time.Millisecond)
+			for _, s := range all {
+				s.wantBody(t, "2", "http://example.com/?tag=x") // response 1 may be swept
+			}
+			for want := int64(3); want < 6; want++ {
+				sweep(t, all[(by+1)%3], bellwether.Match{Tags: []string{"y"}})
+				sweep(t, all[by], bellwether.Match{Tags: []string{"x"}}) // without knowledge of the log with y
+				time.Sleep(1001 * time.Millisecond)
+				for _, s := range all {
+					s.wantBody(t, fmt.Sprint(want), "http://example.com/?tag=x")
+				}
+			}
+			if n := calls.Load(); n != 5 {
+				t.Errorf("%d runs of the handler, want 5", n)
+			}
+		})
+	}
+}

@@ -12,7 +12,7 @@ import (
 
 // A Sweep invalidates all keys with something in common. It is a line of the log.
 type Sweep struct {
-	Epoch uint64 `json:"epoch"` // of the commit that wrote the line
+	At    uint64 `json:"at"` // the position of the first log with the line
 	Kind  Kind   `json:"kind"`
 	What  Exact  `json:"what"`
 	Soft  bool   `json:"soft,omitempty"`  // makes items stale instead of dropping them
@@ -83,12 +83,13 @@ func (s *Sweep) repeats(earlier Sweep) bool {
 
 // A Log is a state of the log. It does not change.
 type Log struct {
-	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load saw no
+	// Since is the position up to which the log has forgotten its sweeps. A value whose load saw no
 	// later log may have been swept, and counts as swept.
 	Since  uint64  `json:"since"`
 	Sweeps []Sweep `json:"sweeps"` // the oldest first
-
-	epoch uint64 // of the entry with this state
+	// At is the position: above the positions of all earlier logs that the writer knew, and at least its epoch. A
+	// store that has lost its data may count epochs from below, and items have the positions of lost logs.
+	At uint64 `json:"at"`
 }
 
 const (
@@ -98,14 +99,14 @@ const (
 	maxBytes = 256 << 10
 )
 
-// Everything is the epoch after all other epochs.
+// Everything is the position after all other positions.
 const Everything = 1<<64 - 1
 
 // Only returns a log of these sweeps alone. They hit all items of all loads, and were heard at now.
 func Only(sweeps []Sweep, now durations.Instant) *Log {
-	l := &Log{Sweeps: slices.Clone(sweeps), epoch: Everything}
+	l := &Log{Sweeps: slices.Clone(sweeps), At: Everything}
 	for i := range l.Sweeps {
-		l.Sweeps[i].Epoch, l.Sweeps[i].Heard = Everything, now
+		l.Sweeps[i].At, l.Sweeps[i].Heard = Everything, now
 	}
 	return l
 }
@@ -113,20 +114,23 @@ func Only(sweeps []Sweep, now durations.Instant) *Log {
 // decode returns the log in a store's entry. The result is false if the entry has no log: then the
 // sweeps are unknown, and every value that was loaded before must count as swept.
 func decode(entry driver.Entry) (*Log, bool) {
-	l := &Log{epoch: entry.Epoch}
+	l := &Log{}
 	err := json.Unmarshal(entry.Value, l)
-	return l, err == nil && entry.Kind == driver.KindValue && l.Since > 0
+	if err != nil || entry.Kind != driver.KindValue || l.Since == 0 || l.At < l.Since {
+		return &Log{}, false
+	}
+	return l, true
 }
 
-// and returns the log with more sweeps, as of epoch. Old sweeps beyond the bounds are forgotten.
-func (l *Log) and(epoch uint64, more []Sweep) *Log {
-	next := &Log{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), epoch: epoch}
+// and returns the log with more sweeps, at a position. Old sweeps beyond the bounds are forgotten.
+func (l *Log) and(at uint64, more []Sweep) *Log {
+	next := &Log{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), At: at}
 	if len(more) > MaxSweeps { // the search for repetitions would take too long
-		next.Since, next.Sweeps = epoch, nil
+		next.Since, next.Sweeps = at, nil
 		return next
 	}
 	for _, s := range more {
-		s.Epoch = epoch
+		s.At = at
 		next.Sweeps = append(slices.DeleteFunc(next.Sweeps, s.repeats), s)
 	}
 	first, size := len(next.Sweeps), 0
@@ -137,7 +141,7 @@ func (l *Log) and(epoch uint64, more []Sweep) *Log {
 		first--
 	}
 	if first > 0 {
-		next.Since = next.Sweeps[first-1].Epoch
+		next.Since = next.Sweeps[first-1].At
 		next.Sweeps = slices.Clone(next.Sweeps[first:])
 	}
 	return next
@@ -148,24 +152,24 @@ func (l *Log) hear(known *Log, now durations.Instant) {
 	heard := map[uint64]durations.Instant{}
 	if known != nil {
 		for _, s := range known.Sweeps {
-			heard[s.Epoch] = s.Heard
+			heard[s.At] = s.Heard
 		}
 	}
 	for i := range l.Sweeps {
 		s := &l.Sweeps[i]
 		s.Heard = now
-		if at, ok := heard[s.Epoch]; ok {
+		if at, ok := heard[s.At]; ok {
 			s.Heard = at
 		}
 	}
 }
 
-// Position is the log's epoch. A load records the position of the log that it saw.
+// Position is l.At, 0 without a log. A load records the position of the log that it saw.
 func (l *Log) Position() uint64 {
 	if l == nil {
 		return 0
 	}
-	return l.epoch
+	return l.At
 }
 
 // Against applies the log to an item of key whose load saw the log up to position. gone reports
@@ -173,7 +177,7 @@ func (l *Log) Position() uint64 {
 // if it did not. traits returns the tags of the item, and whether the item is only a signpost to
 // other items, which no sweep makes stale. Against calls it at most once.
 func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale durations.Instant) {
-	if l == nil || position >= l.epoch {
+	if l == nil || position >= l.At {
 		return false, durations.Forever
 	}
 	if position < l.Since {
@@ -184,7 +188,7 @@ func (l *Log) Against(key string, position uint64, traits func() (tags []string,
 	for i := range l.Sweeps {
 		s := &l.Sweeps[i]
 		switch {
-		case s.Epoch <= position || !s.hits(key, tags):
+		case s.At <= position || !s.hits(key, tags):
 		case !s.Soft:
 			return true, durations.Forever
 		case !signpost:

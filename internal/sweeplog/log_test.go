@@ -18,7 +18,7 @@ func tagged(tags ...string) func() ([]string, bool) {
 
 func signpost() ([]string, bool) { return nil, true }
 
-// The log against an item whose load saw the log up to epoch 10.
+// The log against an item whose load saw the log up to position 10.
 func TestLog_Against(t *testing.T) {
 	const heard = 7 * time.Second
 	secure := httpcache.Secure + "host/a"
@@ -29,29 +29,29 @@ func TestLog_Against(t *testing.T) {
 		gone   bool
 		stale  durations.Instant
 	}{
-		"its key":                   {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", tagged(), true, durations.Forever},
-		"its key, with TLS":         {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, secure, tagged(), true, durations.Forever},
-		"its key, without TLS only": {Sweep{Epoch: 11, Kind: ByKey, What: "host/a", Plain: true}, secure, tagged(), false, durations.Forever},
-		"a variant of its key":      {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a" + VariantMark + "gzip", tagged(), true, durations.Forever},
-		"a longer key":              {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/ab", tagged(), false, durations.Forever},
-		"its prefix":                {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/a"}, "host/ab", tagged(), true, durations.Forever},
-		"everything":                {Sweep{Epoch: 11, Kind: ByPrefix}, secure, tagged(), true, durations.Forever},
-		"another prefix":            {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/b"}, "host/ab", tagged(), false, durations.Forever},
-		"its tag":                   {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("w", "x"), true, durations.Forever},
-		"another tag":               {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("xx"), false, durations.Forever},
-		"a kind of a later version": {Sweep{Epoch: 11, Kind: "moon"}, "host/a", tagged(), true, durations.Forever},
-		"softly":                    {Sweep{Epoch: 11, Kind: ByTag, What: "x", Soft: true}, "host/a", tagged("x"), false, heard},
-		"softly, a signpost":        {Sweep{Epoch: 11, Kind: ByKey, What: "host/a", Soft: true}, "host/a", signpost, false, durations.Forever},
-		"hard, a signpost":          {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", signpost, true, durations.Forever},
-		"before its load":           {Sweep{Epoch: 10, Kind: ByKey, What: "host/a"}, "host/a", tagged(), false, durations.Forever},
+		"its key":                   {Sweep{At: 11, Kind: ByKey, What: "host/a"}, "host/a", tagged(), true, durations.Forever},
+		"its key, with TLS":         {Sweep{At: 11, Kind: ByKey, What: "host/a"}, secure, tagged(), true, durations.Forever},
+		"its key, without TLS only": {Sweep{At: 11, Kind: ByKey, What: "host/a", Plain: true}, secure, tagged(), false, durations.Forever},
+		"a variant of its key":      {Sweep{At: 11, Kind: ByKey, What: "host/a"}, "host/a" + VariantMark + "gzip", tagged(), true, durations.Forever},
+		"a longer key":              {Sweep{At: 11, Kind: ByKey, What: "host/a"}, "host/ab", tagged(), false, durations.Forever},
+		"its prefix":                {Sweep{At: 11, Kind: ByPrefix, What: "host/a"}, "host/ab", tagged(), true, durations.Forever},
+		"everything":                {Sweep{At: 11, Kind: ByPrefix}, secure, tagged(), true, durations.Forever},
+		"another prefix":            {Sweep{At: 11, Kind: ByPrefix, What: "host/b"}, "host/ab", tagged(), false, durations.Forever},
+		"its tag":                   {Sweep{At: 11, Kind: ByTag, What: "x"}, "host/a", tagged("w", "x"), true, durations.Forever},
+		"another tag":               {Sweep{At: 11, Kind: ByTag, What: "x"}, "host/a", tagged("xx"), false, durations.Forever},
+		"a kind of a later version": {Sweep{At: 11, Kind: "moon"}, "host/a", tagged(), true, durations.Forever},
+		"softly":                    {Sweep{At: 11, Kind: ByTag, What: "x", Soft: true}, "host/a", tagged("x"), false, heard},
+		"softly, a signpost":        {Sweep{At: 11, Kind: ByKey, What: "host/a", Soft: true}, "host/a", signpost, false, durations.Forever},
+		"hard, a signpost":          {Sweep{At: 11, Kind: ByKey, What: "host/a"}, "host/a", signpost, true, durations.Forever},
+		"before its load":           {Sweep{At: 10, Kind: ByKey, What: "host/a"}, "host/a", tagged(), false, durations.Forever},
 	} {
 		test.sweep.Heard = heard
-		l := &Log{Since: 1, Sweeps: []Sweep{test.sweep}, epoch: 11}
+		l := &Log{Since: 1, Sweeps: []Sweep{test.sweep}, At: 11}
 		if gone, stale := l.Against(test.key, 10, test.traits); gone != test.gone || stale != test.stale {
 			t.Errorf("%s: gone %t, stale from %v; want %t, %v", name, gone, stale, test.gone, test.stale)
 		}
 	}
-	forgotten := &Log{Since: 11, epoch: 20}
+	forgotten := &Log{Since: 11, At: 20}
 	for position, want := range map[uint64]bool{10: true, 11: false, 20: false} {
 		if gone, _ := forgotten.Against("host/a", position, tagged()); gone != want {
 			t.Errorf("a log that has forgotten all up to 11, and a load at %d: gone %t, want %t", position, gone, want)
@@ -71,8 +71,8 @@ func TestLog_Bounds(t *testing.T) {
 	for i := range 2 * MaxSweeps {
 		l = l.and(uint64(i+2), []Sweep{{Kind: ByTag, What: Exact(fmt.Sprint(i))}})
 	}
-	if n := len(l.Sweeps); n != MaxSweeps || l.Since != l.Sweeps[0].Epoch-1 {
-		t.Errorf("%d sweeps since %d, the first of epoch %d", n, l.Since, l.Sweeps[0].Epoch)
+	if n := len(l.Sweeps); n != MaxSweeps || l.Since != l.Sweeps[0].At-1 {
+		t.Errorf("%d sweeps since %d, the first at %d", n, l.Since, l.Sweeps[0].At)
 	}
 	if again := l.and(5000, []Sweep{{Kind: ByTag, What: "999"}}); len(again.Sweeps) != MaxSweeps || again.Since != l.Since {
 		t.Errorf("a repeated sweep takes room: %d sweeps since %d, before %d", len(again.Sweeps), again.Since, l.Since)
@@ -102,7 +102,7 @@ func TestLog_Entry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, ok := decode(driver.Entry{Kind: driver.KindValue, Value: data, Epoch: 9})
+	got, ok := decode(driver.Entry{Kind: driver.KindValue, Value: data})
 	if !ok || fmt.Sprint(got) != fmt.Sprint(l) {
 		t.Errorf("%v, %t; want %v", got, ok, l)
 	}
@@ -115,8 +115,8 @@ func TestLog_Entry(t *testing.T) {
 
 // A sweep keeps the instant at which the process first heard of it.
 func TestLog_Hear(t *testing.T) {
-	known := &Log{Sweeps: []Sweep{{Epoch: 5, Heard: time.Second}}}
-	next := &Log{Sweeps: []Sweep{{Epoch: 5}, {Epoch: 6}}, epoch: 6}
+	known := &Log{Sweeps: []Sweep{{At: 5, Heard: time.Second}}}
+	next := &Log{Sweeps: []Sweep{{At: 5}, {At: 6}}, At: 6}
 	next.hear(known, time.Minute)
 	if next.Sweeps[0].Heard != time.Second || next.Sweeps[1].Heard != time.Minute || next.HeardSince(2*time.Second) != 1 {
 		t.Errorf("%+v", next.Sweeps)

@@ -112,6 +112,7 @@ func (r *Replica) read(ctx context.Context, budget *gate.Budget) (driver.Entry, 
 type Turn struct {
 	replica *Replica
 	asked   durations.Instant
+	known   uint64 // the replica's position at asked
 	over    bool
 }
 
@@ -136,7 +137,7 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	case <-ctx.Done():
 		return nil
 	}
-	turn := &Turn{replica: r, asked: r.Now()}
+	turn := &Turn{replica: r, asked: r.Now(), known: r.Log().Position()}
 	switch silent := durations.Instant(r.silent.Load()); {
 	case silent > 0 && (silent > began || !old()):
 		// The caller has waited out the store's silence. A second read would last as long for the next.
@@ -159,7 +160,8 @@ func (t *Turn) End() {
 // Over reports whether the turn was given back.
 func (t *Turn) Over() bool { return t.over }
 
-// Took takes the store's answer in and ends the turn. If the store has no log, Took begins one.
+// Took takes the store's answer in and ends the turn. If the store has no log, or has lost the log that the replica
+// knows, Took begins one.
 func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry, err error) {
 	r := t.replica
 	var told []error
@@ -171,9 +173,9 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 	}()
 	tell := func(err error) { told = append(told, err) }
 	switch {
-	case err == nil:
+	case err == nil && logOf(entry).At >= t.known:
 		r.Learn(entry)
-	case errors.Is(err, driver.ErrNotFound), errors.Is(err, driver.ErrCorrupt):
+	case err == nil, errors.Is(err, driver.ErrNotFound), errors.Is(err, driver.ErrCorrupt):
 		if err = r.begin(ctx, budget, tell); !errors.Is(err, driver.ErrFenced) {
 			break
 		}
@@ -195,12 +197,15 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 }
 
 // Learn takes in the log of a store's entry.
-func (r *Replica) Learn(entry driver.Entry) {
+func (r *Replica) Learn(entry driver.Entry) { r.apply(logOf(entry)) }
+
+// logOf returns the log of a store's entry. An entry with other content counts as a log of unknown sweeps.
+func logOf(entry driver.Entry) *Log {
 	l, ok := decode(entry)
 	if !ok {
-		l = &Log{Since: entry.Epoch, epoch: entry.Epoch}
+		l = &Log{Since: entry.Epoch, At: entry.Epoch}
 	}
-	r.apply(l)
+	return l
 }
 
 // apply makes l the replica's log. Two callers may bring the same log: the process's own sweep and
@@ -214,15 +219,15 @@ func (r *Replica) apply(l *Log) {
 // adopt is apply for a caller that holds applying.
 func (r *Replica) adopt(l *Log) {
 	known := r.log.Load()
-	if known != nil && known.epoch >= l.epoch {
+	if known != nil && known.At >= l.At {
 		return
 	}
 	l.hear(known, r.Now())
 	r.Take(known, l, func() { r.log.Store(l) })
 }
 
-// Append adds sweeps to a log without a store. epoch returns an epoch above the positions of all loads.
-func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
+// Append adds sweeps to a log without a store. next returns a position above the positions of all loads.
+func (r *Replica) Append(next func() uint64, sweeps []Sweep) {
 	// The lock is held from the reading of the log on: two sweeps on one log would lose one.
 	r.applying.Lock()
 	defer r.applying.Unlock()
@@ -230,7 +235,7 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 	if l == nil {
 		l = &Log{}
 	}
-	r.adopt(l.and(epoch(), sweeps))
+	r.adopt(l.and(next(), sweeps))
 }
 
 // begin writes a log if there is none. With a log before the first load, the first sweep separates the loads
@@ -321,9 +326,12 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 	}
 }
 
-// commit writes the store's log with more sweeps; without more, only if there is no log.
+// commit writes the store's log with more sweeps; without more, only if there is no log. A log before the one that
+// the replica knows is none: the store has lost its data, and with it sweeps of other processes. A claim reads no
+// lagging copy of the store.
 func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
 	var epoch uint64
+	known := r.Log().Position() // before the claim: a later log is not lost
 	entry, err := gate.Ask(ctx, r.Writes, Key, budget, func(ctx context.Context) (entry driver.Entry, err error) {
 		entry, epoch, err = r.Store.Claim(ctx, r.Name)
 		return entry, err
@@ -332,13 +340,14 @@ func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep)
 		return nil, err
 	}
 	l, ok := decode(entry)
+	at := max(epoch, l.At+1, known+1)
 	switch {
-	case !ok:
-		l = &Log{Since: epoch}
+	case !ok, l.At < known:
+		l = &Log{Since: at}
 	case len(more) == 0:
 		return l, nil // another process has begun the log
 	}
-	l = l.and(epoch, more)
+	l = l.and(at, more)
 	value, err := json.Marshal(l)
 	if err != nil {
 		return nil, err
