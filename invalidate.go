@@ -19,7 +19,7 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	if e.Store == nil {
 		return nil
 	}
-	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
+	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), e.invalidation(key))
 	switch {
 	case err == nil:
 		e.pending.drop(key)
@@ -30,14 +30,16 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	return &keyError{"invalidating", key, err}
 }
 
+func (e *engine[V]) invalidation(key string) func(context.Context) error {
+	return func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) }
+}
+
 // writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
 // without the store, and this caller cannot.
 func (e *engine[V]) writeAnyway(ctx context.Context, key string, budget *gate.Budget, write func(context.Context) error) error {
 	err := gate.AskErr(ctx, e.writes, key, budget, write)
 	if errors.Is(err, gate.ErrNotAsked) {
-		_, err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, write(ctx)
-		})
+		err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), write)
 	}
 	if errors.Is(err, ErrUnavailable) {
 		e.count.engineErrors.Add(1)
@@ -96,10 +98,7 @@ func (e *engine[V]) repeatInvalidations(pause time.Duration) {
 		}
 		e.pending.drop(key) // before the call: an unsafe request during the call needs a call after it
 		// Past the gate: the keys of a dead server must not take the turns and the probes of other keys.
-		_, err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
-		})
-		if errors.Is(err, ErrUnavailable) {
+		if err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, e.invalidation(key)); errors.Is(err, ErrUnavailable) {
 			silent++
 			e.invalidateLater(key)
 			continue

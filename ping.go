@@ -33,10 +33,7 @@ func (e *engine[V]) ping(ctx context.Context) error {
 
 // pingBy makes a call, also during the engine's outage. An error of the engine's contract is an answer.
 func (e *engine[V]) pingBy(ctx context.Context, g *gate.Gate, doing string, call func(context.Context) error) error {
-	_, err := gate.AskAnyway(ctx, g, probeKey, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, call(ctx)
-	})
-	if errors.Is(err, ErrUnavailable) {
+	if err := gate.AskAnyway(ctx, g, probeKey, e.EngineTimeout, call); errors.Is(err, ErrUnavailable) {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return nil

@@ -336,9 +336,10 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 
 // AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It
 // takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
-func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
-	v, _, err = askWithin(ctx, g, key, newPatience(ctx, limit, nil), call, func(error) {})
-	return v, err
+func AskAnyway(ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) error) error {
+	only := func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) }
+	_, _, err := askWithin(ctx, g, key, newPatience(ctx, limit, nil), only, func(error) {})
+	return err
 }
 
 // askFrom makes a call when the call's turn has come in queue.

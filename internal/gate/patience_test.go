@@ -79,17 +79,17 @@ func TestPatience_Stopped(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("GATE_STOPPED") != "" {
 		io.WriteString(os.Stdout, "asking\n")
-		_, err := AskAnyway(t.Context(), New(timeout, func(_, _ State) {}), "k", timeout/2, func(ctx context.Context) (string, error) {
-			answer := make(chan string)
+		err := AskAnyway(t.Context(), New(timeout, func(_, _ State) {}), "k", timeout/2, func(ctx context.Context) error {
+			answer := make(chan struct{})
 			go func() {
-				line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
-				answer <- line
+				bufio.NewReader(os.Stdin).ReadString('\n')
+				close(answer)
 			}()
 			select {
-			case line := <-answer:
-				return line, nil
+			case <-answer:
+				return nil
 			case <-ctx.Done():
-				return "", ctx.Err()
+				return ctx.Err()
 			}
 		})
 		if err != nil {
