@@ -50,8 +50,7 @@ type caller[V any] struct {
 type joining[V any] struct {
 	flight    *flight[V] // nil before joining
 	looked    bool       // the waiter has looked at flight
-	joined    bool       // flight.callers counts the waiter
-	counted   bool       // flight.herd, which only observers need, counts the waiter
+	joined    bool       // flight.callers, or after the answer answer.live, counts the waiter, and so does flight.herd
 	collapsed bool       // another call began flight
 	inChain   bool       // flight.askers has load
 }
@@ -115,7 +114,6 @@ func (c *waiter[V]) joinCallers(f *flight[V]) {
 	c.flight, c.looked, c.joined = f, false, true
 	if f.herd != nil {
 		f.herd.Join()
-		c.counted = true
 	}
 }
 

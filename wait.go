@@ -61,7 +61,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	if !c.looked {
 		c.looked = true
 		c.tally()
-		if c.counted && c.collapsed {
+		if c.collapsed && c.flight.herd != nil {
 			c.flight.herd.Introduce(c.ctx)
 		}
 	}
@@ -73,7 +73,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	if is != flightLanded {
 		c.budget = c.flight.budget
 	}
-	if c.counted && is == gotAnswer {
+	if c.joined && is == gotAnswer && c.flight.herd != nil {
 		c.flight.herd.Answered(c.began, c.engine.clock.Now())
 	}
 	c.leave()
@@ -114,14 +114,14 @@ func (c *waiter[V]) work(do func()) {
 
 func (c *waiter[V]) leave() {
 	c.stopAsking()
-	if c.joined {
-		c.joined = false
+	if !c.joined {
+		return
+	}
+	c.joined = false
+	if c.answer.live == nil { // otherwise answer.live counts the call from now on
 		c.flight.leave()
 	}
-	if c.counted {
-		c.counted = false
-		c.flight.gone()
-	}
+	c.flight.gone()
 }
 
 func (c *waiter[V]) stopAsking() {
@@ -162,7 +162,6 @@ func (c *waiter[V]) becomeReader(state *flightState[V]) bool {
 		if !c.joined {
 			f.callers.joined() // the call had given up on this value before
 		}
-		c.joined = false // answer.live counts the call from now on
 		c.stopAsking()
 		return true
 	}
