@@ -54,8 +54,8 @@ func (e *engine[V]) access(key string, budget *gate.Budget) *access[V] {
 }
 
 func (a *access[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
-	d := &draft[V]{access: a, witness: a.engine.beginWitness(a.key)}
-	d.position = d.witness.position
+	d := &draft[V]{access: a, position: a.engine.sweeps.Log().Position()}
+	d.witness = a.engine.beginWitness(a.key)
 	d.present, d.began = a.engine.near.Get(a.key)
 	if !a.storeDown {
 		there, d.epoch = a.claimEpoch(ctx)

@@ -20,38 +20,39 @@ const maxVoid = 5
 var errRival = errors.New("bellwether: another process's value was committed first")
 
 // claim takes an epoch and reads the key again, in one request. A holder may have committed and released just
-// before this flight's election: its value then ends the flight, without a second load.
-func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+// before this flight's election: its value then ends the flight, without a second load. It reports whether the
+// flight has ended.
+func (r *run[V]) claim(ctx context.Context) bool {
 	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
-		r.standing.ballot = nil
-		return b.epoch, false
+		r.standing.ballot, r.leading.epoch = nil, b.epoch
+		return false
 	}
 	asked := r.engine.clock.Now()
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked
 	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
 	outdated := r.renewLook()
 	var entry driver.Entry
-	if !r.storeDown {
-		entry, epoch = r.claimEpoch(ctx)
-		r.storeDown = epoch == 0
+	if r.leading.epoch = 0; !r.storeDown {
+		entry, r.leading.epoch = r.claimEpoch(ctx)
+		r.storeDown = r.leading.epoch == 0
 	}
-	if epoch == 0 || r.engine.Store == nil {
+	if r.storeDown || r.engine.Store == nil {
 		if outdated {
 			r.present = nil
 		}
-		return epoch, false
+		return false
 	}
 	known, _ := r.engine.near.Get(r.key)
-	ended = r.considerReply(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
+	ended := r.considerReply(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
 	if !ended && r.present == nil {
 		r.endOffer() // invalidated since the look
 	}
-	return epoch, ended
+	return ended
 }
 
 // build loads the value, under the lease if any, and calls finish with the result. It gives up when
 // another process's commit closes rival. It reports whether the flight has ended.
-func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
+func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(context.Context, loaded[V]) bool) (ended bool) {
 	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
@@ -59,7 +60,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	keeping, stopKeeping := context.WithCancel(ctx)
 	defer stopKeeping()
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
-	result, lost := r.startLoad(loading, keeping, abort, epoch)
+	result, lost := r.startLoad(loading, keeping, abort)
 	if result == nil {
 		r.leading.voids++
 		return false
@@ -76,7 +77,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			}
 			r.noteReturn()
 			abort(nil) // the keeper goes on through the commit
-			return finish(ctx, l, epoch)
+			return finish(ctx, l)
 		case <-rival:
 			rival = nil
 			if r.cancelUnlessPublished(errRival) {
@@ -96,16 +97,19 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 				continue // the load ended in time
 			}
 			r.noteReturn()
-			return finish(ctx, loaded[V]{err: context.Cause(limited), ended: r.engine.clock.Now()}, epoch)
+			return finish(ctx, loaded[V]{err: context.Cause(limited), ended: r.engine.clock.Now()})
 		}
 	}
 }
 
 // startLoad starts the load and the lease's keeper. result is nil if the
 // key was invalidated since the claim, or the cache is closed.
-func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
+func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc) (result <-chan loaded[V], lost chan struct{}) {
 	e, lease := r.engine, r.leading.lease
-	a := &attempt[V]{flight: r.flight, abort: abort, last: r.leading.voids+1 >= maxVoid, storeDown: r.storeDown, asked: r.looking.asked, heldUntil: forever}
+	a := &attempt[V]{
+		flight: r.flight, epoch: r.leading.epoch, abort: abort, last: r.leading.voids+1 >= maxVoid,
+		storeDown: r.storeDown, asked: r.looking.asked, heldUntil: forever,
+	}
 	var term leases.Term
 	if lease != nil {
 		// An Elector's request, and an election before the claim, asked for a length without the present
@@ -113,11 +117,11 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
 		a.heldUntil = term.End()
 	}
-	if !r.beginLoading(epoch, a) {
+	if !r.beginLoading(a) {
 		return nil, nil
 	}
 	if lease != nil {
-		e.trips.Note(r.leading.loadBegan - r.standing.asked)
+		e.trips.Note(a.loadBegan - r.standing.asked)
 		lost = make(chan struct{})
 		e.running.Go(func() { r.keepLease(keeping, loading, a, lease, term, lost) })
 	}
@@ -130,20 +134,19 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 
 // beginLoading makes a the load under way, unless the key was invalidated since the last look or the
 // cache is closed: Close may have ended the flight that had the slot before.
-func (r *run[V]) beginLoading(epoch uint64, a *attempt[V]) bool {
-	f := r.flight
+func (r *run[V]) beginLoading(a *attempt[V]) bool {
+	f, e := r.flight, r.engine
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if f.outdated() && !a.last || f.engine.open.Err() != nil {
+	if f.outdated() && !a.last || e.open.Err() != nil {
 		return false
 	}
 	if f.outdated() {
 		r.present = nil // the item is from before the invalidation, unlike the load's value
 	}
-	r.present = f.engine.afterSweeps(f.key, r.present) // sweeps while the flight queued
-	r.leading.loadBegan = f.engine.clock.Now() + 1
-	f.witness.epoch, f.witness.repeats, f.witness.position = epoch, false, f.engine.sweeps.Log().Position()
-	a.present, a.loadBegan, a.position = r.present, r.leading.loadBegan, f.witness.position
+	r.present = e.afterSweeps(f.key, r.present) // sweeps while the flight queued
+	a.present, a.loadBegan, a.position = r.present, e.clock.Now()+1, e.sweeps.Log().Position()
+	r.latest, f.witness.epoch, f.witness.repeats = a, a.epoch, false
 	f.current, f.goesOn = a, true
 	return true
 }

@@ -15,19 +15,18 @@ import (
 
 // finish commits the load's result and ends the flight with the result. It returns false if the store,
 // or an invalidation here, is later. No caller gets the result then, and the flight looks again.
-func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
+func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	e := r.engine
-	now := l.ended // a hedge has asked the store since
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
 	if nothing, ok := l.err.(*fault.NoResult); ok {
-		return r.finishNothing(ctx, nothing, epoch, l.took)
+		return r.finishNothing(ctx, nothing, l.took)
 	}
 	switch {
 	case l.err == nil || fault.NotFound(l.err):
-		return r.finishFound(ctx, now, l, epoch)
+		return r.finishFound(ctx, l)
 	case ctx.Err() != nil:
 		r.loaded = false // Close ended the load: not a failure of the load
 		r.end(context.Cause(ctx))
@@ -41,7 +40,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		return true
 	}
 	heard := r.callers.n.Load() > 0 || r.streaming()
-	if !r.finishFailed(ctx, now, l.err, epoch) {
+	if !r.finishFailed(ctx, l) {
 		return false
 	}
 	if !heard || r.state.Load().masksFailure(e.clock.Now()) {
@@ -51,7 +50,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, epoch uint64, took time.Duration) bool {
+func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, took time.Duration) bool {
 	e := r.engine
 	if nothing.Err != nil {
 		e.count.loadFailures.Add(1)
@@ -64,18 +63,18 @@ func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, epo
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
 	if nothing.Failed && (r.present == nil || !r.present.Held) {
-		r.waiveElections(ctx, epoch, took)
+		r.waiveElections(ctx, took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
 	return true
 }
 
-func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
-	e := r.engine
+func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
+	e, a, now := r.engine, r.latest, l.ended // a hedge has asked the store since
 	// The position is the load's, so that the sweeps during the load count.
 	it := &items.Item[V]{
-		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, LoadBegan: r.leading.loadBegan, Position: r.witness.position,
-		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
+		Kind: driver.KindNotFound, Epoch: a.epoch, Build: l.took, LoadBegan: a.loadBegan, Position: a.position,
+		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, a.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
 	}
 	succeeded := true
 	if l.err == nil {
@@ -106,13 +105,13 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	// The value is only for callers that asked before the load: each cause of a refusal came after them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
-	r.give(&given, r.leading.loadBegan-1)
+	r.give(&given, a.loadBegan-1)
 	return true
 }
 
 // finishFailed is finish for a failed load. The failure is committed beside the present item, and
 // answers in every process until the next try is due.
-func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
+func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 	if ctx.Err() != nil {
 		r.end(context.Cause(ctx)) // Close, or desertion of a queueing flight, is no failure
 		return true
@@ -120,10 +119,10 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// The end of a context says nothing about the origin: remembered, one caller's impatience would
 	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
 	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
-	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
-	told := remembered || errors.Is(err, context.DeadlineExceeded)
+	remembered := !fault.Says(l.err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
+	told := remembered || errors.Is(l.err, context.DeadlineExceeded)
 	switch {
-	case told && r.finishTold(ctx, now, err, remembered, epoch), !told && r.finishUntold(ctx, now, err, epoch):
+	case told && r.finishTold(ctx, l, remembered), !told && r.finishUntold(ctx, l):
 		return true
 	case r.streaming():
 		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
@@ -132,13 +131,13 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if r.leading.voids++; r.leading.voids < maxVoid {
 		return false
 	}
-	r.giveFailure(err, r.leading.loadBegan-1) // as in finishFound
+	r.giveFailure(l.err, r.latest.loadBegan-1) // as in finishFound
 	return true
 }
 
 // finishTold is finishFailed for a failure told to other processes. It returns false for a void load.
-func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembered bool, epoch uint64) bool {
-	it, written := r.commitFailure(ctx, now, err, remembered, epoch)
+func (r *run[V]) finishTold(ctx context.Context, l loaded[V], remembered bool) bool {
+	it, written := r.commitFailure(ctx, l, remembered)
 	if it == nil {
 		return true
 	}
@@ -152,7 +151,7 @@ func (r *run[V]) finishTold(ctx context.Context, now instant, err error, remembe
 
 // commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
 // or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
-func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, remembered bool, epoch uint64) (*items.Item[V], commitOutcome) {
+func (r *run[V]) commitFailure(ctx context.Context, l loaded[V], remembered bool) (*items.Item[V], commitOutcome) {
 	for again := false; ; again = true {
 		r.repeat()
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
@@ -167,11 +166,11 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 				r.present = present // a silent store cannot take the stale value away
 			}
 		}
-		it := r.failureOf(now, err, remembered)
-		it.Epoch, it.Beside = epoch, false
+		it := r.failureOf(l, remembered)
+		it.Epoch, it.Beside = r.latest.epoch, false
 		switch {
 		case r.repeat(), // settle refuses the item
-			epoch == 0: // the store did not answer the claim, and answers now
+			it.Epoch == 0: // the store did not answer the claim, and answers now
 			return it, commitNotTaken
 		case again: // a store that has only forgotten the value gets the value
 			return it, r.commit(ctx, it)
@@ -187,30 +186,27 @@ func (r *run[V]) commitFailure(ctx context.Context, now instant, err error, reme
 }
 
 // finishUntold is finishFailed for a failure told to no other process. It returns false for a void load.
-func (r *run[V]) finishUntold(ctx context.Context, now instant, err error, epoch uint64) bool {
-	l := r.current // before lookAnew, which sets current to nil
+func (r *run[V]) finishUntold(ctx context.Context, l loaded[V]) bool {
 	// The answering stale item may have been invalidated during the load, and no commit checks that.
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
-	it := r.failureOf(now, err, false)
-	switch {
-	case r.storeDown:
+	it := r.failureOf(l, false)
+	if r.storeDown {
 		r.keepBeside(it)
-	case l != nil: // a load has failed, and not the wait for a slot
-		it.TrustedUntil = r.trustedUntold(ctx, l.asked, epoch)
-		return r.settleFor(it, max(it.TrustedUntil, r.leading.loadBegan)) // callers that asked before the load get the failure
+		return r.settle(it)
 	}
-	return r.settle(it)
+	it.TrustedUntil = r.trustedUntold(ctx)
+	return r.settleFor(it, max(it.TrustedUntil, r.latest.loadBegan)) // callers that asked before the load get the failure
 }
 
 // trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was
 // invalidated elsewhere after the claim. So the trust counts from the claim, or from now if a Fencer knows of nothing
 // later, or is silent: its silence cannot void the failure.
-func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
-	e := r.engine
-	if e.fencer != nil && epoch != 0 {
-		if now := e.clock.Now(); !r.askFenced(ctx, r.budget, epoch) {
+func (r *run[V]) trustedUntold(ctx context.Context) instant {
+	e, asked := r.engine, r.latest.asked
+	if e.fencer != nil && r.latest.epoch != 0 {
+		if now := e.clock.Now(); !r.askFenced(ctx, r.budget, r.latest.epoch) {
 			asked = now
 		}
 	}
@@ -219,15 +215,15 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 
 // failureOf returns the item of a failure. Beside a present item the failure keeps the item's position,
 // so that later sweeps count against the item.
-func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
-	e := r.engine
-	it := &items.Item[V]{Position: r.witness.position}
+func (r *run[V]) failureOf(l loaded[V], remembered bool) *items.Item[V] {
+	e, now := r.engine, l.ended
+	it := &items.Item[V]{Position: r.latest.position}
 	it.Born = now
 	if r.present != nil {
 		it = r.present.Unweighed()
 	}
 	pause := e.ErrorTTL
-	advice, advised := errors.AsType[fault.RetryAdvice](err)
+	advice, advised := errors.AsType[fault.RetryAdvice](l.err)
 	if advised {
 		pause = advice.RetryAfter()
 	}
@@ -240,7 +236,7 @@ func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[
 		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
 	}
 	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
-	it.Err, it.TrustedUntil, it.LoadBegan = err, e.trustedUntil(now), r.leading.loadBegan
+	it.Err, it.TrustedUntil, it.LoadBegan = l.err, e.trustedUntil(now), r.latest.loadBegan
 	if !it.Stale(now) && now >= it.KeepUntil {
 		var zero V
 		it.Held, it.Kind, it.Value = false, driver.KindNone, zero

@@ -53,18 +53,18 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		return false
 	}
 	r.waiting.hedge.lease = lease
-	epoch, ended := r.claim(ctx)
-	if ended || epoch == 0 || r.looking.unshared != 0 || ctx.Err() != nil {
+	ended := r.claim(ctx)
+	if ended || r.leading.epoch == 0 || r.looking.unshared != 0 || ctx.Err() != nil {
 		e.hedges.Earn(1)
 		return ended
 	}
 	e.count.hedges.Add(1)
 	watching, end := context.WithCancel(ctx)
 	defer end()
-	return r.build(ctx, epoch, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
+	return r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
 }
 
-func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) bool {
+func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {
 	if l.err != nil && !fault.NotFound(l.err) {
 		if ctx.Err() == nil { // otherwise Close ended the load
 			r.engine.count.loadFailures.Add(1)
@@ -75,7 +75,7 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) boo
 	if r.overtaken(ctx, r.waiting.known) {
 		return false // the flight's next look finds the value
 	}
-	return r.finish(ctx, l, epoch)
+	return r.finish(ctx, l)
 }
 
 // freeHedge releases the hedge's lease after Close, or a result that ends the holder's rebuild.

@@ -20,37 +20,37 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		}
 	}()
 
-	epoch, ended := r.claim(ctx)
-	if ended {
+	if r.claim(ctx) {
 		return outcomeAnswered
 	}
 	if ctx.Err() != nil || r.looking.unshared != 0 {
 		return outcomeOutdated
 	}
-	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
+	if r.leading.epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
-	if r.degraded(epoch) {
+	if r.degraded() {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
 	if e.Hedge > 0 && r.leading.lease != nil {
 		watching, end := context.WithCancel(ctx)
 		defer end()
-		rival = r.rival(watching, epoch, e.clock.Now())
+		rival = r.rival(watching, r.leading.epoch, e.clock.Now())
 	}
 	e.hedges.Earn(e.HedgeShare)
-	return ending(r.build(ctx, epoch, rival, r.finish))
+	return ending(r.build(ctx, rival, r.finish))
 }
 
 // degraded reports whether the load begins without an engine's answer.
-func (r *run[V]) degraded(epoch uint64) bool {
-	return epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !r.standing.waived
+func (r *run[V]) degraded() bool {
+	return r.leading.epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !r.standing.waived
 }
 
 // loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.
 func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
 	defer r.freeSlot() // build may return before the load takes the slot
-	return ending(r.build(ctx, r.looking.unshared, nil, r.finish))
+	r.leading.epoch = r.looking.unshared
+	return ending(r.build(ctx, nil, r.finish))
 }

@@ -30,10 +30,11 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-// An attempt is one load of a flight. Only heldUntil changes after beginLoading: the flight may give the load up,
-// and change.
+// An attempt is one load of a flight, or its refusal, see finishOverloaded. Only heldUntil changes after
+// beginLoading: the flight may give the load up, and change.
 type attempt[V any] struct {
 	*flight[V]
+	epoch     uint64                  // claimed for the load; 0: none
 	present   *items.Item[V]          // run.present
 	loadBegan instant                 // items.Item.LoadBegan
 	position  uint64                  // items.Item.Position

@@ -40,8 +40,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	if e.Store != nil && !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
-			epoch := f.witness.epoch
-			e.running.Go(func() { f.confirmStream(ctx, a.asked, it, epoch) })
+			e.running.Go(func() { f.confirmStream(ctx, a.asked, it, a.epoch) })
 		}
 	}
 	f.change(func(s *flightState[V]) {
@@ -55,7 +54,6 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	f, e := a.flight, a.engine
 	f.shard.mu.Lock()
-	epoch := f.witness.epoch
 	skip := f.current != a || ctx.Err() != nil || a.storeDown
 	late := e.clock.Now() >= a.heldUntil
 	f.shard.mu.Unlock()
@@ -67,5 +65,5 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
 	// By this process's clock the lease is over: the process was paused, or the locker. Another process
 	// may have the lease and a value, and the renewal that would tell may be as late as this load.
-	return late && f.askFenced(ctx, budget, epoch)
+	return late && f.askFenced(ctx, budget, a.epoch)
 }

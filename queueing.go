@@ -60,14 +60,10 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 }
 
 // finishOverloaded ends the flight with ErrOverloaded. The failure has the log's present position, so no
-// earlier sweep counts against the failure. leading.loadBegan is just after now, so that the failure
-// answers every call: a call that refused the failure would begin flight after flight.
+// earlier sweep counts against the failure. loadBegan is just after now, so that the failure answers every
+// call: a call that refused the failure would begin flight after flight.
 func (r *run[V]) finishOverloaded(ctx context.Context) bool {
-	e := r.engine
-	r.shard.mu.Lock()
-	r.witness.position = e.sweeps.Log().Position()
-	r.shard.mu.Unlock()
-	now := e.clock.Now()
-	r.leading.loadBegan = now + 1
-	return r.finishFailed(ctx, now, ErrOverloaded, 0)
+	now := r.engine.clock.Now()
+	r.latest = &attempt[V]{loadBegan: now + 1, asked: now, position: r.engine.sweeps.Log().Position()}
+	return r.finishFailed(ctx, loaded[V]{err: ErrOverloaded, ended: now})
 }

@@ -17,6 +17,7 @@ type run[V any] struct {
 	// present is the key's latest known item. It is served if the load fails, and counts the failures. A
 	// load has attempt.present.
 	present *items.Item[V]
+	latest  *attempt[V] // the flight's latest load, nil before the first
 	// storeDown is true if the last look or claim had no answer. The flight then goes on without
 	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
@@ -92,12 +93,12 @@ type hedgeState struct {
 }
 
 type leadingState struct {
-	lease     driver.Lease // the flight's lease, nil without one
-	loadBegan instant      // items.Item.LoadBegan for the latest load, or for its refusal, see finishOverloaded
-	again     bool         // the flight has led before, in vain
-	fenced    bool         // the store refused the last commit
-	losses    int          // leases lost
-	voids     int          // loads that came to nothing, see maxVoid
+	lease  driver.Lease // the flight's lease, nil without one
+	epoch  uint64       // of the last claim; 0: it had no answer
+	again  bool         // the flight has led before, in vain
+	fenced bool         // the store refused the last commit
+	losses int          // leases lost
+	voids  int          // loads that came to nothing, see maxVoid
 }
 
 type rebuildOutcome uint8

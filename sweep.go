@@ -65,7 +65,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	it := published
 	if it == nil {
 		// Only a prefix counts now. The tags come with the value: publish and settleFor check them.
-		it = &items.Item[V]{Position: f.witness.position}
+		it = &items.Item[V]{Position: f.current.position}
 	}
 	gone, stale := e.against(l, key, it)
 	if !gone && stale == forever {

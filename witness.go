@@ -18,7 +18,6 @@ type witness[V any] struct {
 	epoch      uint64 // the work's epoch: earlier invalidations and Sets do not count; 0: all count
 	repeats    bool   // the work commits the present value once more: Sets count whatever their epoch
 	voided     uint64 // the latest epoch of the key's invalidations and Sets since the work began
-	position   uint64 // the log's position when the work began, see items.Item
 }
 
 // addWitness adds a witness for a key. s is locked.
@@ -48,7 +47,7 @@ func (s *shard[V]) removeWitness(key string, w *witness[V]) bool {
 
 // beginWitness returns a witness for a value without a flight. End it with endWitness.
 func (e *engine[V]) beginWitness(key string) *witness[V] {
-	w, s := &witness[V]{position: e.sweeps.Log().Position()}, e.shards.of(key)
+	w, s := &witness[V]{}, e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.addWitness(key, w)
