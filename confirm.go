@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -63,14 +64,11 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 
 // confirmOffers confirms the flight's offers until there is none. A waiting flight's looks confirm them earlier.
 func (f *flight[V]) confirmOffers() {
-	returned := false
-	defer func() {
-		if !returned { // a Goexit of the adapter
+	fault.Run(func() error { f.confirmWhileOffered(); return nil }, func(err error) {
+		if err == ErrGoexit { // of the adapter
 			f.engine.running.Go(f.confirmOffers)
 		}
-	}()
-	f.confirmWhileOffered()
-	returned = true
+	})
 }
 
 func (f *flight[V]) confirmWhileOffered() {
@@ -87,12 +85,14 @@ func (f *flight[V]) confirmWhileOffered() {
 		}
 		select {
 		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-			asked = e.clock.Now()
-			latest = f.confirmOffer(offered)
+		case <-f.offerDoubts:
 		case <-news: // there may be another offer, or none
+			continue
 		case <-f.ctx.Done():
 			return
 		}
+		asked = e.clock.Now()
+		latest = f.confirmOffer(offered)
 	}
 }
 
@@ -129,40 +129,11 @@ func (f *flight[V]) confirmOffer(offered *items.Item[V]) *items.Item[V] {
 	return &confirmed
 }
 
-// doubt makes the flight ask the store again, for a later call. It does nothing with the near tier on.
-func (f *flight[V]) doubt() {
+// doubt makes a confirmer ask the store again, for a later call. It does nothing with the near tier on.
+func doubt(doubts chan<- struct{}) {
 	select {
-	case f.doubts <- struct{}{}:
+	case doubts <- struct{}{}:
 	default: // the store will be asked anyway, for all calls
-	}
-}
-
-// doubtValue is doubt for the value that the load still writes. Without a Fencer the store has no new
-// answer. Any answer would wake all waiting calls, and each would doubt again.
-func (f *flight[V]) doubtValue() {
-	if f.engine.fencer != nil {
-		f.doubt()
-	}
-}
-
-// answerDoubts asks the store after each doubt, until the flight ends or the store can say nothing later.
-func (f *flight[V]) answerDoubts() {
-	for {
-		select {
-		case <-f.doubts:
-		case <-f.ctx.Done():
-			return
-		}
-		if offered := f.state.Load().offered; offered != nil {
-			f.confirmOffer(offered)
-		}
-		f.shard.mu.Lock()
-		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
-		vouches := published != nil && l != nil && !l.storeDown
-		f.shard.mu.Unlock()
-		if f.engine.fencer != nil && vouches && !f.confirmPublished(f.ctx, published, epoch) {
-			return
-		}
 	}
 }
 
@@ -182,10 +153,11 @@ func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch ui
 // confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
 // show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
 // against the value, after ctx's end, and once the flight shows no such value.
-func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epoch uint64) bool {
-	e, budget := f.engine, f.engine.confirmation(ctx)
+func (a *attempt[V]) confirmPublished(ctx context.Context, it *items.Item[V]) bool {
+	f, e := a.flight, a.engine
+	budget := e.confirmation(ctx)
 	asked := e.clock.Now()
-	fenced := f.askFenced(ctx, budget, epoch)
+	fenced := f.askFenced(ctx, budget, a.epoch)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
@@ -203,17 +175,18 @@ func (f *flight[V]) confirmPublished(ctx context.Context, it *items.Item[V], epo
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
 
-// confirmStream calls confirmPublished until it returns false or ctx ends. asked is when the store was last asked.
-func (f *flight[V]) confirmStream(ctx context.Context, asked instant, it *items.Item[V], epoch uint64) {
-	e := f.engine
+// confirmStream calls confirmPublished until it returns false or ctx, the load's, ends.
+func (a *attempt[V]) confirmStream(ctx context.Context, it *items.Item[V]) {
+	e, asked := a.engine, a.asked
 	for {
 		select {
 		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
+		case <-a.streamDoubts:
 		case <-ctx.Done():
 			return
 		}
 		asked = e.clock.Now()
-		if !f.confirmPublished(ctx, it, epoch) {
+		if !a.confirmPublished(ctx, it) {
 			return
 		}
 	}

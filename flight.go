@@ -37,9 +37,12 @@ type flight[V any] struct {
 	progress[V]
 
 	notices chan timedNotice // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
-	doubts  chan struct{}    // a request for answerDoubts, see doubt; has room for one; nil with the near tier on
 	demand  slots.Demand     // see demanded
 	askers  chain.Flight     // the loads that wait for the flight
+
+	// Requests to confirm the offer and the published value for later calls, see doubt. Each has room for one, and is
+	// nil with the near tier on.
+	offerDoubts, streamDoubts chan struct{}
 }
 
 // A beginning is the call that began a flight. The fields do not change.

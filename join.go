@@ -190,8 +190,8 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 	if e.notified {
 		f.notices = make(chan timedNotice, 1)
 	}
-	if e.eachCall && e.Store != nil {
-		f.doubts = make(chan struct{}, 1)
+	if e.eachCall {
+		f.offerDoubts, f.streamDoubts = make(chan struct{}, 1), make(chan struct{}, 1)
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	return f

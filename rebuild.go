@@ -83,9 +83,6 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 func (f *flight[V]) runToEnd() {
 	stack.Grow()
 	r := &run[V]{flight: f}
-	if f.doubts != nil {
-		f.engine.running.Go(f.answerDoubts)
-	}
 	fault.Run(func() error { return r.rebuild(f.ctx) }, func(err error) { r.endRun(f.ctx, err) })
 }
 

@@ -169,7 +169,7 @@ func (c *waiter[V]) becomeReader(state *flightState[V]) bool {
 	// limit waits until all callers have begun to read, and the call would wait for the end of the body.
 	c.leave()
 	if readable {
-		f.doubtValue()
+		doubt(f.streamDoubts)
 	}
 	return false
 }
@@ -250,7 +250,7 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 		// It is invalidated, perhaps elsewhere, or past its window. The offer may have been confirmed since.
 		it = state.offered
 		if it != nil && it.Stale(now) && !c.trusts(it, now) {
-			c.flight.doubt()
+			doubt(c.flight.offerDoubts)
 			return nil
 		}
 	}
