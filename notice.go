@@ -21,28 +21,23 @@ func (e *engine[V]) listen() {
 		return
 	}
 	e.notified = true
-	e.running.Go(func() {
-		for e.open.Err() == nil {
-			e.listenOnce(notifier)
-			// Notify returned before the close: an error, or a broken adapter.
-			select {
-			case <-time.After(gate.Pause):
-			case <-e.open.Done():
-			}
-		}
-	})
+	e.running.Go(func() { e.listenTo(notifier) })
 }
 
-// listenOnce returns after Notify, also after its panic or Goexit.
-func (e *engine[V]) listenOnce(notifier driver.Notifier) {
-	ended := make(chan struct{})
-	go func() { // a Goexit of the adapter ends only this goroutine
-		defer close(ended)
-		if err := fault.Guard(func() error { notifier.Notify(e.open, e.receive); return nil }); err != nil {
-			e.OnError("", fmt.Errorf("listening to the store: %w", err))
-		}
-	}()
-	<-ended
+func (e *engine[V]) listenTo(notifier driver.Notifier) {
+	defer e.listenAgain(notifier) // also after a Goexit of the adapter
+	if err := fault.Guard(func() error { notifier.Notify(e.open, e.receive); return nil }); err != nil {
+		e.OnError("", fmt.Errorf("listening to the store: %w", err))
+	}
+}
+
+// listenAgain goes on after Notify has returned before the close: with an error, or from a broken adapter.
+func (e *engine[V]) listenAgain(notifier driver.Notifier) {
+	select {
+	case <-time.After(gate.Pause):
+		e.running.Go(func() { e.listenTo(notifier) })
+	case <-e.open.Done():
+	}
 }
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
