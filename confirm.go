@@ -10,9 +10,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is the offer, the stale item at the end of a caller's patience, and the confirmation of offers and streams
-// during a rebuild. Otherwise a key that another process invalidates would be served for as long as its rebuild takes.
-// With the near tier off an item answers only the calls from before the store was asked for it: the store is asked
+// This file is the offer, the stale item at the end of a caller's patience, and its confirmation during a rebuild.
+// Otherwise a key that another process invalidates would be served for as long as its rebuild takes. publish.go has the
+// same for a stream. With the near tier off an item answers only the calls from before the store was asked for it: the store is asked
 // again for later calls, once for all that have come meanwhile, never without a call.
 
 // offer offers callers a stale item, unless the key was invalidated since the last look. An item from the
@@ -150,47 +150,8 @@ func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch ui
 	return err == nil && fenced
 }
 
-// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
-// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
-// against the value, after ctx's end, and once the flight shows no such value.
-func (a *attempt[V]) confirmPublished(ctx context.Context, it *items.Item[V]) bool {
-	f, e := a.flight, a.engine
-	budget := e.confirmation(ctx)
-	asked := e.clock.Now()
-	fenced := f.askFenced(ctx, budget, a.epoch)
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
-		return false
-	}
-	if fenced {
-		f.witness.generation++
-		f.unlist() // no more callers join
-		return false
-	}
-	f.change(func(s *flightState[V]) { s.confirmedBefore = e.trustedUntil(asked) })
-	return true
-}
-
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
-
-// confirmStream calls confirmPublished until it returns false or ctx, the load's, ends.
-func (a *attempt[V]) confirmStream(ctx context.Context, it *items.Item[V]) {
-	e, asked := a.engine, a.asked
-	for {
-		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-		case <-a.streamDoubts:
-		case <-ctx.Done():
-			return
-		}
-		asked = e.clock.Now()
-		if !a.confirmPublished(ctx, it) {
-			return
-		}
-	}
-}
 
 // confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
 // too, and must last until the next confirmation.

@@ -2,9 +2,11 @@ package bellwether
 
 import (
 	"context"
+	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -66,4 +68,43 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	// By this process's clock the lease is over: the process was paused, or the locker. Another process
 	// may have the lease and a value, and the renewal that would tell may be as late as this load.
 	return late && f.askFenced(ctx, budget, a.epoch)
+}
+
+// confirmStream calls confirmPublished until it returns false or ctx, the load's, ends.
+func (a *attempt[V]) confirmStream(ctx context.Context, it *items.Item[V]) {
+	e, asked := a.engine, a.asked
+	for {
+		select {
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
+		case <-a.streamDoubts:
+		case <-ctx.Done():
+			return
+		}
+		asked = e.clock.Now()
+		if !a.confirmPublished(ctx, it) {
+			return
+		}
+	}
+}
+
+// confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
+// show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
+// against the value, after ctx's end, and once the flight shows no such value.
+func (a *attempt[V]) confirmPublished(ctx context.Context, it *items.Item[V]) bool {
+	f, e := a.flight, a.engine
+	budget := e.confirmation(ctx)
+	asked := e.clock.Now()
+	fenced := f.askFenced(ctx, budget, a.epoch)
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
+		return false
+	}
+	if fenced {
+		f.witness.generation++
+		f.unlist() // no more callers join
+		return false
+	}
+	f.change(func(s *flightState[V]) { s.confirmedBefore = e.trustedUntil(asked) })
+	return true
 }
