@@ -60,14 +60,15 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 	keeping, stopKeeping := context.WithCancel(ctx)
 	defer stopKeeping()
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
-	result, lost := r.startLoad(loading, keeping, abort)
-	if result == nil {
+	a := r.startLoad(loading, keeping, abort)
+	if a == nil {
 		r.leading.voids++
 		return false
 	}
+	lost := a.lost
 	for {
 		select {
-		case l := <-result:
+		case l := <-a.result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
 				r.leading.voids++
 				return false
@@ -93,7 +94,7 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 				return false
 			}
 		case <-limited.Done():
-			if len(result) > 0 {
+			if len(a.result) > 0 {
 				continue // the load ended in time
 			}
 			r.noteReturn()
@@ -102,13 +103,13 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 	}
 }
 
-// startLoad starts the load and the lease's keeper. result is nil if the
-// key was invalidated since the claim, or the cache is closed.
-func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc) (result <-chan loaded[V], lost chan struct{}) {
+// startLoad starts the load and the lease's keeper. It returns nil if the key was invalidated since the claim, or
+// the cache is closed.
+func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc) *attempt[V] {
 	e, lease := r.engine, r.leading.lease
 	a := &attempt[V]{
 		flight: r.flight, epoch: r.leading.epoch, abort: abort, last: r.leading.voids+1 >= maxVoid,
-		storeDown: r.storeDown, asked: r.looking.asked, heldUntil: forever,
+		storeDown: r.storeDown, asked: r.looking.asked, heldUntil: forever, lost: make(chan struct{}),
 	}
 	var term leases.Term
 	if lease != nil {
@@ -118,18 +119,17 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 		a.heldUntil = term.End()
 	}
 	if !r.beginLoading(a) {
-		return nil, nil
+		return nil
 	}
 	if lease != nil {
 		e.trips.Note(a.loadBegan - r.standing.asked)
-		lost = make(chan struct{})
-		e.running.Go(func() { r.keepLease(keeping, loading, a, lease, term, lost) })
+		e.running.Go(func() { a.keepLease(keeping, loading, lease, term) })
 	}
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)
-	result = a.start(watched, r.slot)
+	a.start(watched, r.slot)
 	r.slot = nil // only now: the caller's context may panic or exit in start
-	return result, lost
+	return a
 }
 
 // beginLoading makes a the load under way, unless the key was invalidated since the last look or the

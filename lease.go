@@ -29,15 +29,15 @@ func (r *run[V]) leaseLength() time.Duration {
 }
 
 // keepLease renews the lease at each third of its length until ctx ends, also during the commit, which may take long
-// on a crowded machine. It ends if the load is given up. It closes lost when the engine says, asked or unasked,
+// on a crowded machine. It ends if the load is given up. It closes a.lost when the engine says, asked or unasked,
 // that another process has the lease. Silence ends nothing: if the lease runs out and another process rebuilds
 // too, the store takes only the later epoch.
-func (r *run[V]) keepLease(ctx, loading context.Context, a *attempt[V], lease driver.Lease, term leases.Term, lost chan<- struct{}) {
-	e := r.engine
+func (a *attempt[V]) keepLease(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
+	e := a.engine
 	var told <-chan struct{}
 	if n, ok := lease.(driver.LossNotifier); ok {
 		if err := fault.Guard(func() error { told = n.Lost(); return nil }); err != nil {
-			r.noAnswer(ctx, "keeping the lease of", err)
+			a.noAnswer(ctx, "keeping the lease of", err)
 		}
 	}
 	over := loading.Done()
@@ -57,7 +57,7 @@ func (r *run[V]) keepLease(ctx, loading context.Context, a *attempt[V], lease dr
 		case <-time.After(term.Renewal() - e.clock.Now()):
 			now := e.clock.Now()
 			renewed := term.Renewed(now, e.LeaseTTL)
-			if err = r.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
+			if err = a.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
 				term = renewed
 				a.prolong(term.End())
 			}
@@ -68,11 +68,11 @@ func (r *run[V]) keepLease(ctx, loading context.Context, a *attempt[V], lease dr
 			return // the commit may have released the lease
 		case errors.Is(err, driver.ErrLeaseLost):
 			e.count.leasesLost.Add(1)
-			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
-			close(lost)
+			e.OnError(a.key, &keyError{"keeping the lease of", a.key, err})
+			close(a.lost)
 			return
 		case err != nil:
-			r.noAnswer(ctx, "renewing the lease of", err)
+			a.noAnswer(ctx, "renewing the lease of", err)
 		}
 	}
 }
@@ -84,8 +84,8 @@ func (a *attempt[V]) prolong(until instant) {
 }
 
 // renew renews the lease within patience by the clock, as leases end: a gate gives a starved process more.
-func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
-	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(2*patience), func(ctx context.Context) error {
+func (k *storeKey[V]) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
+	return gate.AskErr(ctx, k.engine.locker, k.key, gate.NewBudget(2*patience), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		return lease.Renew(ctx, length)

@@ -43,6 +43,7 @@ type attempt[V any] struct {
 	storeDown bool                    // the flight goes on without the store
 	asked     instant                 // a time at which the store had nothing later than the load's epoch
 	heldUntil instant                 // guarded by shard.mu: the end of the lease by this process's clock; forever without a lease
+	lost      chan struct{}           // closed when another process has the lease
 
 	running *chain.Load
 	free    func() // called when the load has returned or told
@@ -51,10 +52,9 @@ type attempt[V any] struct {
 }
 
 // start runs the flight's load, and sends its result once.
-func (a *attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
+func (a *attempt[V]) start(ctx context.Context, free func()) {
 	a.running, a.free, a.result = chain.NewLoad(ctx, a.engine.slots, &a.askers), free, make(chan loaded[V], 1)
 	go a.run()
-	return a.result
 }
 
 // tell ends the load with a result. If it goes on for its own client, its return value is ignored.
