@@ -84,12 +84,7 @@ func (l batchLoad[V]) bind() loader[V] {
 	}
 }
 
-// A keyCall is the call's way to the answer for a key.
-type keyCall[V any] struct {
-	*waiter[V]
-	early bool // an early rebuild of a fresh item, for which no caller waits
-}
-
+// A manyCall is a call of GetMany. A key has a waiter, and a refresher if its item is fresh and due for an early rebuild.
 type manyCall[V any] struct {
 	*engine[V]
 	bind   binder[V]
@@ -101,7 +96,7 @@ type manyCall[V any] struct {
 	mu     sync.Mutex // guards the fields below
 	values map[string]V
 	failed map[string]error
-	early  []keyCall[V] // items that the store answered with, and that are due for an early rebuild
+	early  []*waiter[V] // the refreshers of items that the store answered with
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, b binder[V], w *window[V]) (map[string]V, error) {
@@ -120,7 +115,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, b binder[V], w *
 	return c.values, &BatchError{c.failed}
 }
 
-func (c *manyCall[V]) all(ctx context.Context, todo []keyCall[V]) {
+func (c *manyCall[V]) all(ctx context.Context, todo []*waiter[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
@@ -134,7 +129,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []keyCall[V]) {
 }
 
 // hits answers the keys that need no flight. Of the rest, covered keys have an item that can be served.
-func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []keyCall[V]) {
+func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []*waiter[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
 	for _, key := range keys {
@@ -151,15 +146,15 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, keyCall[V]{c.refresher(ctx, key, it), true})
+			covered = append(covered, c.refresher(ctx, key, it))
 		case ok:
 		default:
 			w := c.waiter(ctx, key, it)
 			w.began = began // MaxWait is for the whole call
 			if it == nil {
-				missing = append(missing, keyCall[V]{w, false})
+				missing = append(missing, w)
 			} else {
-				covered = append(covered, keyCall[V]{w, false})
+				covered = append(covered, w)
 			}
 		}
 	}
@@ -182,19 +177,19 @@ func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
 }
 
 // collectAndFree collects a key's answer, and frees the place of its waiter.
-func (c *manyCall[V]) collectAndFree(a keyCall[V]) {
+func (c *manyCall[V]) collectAndFree(a *waiter[V]) {
 	defer c.places.Release(1)
 	c.collect(a)
 }
 
-func (c *manyCall[V]) collect(a keyCall[V]) {
+func (c *manyCall[V]) collect(a *waiter[V]) {
 	c.answer(a.key, a.answer.item, a.err)
 	if c.observers.Serves() {
 		a.tellObservers()
 	}
 	if a.dueEarly() {
 		// Later, together with the other early keys: each alone would be a load of its own.
-		early := keyCall[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
+		early := c.refresher(a.ctx, a.key, a.answer.item)
 		c.mu.Lock()
 		c.early = append(c.early, early)
 		c.mu.Unlock()
@@ -203,12 +198,12 @@ func (c *manyCall[V]) collect(a keyCall[V]) {
 
 // waitForPlaces returns the keys for which there are places now. A covered key gets its item without
 // waiting: a later call begins its rebuild.
-func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []keyCall[V]) []keyCall[V] {
-	var rest []keyCall[V]
+func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []*waiter[V]) []*waiter[V] {
+	var rest []*waiter[V]
 	for _, a := range together {
 		now := c.clock.Now()
 		switch {
-		case a.early:
+		case a.refreshes:
 		case a.stale != nil && now < a.stale.TrustedUntil && a.stale.Stale(now):
 			c.count.stale.Add(1)
 			a.answer.item = a.stale
@@ -239,7 +234,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []keyCall[V]) 
 }
 
 // beginBatch begins a batch of the call's own for the keys without flights.
-func (c *manyCall[V]) beginBatch(together []keyCall[V]) {
+func (c *manyCall[V]) beginBatch(together []*waiter[V]) {
 	b := c.engine.batch(c.bind, c.places)
 	defer close(b.complete)
 	for _, a := range together {
@@ -251,17 +246,17 @@ func (c *manyCall[V]) beginBatch(together []keyCall[V]) {
 	}
 }
 
-func (c *manyCall[V]) begin(together []keyCall[V]) {
+func (c *manyCall[V]) begin(together []*waiter[V]) {
 	if c.window != nil {
 		for _, a := range together {
-			c.window.join(a.waiter)
+			c.window.join(a)
 		}
 		c.places.Release(int64(len(together))) // the places of flights: the window's batches have their own
 	} else {
 		c.beginBatch(together)
 	}
 	for _, a := range together {
-		if a.early {
+		if a.refreshes {
 			a.leave()
 			c.places.Release(1)
 			continue
