@@ -23,16 +23,15 @@ var errRival = errors.New("bellwether: another process's value was committed fir
 // before this flight's election: its value then ends the flight, without a second load. It reports whether the
 // flight has ended.
 func (r *run[V]) claim(ctx context.Context) bool {
-	if b := r.standing.ballot; b != nil { // the Elector has looked and claimed in the election
-		r.standing.ballot, r.leading.epoch = nil, b.epoch
-		return false
+	if r.leading.epoch != 0 {
+		return false // an Elector has looked and claimed in the election
 	}
 	asked := r.engine.clock.Now()
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked
 	// The claim is a look: an earlier invalidation is no reason to stand for election or queue again.
 	outdated := r.renewLook()
 	var entry driver.Entry
-	if r.leading.epoch = 0; !r.storeDown {
+	if !r.storeDown {
 		entry, r.leading.epoch = r.claimEpoch(ctx)
 		r.storeDown = r.leading.epoch == 0
 	}

@@ -94,7 +94,7 @@ type hedgeState struct {
 
 type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
-	epoch  uint64       // of the last claim; 0: it had no answer
+	epoch  uint64       // claimed for the next load; 0: not yet, or without an answer
 	again  bool         // the flight has led before, in vain
 	fenced bool         // the store refused the last commit
 	losses int          // leases lost

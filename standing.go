@@ -14,6 +14,7 @@ import (
 
 // stand is the state standing. The outcome is elected, without a lease, also if there is no election.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
+	r.leading.epoch = 0
 	if r.looking.unshared != 0 {
 		r.declineElection(ctx)
 		return outcomeUnshared
@@ -64,11 +65,12 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {
-		if lease := b.lease; lease != nil {
-			b.lease = nil // claim takes the epoch from the ballot
-			return lease, nil, false
-		}
-		if r.standing.ballot = nil; b.held != nil {
+		r.standing.ballot = nil
+		switch {
+		case b.lease != nil:
+			r.leading.epoch = b.epoch // claimed in the election
+			return b.lease, nil, false
+		case b.held != nil:
 			return nil, b.held, false
 		}
 		return nil, r.knownHolder(), false
