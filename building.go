@@ -145,7 +145,6 @@ func (r *run[V]) beginLoading(a *attempt[V]) bool {
 	}
 	r.present = e.afterSweeps(f.key, r.present) // sweeps while the flight queued
 	a.present, a.loadBegan, a.position = r.present, e.clock.Now()+1, e.sweeps.Log().Position()
-	r.latest, f.witness.epoch, f.witness.repeats = a, a.epoch, false
-	f.current, f.goesOn = a, true
+	r.latest, f.current, f.goesOn = a, a, true
 	return true
 }

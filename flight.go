@@ -65,9 +65,9 @@ type callerSide[V any] struct {
 
 // A progress is a flight's work up to now. shard.mu guards the fields.
 type progress[V any] struct {
-	witness        witness[V]  // its epoch is the epoch of the load since the last look, 0 if none
+	witness        witness[V]
 	lookGeneration uint64      // witness.generation at the last look, see outdated
-	current        *attempt[V] // the load under way, nil if none
+	current        *attempt[V] // the load since the last look, nil if none
 	validSince     instant     // when the flight began, or the key was last invalidated
 	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
 	// stale item, and so leaves at once, or waits for nothing.

@@ -30,8 +30,8 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-// An attempt is one load of a flight, or its refusal, see finishOverloaded. Only heldUntil changes after
-// beginLoading: the flight may give the load up, and change.
+// An attempt is one load of a flight, or its refusal, see finishOverloaded. Only the fields
+// below shard.mu change after beginLoading: the flight may give the load up, and change.
 type attempt[V any] struct {
 	*flight[V]
 	epoch     uint64                  // claimed for the load; 0: none
@@ -42,13 +42,16 @@ type attempt[V any] struct {
 	last      bool                    // an invalidation does not cancel the load, see maxVoid
 	storeDown bool                    // the flight goes on without the store
 	asked     instant                 // a time at which the store had nothing later than the load's epoch
-	heldUntil instant                 // guarded by shard.mu: the end of the lease by this process's clock; forever without a lease
 	lost      chan struct{}           // closed when another process has the lease
 
 	running *chain.Load
 	free    func() // called when the load has returned or told
 	told    sync.Once
 	result  chan loaded[V] // has room for the result, or an abandoned load would leak its goroutine
+
+	// shard.mu guards the fields below.
+	heldUntil instant // the end of the lease by this process's clock; forever without a lease
+	repeats   bool    // the failed load commits the present value once more: Sets count whatever their epoch
 }
 
 // start runs the flight's load, and sends its result once.

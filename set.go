@@ -79,7 +79,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V], own *witness[V]) bool
 	defer s.mu.Unlock()
 	latest := own.voided < it.Epoch
 	for w := s.witnesses[key]; w != nil; w = w.next {
-		if w.repeats {
+		if f := w.flight; f != nil && f.current != nil && f.current.repeats {
 			w.generation++
 		}
 	}
@@ -90,7 +90,7 @@ func (e *engine[V]) replace(key string, it *items.Item[V], own *witness[V]) bool
 	}
 	e.advanceNear(key, spared)
 	if f := s.flights[key]; f != nil {
-		if offered := f.state.Load().offered; offered == nil && f.witness.epoch <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
+		if offered := f.state.Load().offered; offered == nil && f.witness.epoch() <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
 			f.setOffer(spared)
 		}
 	}

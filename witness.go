@@ -15,9 +15,16 @@ type witness[V any] struct {
 	flight     *flight[V]  // the flight that makes the value, nil if none; never changes
 	next       *witness[V] // another witness of the same key
 	generation uint64
-	epoch      uint64 // the work's epoch: earlier invalidations and Sets do not count; 0: all count
-	repeats    bool   // the work commits the present value once more: Sets count whatever their epoch
 	voided     uint64 // the latest epoch of the key's invalidations and Sets since the work began
+}
+
+// epoch is the epoch of the work. Earlier invalidations and Sets do not count. 0, without a load: all count. shard.mu
+// is held.
+func (w *witness[V]) epoch() uint64 {
+	if w.flight == nil || w.flight.current == nil {
+		return 0
+	}
+	return w.flight.current.epoch
 }
 
 // addWitness adds a witness for a key. s is locked.
@@ -75,7 +82,7 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 	}
 	for w := s.witnesses[key]; w != nil; w = w.next {
 		w.voided = max(w.voided, epoch)
-		if w.epoch <= epoch {
+		if w.epoch() <= epoch {
 			w.generation++
 		}
 	}
@@ -84,7 +91,7 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 		return
 	}
 	f.validSince = e.clock.Now()
-	if f.witness.epoch <= epoch {
+	if f.witness.epoch() <= epoch {
 		f.withdrawStale(epoch)
 		f.interrupt()
 	}
@@ -103,7 +110,7 @@ func (f *flight[V]) renewLook() (outdated bool) {
 
 func (f *flight[V]) renewLookLocked() (outdated bool) {
 	outdated = f.outdated()
-	f.lookGeneration, f.witness.epoch, f.witness.repeats, f.current = f.witness.generation, 0, false, nil
+	f.lookGeneration, f.current = f.witness.generation, nil
 	return outdated
 }
 
@@ -114,7 +121,7 @@ func (f *flight[V]) renewLookLocked() (outdated bool) {
 func (f *flight[V]) repeat() (void bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	f.witness.repeats = true
+	f.current.repeats = true
 	return f.outdated()
 }
 
