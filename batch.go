@@ -251,7 +251,7 @@ func (c *manyCall[V]) begin(together []*waiter[V]) {
 		for _, a := range together {
 			c.window.join(a)
 		}
-		c.places.Release(int64(len(together))) // the places of flights: the window's batches have their own
+		c.places.Release(int64(len(together))) // the places of flights: the window's batches need none
 	} else {
 		c.beginBatch(together)
 	}

@@ -16,9 +16,9 @@ import (
 
 type batch[V any] struct {
 	engine *engine[V]
-	single binder[V]    // the load of each flight, if user is nil
-	user   batchLoad[V] // the common load
-	places *semaphore.Weighted
+	single binder[V]           // the load of each flight, if user is nil
+	user   batchLoad[V]        // the common load
+	places *semaphore.Weighted // has a place of each flight's call; nil: no call waits for places
 	loads  *gather.Group[*member[V], loadResult[V]]
 
 	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins
@@ -94,7 +94,9 @@ func (m *member[V]) held() {
 func (m *member[V]) end() {
 	if m != nil {
 		m.gathered.End()
-		m.places.Release(1)
+		if m.places != nil {
+			m.places.Release(1)
+		}
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // This file joins the flights of a batch: they make their first look together, and load together (internal/gather).
 
 // batch returns a batch whose flights load together if the load is a batchLoad, or each by itself. Each flight
-// returns a place of places.
+// returns a place of places unless nil.
 func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] {
 	user, _ := load.(batchLoad[V])
 	b := &batch[V]{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}

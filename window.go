@@ -3,8 +3,6 @@ package bellwether
 import (
 	"sync"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 )
 
 // This file is the batch window: flights that begin in this process within BatchWindow load in one batch.
@@ -39,9 +37,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 
 // begin opens a batch. mu is held.
 func (w *window[V]) begin() {
-	places := semaphore.NewWeighted(maxTogether)
-	places.TryAcquire(maxTogether) // each flight returns a place, and nothing waits for places
-	b := w.engine.batch(w.load, places)
+	b := w.engine.batch(w.load, nil)
 	w.open = b
 	w.engine.behind(func() {
 		end := time.NewTimer(w.length)
