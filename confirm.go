@@ -5,15 +5,14 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the offer, the stale item at the end of a caller's patience, and its confirmation during a rebuild.
-// Otherwise a key that another process invalidates would be served for as long as its rebuild takes. publish.go has the
-// same for a stream. With the near tier off an item answers only the calls from before the store was asked for it: the store is asked
-// again for later calls, once for all that have come meanwhile, never without a call.
+// Otherwise a key that another process invalidates would be served for as long as its rebuild takes. publish.go has
+// the same for a stream. With the near tier off an item answers only the calls from before the store was asked for it:
+// the store is asked again for later calls, once for all that have come meanwhile, never without a call.
 
 // offer offers callers a stale item, unless the key was invalidated since the last look. An item from the
 // store becomes the near item too, or an earlier one would answer after it when the store falls silent.
@@ -64,11 +63,14 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 
 // confirmOffers confirms the flight's offers until there is none. A waiting flight's looks confirm them earlier.
 func (f *flight[V]) confirmOffers() {
-	fault.Run(func() error { f.confirmWhileOffered(); return nil }, func(err error) {
-		if err == ErrGoexit { // of the adapter
+	returned := false
+	defer func() {
+		if !returned { // a Goexit of the adapter
 			f.engine.running.Go(f.confirmOffers)
 		}
-	})
+	}()
+	f.confirmWhileOffered()
+	returned = true
 }
 
 func (f *flight[V]) confirmWhileOffered() {

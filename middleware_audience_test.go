@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -82,9 +83,28 @@ var ownFailures = map[string]func(w http.ResponseWriter, name string){
 	},
 }
 
+// ownBreaks are failures after the header of a private page.
+var ownBreaks = map[string]func(w http.ResponseWriter, name string){
+	"cut after a private header": func(w http.ResponseWriter, name string) {
+		writePrivate(w, name)
+		panic(http.ErrAbortHandler)
+	},
+	"exit after a private header": func(w http.ResponseWriter, name string) {
+		writePrivate(w, name)
+		runtime.Goexit()
+	},
+}
+
+func writePrivate(w http.ResponseWriter, name string) {
+	w.Header().Set("Cache-Control", "private")
+	io.WriteString(w, "account of "+name)
+}
+
 // A failure of one client's request reaches no other client of a page that is not known to be for all.
 func TestAudience_FailureIsItsClients(t *testing.T) {
-	for name, fail := range ownFailures {
+	failures := maps.Clone(ownFailures)
+	maps.Copy(failures, ownBreaks)
+	for name, fail := range failures {
 		for _, errorTTL := range []time.Duration{0, -1} {
 			t.Run(fmt.Sprint(name, errorTTL), func(t *testing.T) {
 				o := bellwether.HTTPOptions{ErrorTTL: errorTTL}

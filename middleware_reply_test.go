@@ -430,6 +430,43 @@ func TestReply_HeadOfALongBodyPastAPage(t *testing.T) {
 	}
 }
 
+// A HEAD past the cache gets the header of the whole page from net/http, whatever the handler does when it is stopped.
+func TestReply_HeadOfALongPage(t *testing.T) {
+	stopped := map[string]func(w http.ResponseWriter){
+		"no look at errors": func(http.ResponseWriter) {},
+		"an error page":     func(w http.ResponseWriter) { http.Error(w, "broken", http.StatusInternalServerError) },
+		"an abort":          func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+	}
+	for name, stop := range stopped {
+		for cacheControl, fields := range map[string][]string{"private": nil, "max-age=60": {"Authorization", "x"}, "max-age=61": {"Cache-Control", "no-store"}} {
+			t.Run(fmt.Sprint(name, " ", cacheControl), func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", cacheControl)
+					io.WriteString(w, "<html>")
+					if _, err := w.Write(make([]byte, 100<<10)); err != nil {
+						stop(w)
+					}
+				})
+				for protocol, server := range map[string]*httptest.Server{"HTTP/1.1": serve(t, s.handler), "HTTP/2": serveHTTP2(t, s.handler)} {
+					for which := range 3 {
+						r := request("HEAD", server.URL+"/p", fields...)
+						r.RequestURI = ""
+						res, err := server.Client().Do(r)
+						if err != nil {
+							t.Errorf("%s, request %d: %v", protocol, which, err)
+							continue
+						}
+						res.Body.Close()
+						if res.StatusCode != 200 || res.ContentLength != -1 || res.Header.Get("Content-Type") != "text/html; charset=utf-8" {
+							t.Errorf("%s, request %d: status %d, length %d, %v", protocol, which, res.StatusCode, res.ContentLength, res.Header)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
 // A range of an unstored response of known length is cut from one run. Otherwise the client gets the whole.
 func TestReply_RangeOfUnkept(t *testing.T) {
 	body := strings.Repeat("0123456789", 20)

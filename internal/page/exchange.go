@@ -73,7 +73,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	}
 	returned := false
 	defer func() {
-		if !returned { // a Goexit: only this place can report whose failure it is
+		if !returned && !x.told { // a Goexit: only this place can report whose failure it is
 			x.attempt.Tell(nil, x.failure(x.err))
 		}
 	}()

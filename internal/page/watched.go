@@ -115,11 +115,17 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 	if u.size += len(p); u.size > unheard {
 		u.tell()
 	}
-	if u.cut != nil && u.size > maxUnsent {
-		u.cut()
+	if u.cut != nil && u.size-len(p) > maxUnsent {
 		return 0, http.ErrBodyNotAllowed
 	}
-	return u.ResponseWriter.Write(p)
+	// Also the bytes of a HEAD, which net/http sends no body for: so many that the header is out, without a length, before
+	// the handler can fail.
+	n, err := u.ResponseWriter.Write(p)
+	if u.cut != nil && u.size > maxUnsent {
+		u.cut()
+		err = http.ErrBodyNotAllowed
+	}
+	return n, err
 }
 
 // ReadFrom uses the real writer's, so a proxied body is not copied through this writer.
