@@ -57,7 +57,12 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
 	keeping, stopKeeping := context.WithCancel(ctx)
-	defer stopKeeping()
+	defer func() {
+		stopKeeping()
+		if r.leading.keeper != nil {
+			r.leading.keeper.Stop()
+		}
+	}()
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
 	a := r.startLoad(loading, keeping, abort)
 	if a == nil {
@@ -122,7 +127,7 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 	}
 	if lease != nil {
 		e.trips.Note(a.loadBegan - r.standing.asked)
-		e.running.Go(func() { a.keepLease(keeping, loading, lease, term) })
+		r.leading.keeper = a.startKeeper(keeping, loading, lease, term)
 	}
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	e.count.loads.Add(1)

@@ -28,6 +28,16 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
+// startKeeper returns the timer that begins keepLease at the first renewal: most loads end before, without a goroutine
+// for it. A lease whose loss the locker tells of is kept at once.
+func (a *attempt[V]) startKeeper(ctx, loading context.Context, lease driver.Lease, term leases.Term) *time.Timer {
+	e, first := a.engine, term.Renewal()-a.engine.clock.Now()
+	if _, tells := lease.(driver.LossNotifier); tells {
+		first = 0
+	}
+	return time.AfterFunc(first, func() { e.behind(func() { a.keepLease(ctx, loading, lease, term) }) })
+}
+
 // keepLease renews the lease at each third of its length until ctx ends, also during the commit, which may take long
 // on a crowded machine. It ends if the load is given up. It closes a.lost when the engine says, asked or unasked,
 // that another process has the lease. Silence ends nothing: if the lease runs out and another process rebuilds
@@ -42,14 +52,14 @@ func (a *attempt[V]) keepLease(ctx, loading context.Context, lease driver.Lease,
 	}
 	over := loading.Done()
 	for {
+		if loading.Err() != nil && context.Cause(loading) != context.Canceled {
+			return // given up
+		}
 		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-over:
-			if context.Cause(loading) != context.Canceled {
-				return // given up
-			}
 			over, told = nil, nil
 			continue
 		case <-told:

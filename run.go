@@ -94,6 +94,7 @@ type hedgeState struct {
 
 type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
+	keeper *time.Timer  // begins the keeper of lease, nil before the first load with a lease
 	epoch  uint64       // claimed for the next load; 0: not yet, or without an answer
 	again  bool         // the flight has led before, in vain
 	fenced bool         // the store refused the last commit
