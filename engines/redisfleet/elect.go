@@ -2,13 +2,10 @@ package redisfleet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
@@ -19,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 )
 
-// This file is the election. A thousand keys that expire together make a thousand calls, and one script stands for
-// many keys: calls that come during a request go together in the next one.
+// This file is the election.
 
 // longestNoted bounds the length of a noted lease, so foreign bytes in its place block a key no longer.
 // Beyond it the script reads the lease itself.
@@ -101,34 +97,26 @@ return answers
 
 // A candidate is a call of Elect.
 type candidate struct {
-	ctx   context.Context
-	key   string
-	name  string // of the entry in Redis
-	mine  *redislease.Lease
-	past  uint64
-	ttl   time.Duration
-	void  string       // see electScript
-	reply chan outcome // has room for one
-}
-
-// An outcome is the script's answer to a candidate.
-type outcome struct {
-	answer []any
-	seen   redisentry.Sighting // of the server that answered
-	read   time.Time           // when the answer came
-	err    error
+	call
+	key  string
+	name string // of the entry in Redis
+	mine *redislease.Lease
+	past uint64
+	ttl  time.Duration
+	void string // see electScript
 }
 
 // Elect implements [driver.Elector], with 1 request. A second request fetches an entry of 64 KiB or
 // more, or stands again after an answer with invalid bytes or an entry no longer fresh.
 func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
+	var won driver.Election
 	if ttl <= 0 {
-		return driver.Election{}, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
+		return won, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
 	}
 	if err := ctx.Err(); err != nil {
-		return driver.Election{}, err
+		return won, err
 	}
-	c := &candidate{ctx: ctx, key: key, name: redisentry.Name(e.Prefix, key), mine: e.leases.Stand(e.Prefix, key, ttl), past: past, ttl: ttl}
+	c := &candidate{call: newCall(ctx), key: key, name: redisentry.Name(e.Prefix, key), mine: e.leases.Stand(e.Prefix, key, ttl), past: past, ttl: ttl}
 	c.mine.Holder = adapter.Token()
 	// The note goes before the release, or woken waiters would find it.
 	c.mine.Ending = func(ctx context.Context) error {
@@ -136,7 +124,7 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 		return err
 	}
 	if e.settled() {
-		if won, err := e.elect(c); !e.moves(err) {
+		if err := e.elect(c, &won); !e.moves(err) {
 			return won, c.mine.Wrap("elect", err)
 		}
 	}
@@ -144,46 +132,52 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 	return won, c.mine.Wrap("elect", err)
 }
 
-// elect stands for the candidate's lease. It stands again if the script's answer is no valid entry.
-func (e *Engine) elect(c *candidate) (won driver.Election, err error) {
+// elect stands for the candidate's lease. It stands again if the script's answer is no valid entry. won is a pointer
+// because copies would make the stack of a flight's goroutine grow.
+func (e *Engine) elect(c *candidate, won *driver.Election) (err error) {
 	for {
 		heard := c.mine.Heard()
-		r := e.ask(c)
-		if r.err != nil {
-			return won, r.err
+		r, left := e.stands.ask(c, true)
+		if left {
+			go e.abandon(c)
 		}
-		won.Entry, err = e.servers.Present(c.ctx, c.key, c.name, r.answer[1], r.seen)
+		if r.err != nil {
+			return r.err
+		}
+		answer := r.answer.([]any)
+		won.Entry, err = e.servers.Present(c.ctx, c.key, c.name, answer[1], r.seen)
 		switch {
-		case r.answer[0] == int64(elected):
-			epoch, _ := r.answer[2].(string)
+		case answer[0] == int64(elected):
+			epoch, _ := answer[2].(string)
 			if err == nil {
 				won.Epoch, err = strconv.ParseUint(epoch, 10, 64)
 			}
 			if err != nil {
 				undo(c.ctx, c.mine) // its holder does not learn of it
-				return driver.Election{}, err
+				won.Entry = driver.Entry{}
+				return err
 			}
 			won.Lease = c.mine
-			return won, nil
+			return nil
 		case err != nil:
-			return won, err
-		case r.answer[0] == int64(held):
-			holder, _ := r.answer[2].(string)
-			left, _ := r.answer[3].(int64)
+			return err
+		case answer[0] == int64(held):
+			holder, _ := answer[2].(string)
+			left, _ := answer[3].(int64)
 			won.Held = c.mine.Held(c.key, holder, heard, left, r.read)
-			return won, nil
-		case r.answer[0] == int64(noted):
-			holder, _ := r.answer[2].(string)
-			ends, _ := r.answer[3].(int64)
+			return nil
+		case answer[0] == int64(noted):
+			holder, _ := answer[2].(string)
+			ends, _ := answer[3].(int64)
 			left := time.Duration(ends)*time.Microsecond - r.seen.AtLeast(r.read)
 			// Redis drops a key in the millisecond after its last one.
 			won.Held = c.mine.HeldUntil(c.key, holder, heard, r.read.Add(max(0, left)+time.Millisecond))
-			return won, nil
+			return nil
 		case suffices(won.Entry, c.past):
-			return won, nil
+			return nil
 		}
 		// A second request may have found a later value, for which the script may answer.
-		if data, _ := r.answer[1].(string); len(data) >= redisentry.HeadLen {
+		if data, _ := answer[1].(string); len(data) >= redisentry.HeadLen {
 			c.void = data[redisentry.NumberLen:redisentry.MarksLen] + data[redisentry.BareLen:redisentry.HeadLen]
 		}
 	}
@@ -191,25 +185,10 @@ func (e *Engine) elect(c *candidate) (won driver.Election, err error) {
 
 func suffices(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }
 
-// ask has the script run for the candidate, maybe with others. It returns when ctx ends. A request under way goes on
-// to its reply, or it may have taken a lease without a holder.
-func (e *Engine) ask(c *candidate) outcome {
-	c.reply = make(chan outcome, 1)
-	if e.stands.Join(c) {
-		go e.stands.Lead([]*candidate{c})
-	}
-	select {
-	case r := <-c.reply:
-		return r
-	case <-c.ctx.Done():
-		go e.abandon(c)
-		return outcome{err: c.ctx.Err()}
-	}
-}
-
 // abandon waits for the reply to a candidate that has left. Without an answer, the lease may have been taken.
 func (e *Engine) abandon(c *candidate) {
-	if r := <-c.reply; r.err != nil && r.err != errLeft || r.err == nil && r.answer[0] == int64(elected) {
+	r := <-c.reply
+	if r.err != nil && r.err != errLeft || r.err == nil && r.answer.([]any)[0] == int64(elected) {
 		undo(c.ctx, c.mine)
 	}
 }
@@ -219,52 +198,6 @@ func undo(ctx context.Context, lease *redislease.Lease) {
 	go fault.Guard(func() error {
 		lease.Undo(ctx)
 		return nil
-	})
-}
-
-var (
-	errLeft      = errors.New("redisfleet: the call ended before its request")
-	errNoAnswers = errors.New("the reply has not an answer for each key")
-)
-
-// stand stands for the candidates whose calls have not ended.
-func (e *Engine) stand(all []*candidate) {
-	all = slices.DeleteFunc(all, func(c *candidate) bool {
-		left := c.ctx.Err() != nil
-		if left {
-			c.reply <- outcome{err: errLeft}
-		}
-		return left
-	})
-	if len(all) > 0 {
-		e.standFor(all)
-	}
-}
-
-// standFor runs the script for the candidates, and replies to each.
-func (e *Engine) standFor(all []*candidate) {
-	var answers []any
-	var seen redisentry.Sighting
-	fault.Run(func() (err error) {
-		answers, seen, err = e.runElect(all)
-		return err
-	}, func(err error) {
-		if _, refused := errors.AsType[redis.Error](err); refused && len(all) > 1 {
-			// The server may refuse the script for the sake of one key, with the leases of other keys taken. So a
-			// repetition, which finds its own lease, is sent also for a call that has ended: abandon then undoes it.
-			for _, c := range all {
-				go e.standFor([]*candidate{c})
-			}
-			return
-		}
-		read := time.Now()
-		for i, c := range all {
-			r := outcome{seen: seen, read: read, err: err}
-			if err == nil {
-				r.answer, _ = answers[i].([]any)
-			}
-			c.reply <- r
-		}
 	})
 }
 
@@ -293,7 +226,7 @@ func (e *Engine) runElect(all []*candidate) ([]any, redisentry.Sighting, error) 
 		return nil, seen, err
 	}
 	answers := reply[:len(reply)-1]
-	if len(answers) != len(all) || slices.ContainsFunc(answers, isForeign) {
+	if slices.ContainsFunc(answers, isForeign) {
 		return nil, seen, errNoAnswers
 	}
 	if seen.Sent.IsZero() { // the script used the estimate about

@@ -37,7 +37,6 @@ package redisfleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -47,7 +46,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/redislease"
-	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
@@ -61,7 +59,8 @@ type Engine struct {
 
 	servers *redisentry.Servers
 	leases  *redislease.Leases
-	stands  *redispipe.Group[*candidate]
+	stands  *joint[*candidate]
+	commits *joint[*committing]
 
 	// moved is the last time a slot was seen moving to another server, nil if never.
 	moved atomic.Pointer[time.Time]
@@ -79,7 +78,8 @@ func New(rdb redis.UniversalClient) *Engine {
 		servers: servers,
 		leases:  redislease.New("redisfleet", servers.UniversalClient, servers.Queue, servers.Dials),
 	}
-	e.stands = redispipe.NewGroup(servers.UniversalClient, e.stand)
+	e.stands = newJoint(servers.UniversalClient, e.runElect)
+	e.commits = newJoint(servers.UniversalClient, e.runCommits)
 	return e
 }
 
@@ -110,56 +110,8 @@ local function forget(name, holder)
 end
 `
 
-// commitAndRelease: the names of the entry and the lease; CommitLua's arguments with the token as the last,
-// the channel of releases and its message. The commit counts even if a foreign type in the lease's place
-// fails the release. A repeated commit writes nothing, so the script removes the note.
-var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + forgetLua + `
-local committed, now = commit(KEYS[1], ARGV)
-if committed == 1 then
-	if not now then
-		forget(KEYS[1], ARGV[11])
-	end
-	pcall(release, KEYS[2], ARGV[11], ARGV[12], ARGV[13])
-end
-return {committed, now}
-`)
-
 // forget: the name of the entry; the token.
 var forgetScript = redisscript.New(redisentry.Lua + forgetLua + `
 forget(KEYS[1], ARGV[1])
 return {1}
 `)
-
-// CommitAndRelease implements [driver.Elector]. It costs 1 request with a lease of an engine or a
-// redislock for the key. Without a lease it is Commit.
-func (e *Engine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
-	// Encoded before Await: its function may outlive the call and the caller's use of Value.
-	commit, err := redisentry.NewCommit(key, entry, e.MaxValue)
-	if err != nil {
-		return fmt.Errorf("redisfleet: commit: %w", err)
-	}
-	name := redisentry.Name(e.Prefix, key)
-	to := redisentry.Where{Keys: []string{name}, Channel: e.servers.Changes(e.Prefix, e.MaxNotice), MaxNotice: e.MaxNotice}
-	err = adapter.Do(ctx, func() error {
-		mine := redislease.Of(lease)
-		if mine != nil && mine.Key == redislease.Key(e.Prefix, key) && e.settled() {
-			both := to
-			both.Keys = []string{name, mine.Key}
-			err := commit.Send(ctx, e.servers, commitAndReleaseScript, both, mine.Holder, mine.Channel, mine.Name)
-			if !e.moves(err) {
-				return err
-			}
-		}
-		if err := commit.Send(ctx, e.servers, redisentry.CommitScript, to); err != nil || lease == nil {
-			return err
-		}
-		if err := lease.Release(ctx); !errors.Is(err, driver.ErrLeaseLost) {
-			return err
-		}
-		return nil
-	})
-	if err == nil || err == driver.ErrFenced {
-		return err
-	}
-	return fmt.Errorf("redisfleet: commit: %w", e.servers.Dials.Explain(err))
-}

@@ -15,16 +15,17 @@ import (
 // CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if
 // committed, else 0, and the time if the function read it.
 //
-// Its arguments are those of [Commit.Send]: retention in ms, epoch, life in ms (0: no entry), lingering
-// in ms, encoded entry, channel, key, largest entry to publish, time of the Commit call and freshness
-// from then, both in microseconds, and the token of a lease whose note ends with the commit, or nil.
+// Its arguments are those of [Where.Shared]: retention and lingering in ms, channel, largest entry to publish. Behind
+// the index at are those of [Commit.Own]: epoch, life in ms (0: no entry), encoded entry, key, time of the Commit call
+// and freshness from then, both in microseconds. Then comes the token of a lease whose note ends with the commit, or
+// nothing. read returns the server's time.
 //
 // The age counts from the call at the latest: a stalled server carries out old requests later, after
 // their callers have left. An epoch at the floor was committed before, by the same claim. Redis then
 // holds that entry, or no entry if its life is over or it had none.
 const CommitLua = `
-local function commit(name, args)
-	local epoch = tonumber(args[2])
+local function commit(name, args, at, read)
+	local epoch, data = tonumber(args[at + 1]), args[at + 3]
 	local head = redis.pcall('GETRANGE', name, 0, 69)
 	local counter, floor = marks(head)
 	if not counter or epoch < floor or epoch > counter then
@@ -32,30 +33,30 @@ local function commit(name, args)
 	end
 	if epoch == floor then
 		local entry = redis.call('GETRANGE', name, 118, -1)
-		return (entry == '' or entry == args[5]) and 1 or 0
+		return (entry == '' or entry == data) and 1 or 0
 	end
-	local now = time()
-	local made = math.min(tonumber(args[9]), now)
-	local life = tonumber(args[3])
+	local now = read()
+	local made = math.min(tonumber(args[at + 5]), now)
+	local life = tonumber(args[at + 2])
 	local lease, _, holder = note(head)
-	if holder == args[11] then
+	if holder == args[at + 7] then
 		lease = nobody
 	end
 	local kept, keep = digits(counter) .. digits(epoch) .. lease, tonumber(args[1])
 	if life > 0 then
 		kept = kept .. digits(made) .. digits(math.min(made + life * 1000, 2^53 - 1)) ..
-			digits(math.min(made + args[10], 2^53 - 1)) .. args[5]
+			digits(math.min(made + args[at + 6], 2^53 - 1)) .. data
 		-- A later claim needs the numbers for the retention of a claim.
-		keep = math.max(life + args[4], counter > epoch and keep or 0)
+		keep = math.max(life + args[2], counter > epoch and keep or 0)
 	end
 	redis.call('SET', name, kept, 'PX', string.format('%.0f', keep))
-	tell(args[6], 'c', made, epoch, args[7], #args[5] <= tonumber(args[8]) and args[5] or '')
+	tell(args[3], 'c', made, epoch, args[at + 4], #data <= tonumber(args[4]) and data or '')
 	return 1, digits(now)
 end
 `
 
 // CommitScript commits an entry.
-var CommitScript = redisscript.New(Lua + CommitLua + `return {commit(KEYS[1], ARGV)}`)
+var CommitScript = redisscript.New(Lua + CommitLua + `return {commit(KEYS[1], ARGV, 4, time)}`)
 
 // A Commit is an entry on its way to Redis.
 type Commit struct {
@@ -91,25 +92,34 @@ func freshFor(e driver.Entry) time.Duration {
 	return 0
 }
 
-// Where is the target of a commit.
+// Where is the target of commits.
 type Where struct {
-	// Keys are the name of the entry, and further keys of the script.
-	Keys []string
-	// Channel receives a notice of the commit. "" sends no notice.
+	// Channel receives a notice of each commit. "" sends no notice.
 	Channel string
 	// MaxNotice is the size of the largest encoded entry in a notice.
 	MaxNotice int
 }
 
-// Send commits by the script, with more arguments behind CommitLua's. A refusal's error is ErrFenced.
-func (c *Commit) Send(ctx context.Context, s *Servers, script *redisscript.Script, to Where, more ...any) error {
-	seen, err := s.Sight(ctx, to.Keys[0])
+// Shared returns the first arguments of a script that commits.
+func (w Where) Shared() []any {
+	return []any{Retention.Milliseconds(), Lingering.Milliseconds(), w.Channel, w.MaxNotice}
+}
+
+// Own returns the arguments of this commit. seen is a recent sighting of the server.
+func (c *Commit) Own(seen Sighting) []any {
+	return []any{c.epoch, adapter.Millis(c.life), c.data, c.key, seen.AtLeast(c.called).Microseconds(), micros(c.fresh)}
+}
+
+// Size is the size of the encoded entry.
+func (c *Commit) Size() int { return len(c.data) }
+
+// Send commits under name. A refusal's error is ErrFenced.
+func (c *Commit) Send(ctx context.Context, s *Servers, name string, to Where) error {
+	seen, err := s.Sight(ctx, name)
 	if err != nil {
 		return err
 	}
-	args := append([]any{Retention.Milliseconds(), c.epoch, adapter.Millis(c.life), Lingering.Milliseconds(), c.data,
-		to.Channel, c.key, to.MaxNotice, seen.AtLeast(c.called).Microseconds(), micros(c.fresh)}, more...)
-	reply, _, err := s.Run(ctx, script, to.Keys, args...)
+	reply, _, err := s.Run(ctx, CommitScript, []string{name}, append(to.Shared(), c.Own(seen)...)...)
 	if err != nil {
 		return err
 	}

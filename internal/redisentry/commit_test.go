@@ -31,8 +31,7 @@ func TestSend_AfterASlowClaim(t *testing.T) {
 		}
 		called := time.Now()
 		time.Sleep(100 * time.Millisecond)
-		to := redisentry.Where{Keys: []string{redisentry.Name(store.Prefix, key)}}
-		if err := c.Send(t.Context(), writer, redisentry.CommitScript, to); err != nil {
+		if err := c.Send(t.Context(), writer, redisentry.Name(store.Prefix, key), redisentry.Where{}); err != nil {
 			t.Fatal(err)
 		}
 		old := time.Since(called)

@@ -190,8 +190,8 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if err != nil {
 		return fmt.Errorf("redisstore: commit: %w", err)
 	}
-	to := redisentry.Where{Keys: []string{s.name(key)}, Channel: s.channel(), MaxNotice: s.MaxNotice}
-	return s.wrap("commit", adapter.Do(ctx, func() error { return commit.Send(ctx, s.servers, redisentry.CommitScript, to) }))
+	to := redisentry.Where{Channel: s.channel(), MaxNotice: s.MaxNotice}
+	return s.wrap("commit", adapter.Do(ctx, func() error { return commit.Send(ctx, s.servers, s.name(key), to) }))
 }
 
 // Fenced implements [driver.Fencer].
