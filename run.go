@@ -126,6 +126,13 @@ func ending(ended bool) rebuildOutcome {
 	return outcomeOutdated
 }
 
+func (r *run[V]) presentEpoch() uint64 {
+	if r.present == nil {
+		return 0
+	}
+	return r.present.Epoch
+}
+
 func (r *run[V]) takeFreeSlot() bool {
 	if r.slot == nil {
 		r.slot = r.slots().Try()

@@ -28,7 +28,7 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 			e.voidAll(key)
 		}
 	}()
-	now := e.clock.Now() // the value's age counts from here
+	earlier, now := e.near.Get(key) // the value's age counts from here
 	// A sweep from before the Set, in a log that is read later, would take the value away.
 	budget := gate.NewBudget(e.EngineTimeout)
 	e.sweeps.Follow(ctx, budget.Half(), e.NearTTL/2)
@@ -42,7 +42,7 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	switch {
 	case err == nil:
 		void = false
-		if e.replace(key, it, w) {
+		if e.replace(key, it, earlier, w) {
 			e.pending.drop(key)
 		}
 		return nil
@@ -69,11 +69,12 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	return epoch, err
 }
 
-// replace puts a set item in place of the key's item here, unless the present item has a later epoch. The result is
-// false if own, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier flight's
+// replace puts a set item in place of the key's item here, unless the present item has a later epoch. earlier is the
+// item from before the Set, or nil: if it has a later epoch, the store has lost its data and counts from below. The
+// result is false if own, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier flight's
 // callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
 // claimed between the Set's claim and commit: its offer is then the value from before.
-func (e *engine[V]) replace(key string, it *items.Item[V], own *witness[V]) bool {
+func (e *engine[V]) replace(key string, it, earlier *items.Item[V], own *witness[V]) bool {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +84,11 @@ func (e *engine[V]) replace(key string, it *items.Item[V], own *witness[V]) bool
 			w.generation++
 		}
 	}
-	e.voidKey(s, key, it.Epoch)
+	void := it.Epoch
+	if earlier != nil {
+		void = max(void, earlier.Epoch)
+	}
+	e.voidKey(s, key, void)
 	spared := e.afterSweeps(key, it)
 	if !latest || spared == nil || e.open.Err() != nil {
 		return latest

@@ -711,3 +711,26 @@ func TestSet_DuringALastLoad(t *testing.T) {
 		p.gets(t, "set")
 	})
 }
+
+// After Set has returned nil this process serves its value, also if the store has lost its data and counts from below.
+func TestSet_StoreCountsFromBelow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &quiet{memstore.New()}
+		for range 1000 {
+			store.Claim(t.Context(), "another key")
+		}
+		load := func(context.Context, string) (string, error) { return "loaded", nil }
+		c := cacheOf(t, load, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, NearTTL: time.Minute}})
+		c.Get(t.Context(), "k")
+		store.Store = memstore.New()
+		if err := c.Set(t.Context(), "k", "set"); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if v, err := c.Get(t.Context(), "k"); v != "set" || err != nil {
+				t.Errorf("%q, %v after a Set", v, err)
+			}
+			time.Sleep(2 * time.Minute)
+		}
+	})
+}

@@ -48,10 +48,7 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 	e, w := r.engine, &r.waiting
 	if w.holder == nil {
 		e.count.waits.Add(1)
-		w.since = e.clock.Now()
-		if r.present != nil {
-			w.known = r.present.Epoch
-		}
+		w.since, w.known = e.clock.Now(), r.presentEpoch()
 		if after := r.hedgeAfter(); after > 0 {
 			w.hedge.at = durations.Add(w.since, after)
 		}

@@ -16,8 +16,8 @@ import (
 // electPause is the pause between elections without a push: the holder may have given up silently.
 const electPause = 500 * time.Millisecond
 
-// noticeLag is the wait for the store's notice after the lease is free. The release, on another
-// connection, may arrive first, and a look for a value on its way would cost a command.
+// noticeLag is the wait for the store's notice after the lease is free, and for the release after the commit. They come
+// on two connections, in any order, and a look for a value on its way would cost a command.
 const noticeLag = 10 * time.Millisecond
 
 // awaitHolder is the state waiting. The flight gives its slot back first. A flight that has lasted for MaxWait
@@ -46,7 +46,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
-	late := w.hedge.late(began)
+	late, committed := w.hedge.late(began), r.presentEpoch()
 	defer r.dropLook()
 	for {
 		look, ended := r.planLook(r.untilNextLook(wake != nil)), false
@@ -73,6 +73,11 @@ func (r *run[V]) await(ctx context.Context) bool {
 		}
 		if ended || w.hedge.lease != nil || r.blind() {
 			return ended
+		}
+		if epoch := r.presentEpoch(); epoch > committed {
+			// The holder has committed, and its release may be lost or on its way. Or another writer has.
+			committed = epoch
+			deadline.Reset(max(earliest-e.clock.Now(), noticeLag))
 		}
 	}
 }

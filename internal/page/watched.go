@@ -118,8 +118,7 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 	if u.cut != nil && u.size-len(p) > maxUnsent {
 		return 0, http.ErrBodyNotAllowed
 	}
-	// Also the bytes of a HEAD, which net/http sends no body for: so many that the header is out, without a length, before
-	// the handler can fail.
+	// net/http drops the body of a HEAD. After so many bytes the header is out, without a length, when the handler fails.
 	n, err := u.ResponseWriter.Write(p)
 	if u.cut != nil && u.size > maxUnsent {
 		u.cut()
