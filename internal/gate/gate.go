@@ -338,7 +338,7 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 // takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
 func AskAnyway(ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) error) error {
 	only := func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) }
-	_, _, err := askWithin(ctx, g, key, newPatience(ctx, limit, nil), only, func(error) {})
+	_, _, err := askWithin(ctx, g, key, g.turns.patiences.begin(ctx, limit, nil), only, func(error) {})
 	return err
 }
 
@@ -372,7 +372,7 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
 	limit := budget.Left()
-	v, failure, err := askWithin(ctx, g, key, newPatience(ctx, limit, opens), call, report)
+	v, failure, err := askWithin(ctx, g, key, g.turns.patiences.begin(ctx, limit, opens), call, report)
 	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {

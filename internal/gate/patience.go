@@ -21,11 +21,20 @@ type patience struct {
 	cancel          context.CancelCauseFunc
 	limit           time.Duration
 	opens           <-chan struct{} // closed when the gate opens, which ends the call; nil: the opening does not end it
+	among           *patiences
 
-	mu    sync.Mutex // guards the fields below
+	// among.mu guards the fields below.
 	left  time.Duration
-	began time.Time // when the present step began
-	next  *time.Timer
+	began time.Time // when the time began that is not yet counted
+}
+
+// The patiences of an engine's calls share a timer. A burst has hundreds of calls, and with a timer each it would start
+// a goroutine per call and step. The zero value is ready.
+type patiences struct {
+	mu      sync.Mutex // guards the fields below
+	running map[*patience]struct{}
+	next    *time.Timer
+	due     time.Time // when next fires; zero: it does not
 }
 
 const (
@@ -34,35 +43,59 @@ const (
 	late = 2 * step
 )
 
-func newPatience(ctx context.Context, limit time.Duration, opens <-chan struct{}) *patience {
-	p := &patience{limit: limit, opens: opens, left: max(limit, 1), began: time.Now()}
+func (s *patiences) begin(ctx context.Context, limit time.Duration, opens <-chan struct{}) *patience {
+	p := &patience{limit: limit, opens: opens, among: s, left: max(limit, 1), began: time.Now()}
 	p.Context, p.cancel = context.WithCancelCause(ctx)
-	p.mu.Lock() // the first step may end before p.next is set
-	defer p.mu.Unlock()
-	p.next = time.AfterFunc(min(p.left, step), p.endStep)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		s.running = make(map[*patience]struct{})
+	}
+	s.running[p] = struct{}{}
+	if due := p.began.Add(min(p.left, step)); s.due.IsZero() || due.Before(s.due) {
+		s.fireAt(due)
+	}
 	return p
 }
 
-func (p *patience) endStep() {
-	if why := p.count(); why != nil {
-		p.cancel(why) // without the lock: the parent may be of a foreign type
+// fireAt sets the timer. s.mu is held.
+func (s *patiences) fireAt(due time.Time) {
+	s.due = due
+	if s.next == nil {
+		s.next = time.AfterFunc(time.Until(due), s.fire)
+	} else {
+		s.next.Reset(time.Until(due))
 	}
 }
 
-// count counts the present step, and begins the next. It returns the reason for the call's end, if it ends now.
-func (p *patience) count() error {
-	ended := p.Context.Err() != nil
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if ended {
-		return nil
+// fire counts a step of all calls.
+func (s *patiences) fire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, next := time.Now(), step
+	for p := range s.running {
+		if why := p.count(now); why != nil {
+			delete(s.running, p)
+			go p.cancel(why) // without the lock: the parent may be of a foreign type
+			continue
+		}
+		next = min(next, p.left)
+	}
+	if s.due = (time.Time{}); len(s.running) > 0 {
+		s.fireAt(now.Add(next))
+	}
+}
+
+// count counts the time that has passed. It returns the reason for the call's end, if it ends now. among.mu is held.
+func (p *patience) count(now time.Time) error {
+	if p.Context.Err() != nil {
+		return context.Canceled // it has ended
 	}
 	select {
 	case <-p.opens:
 		return ErrSilent
 	default:
 	}
-	now := time.Now()
 	passed := now.Sub(p.began)
 	if passed > late {
 		passed = min(max(passed/4, step), max(p.limit/2, 1))
@@ -72,14 +105,13 @@ func (p *patience) count() error {
 	if p.left <= 0 {
 		return context.DeadlineExceeded
 	}
-	p.next.Reset(min(p.left, step))
 	return nil
 }
 
 // heard begins the limit anew.
 func (p *patience) heard() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.among.mu.Lock()
+	defer p.among.mu.Unlock()
 	if p.left > 0 {
 		p.left, p.began = p.limit, time.Now()
 	}
@@ -88,12 +120,14 @@ func (p *patience) heard() {
 // end ends the call.
 func (p *patience) end() {
 	p.cancel(nil)
-	p.next.Stop()
+	p.among.mu.Lock()
+	defer p.among.mu.Unlock()
+	delete(p.among.running, p)
 }
 
 func (p *patience) usedUp() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.among.mu.Lock()
+	defer p.among.mu.Unlock()
 	return p.left <= 0
 }
 
@@ -110,8 +144,8 @@ func (p *patience) Err() error {
 // Deadline is the earliest end of the limit. A client that goes by it alone gives up by the clock.
 func (p *patience) Deadline() (time.Time, bool) {
 	of, ok := p.Context.Deadline()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.among.mu.Lock()
+	defer p.among.mu.Unlock()
 	due := p.began.Add(p.left)
 	if ok && of.Before(due) {
 		return of, true

@@ -40,7 +40,7 @@ func TestPatience(t *testing.T) {
 					time.AfterFunc(c.parent, cancel)
 				}
 				began := time.Now()
-				p := newPatience(ctx, c.limit, nil)
+				p := new(patiences).begin(ctx, c.limit, nil)
 				defer p.end()
 				if due, ok := p.Deadline(); !ok || due.Sub(began) != c.limit {
 					t.Errorf("Deadline: %v from now, %t; want %v", due.Sub(began), ok, c.limit)

@@ -13,7 +13,8 @@ import (
 // their budget counts, and go on as fast as the engine answers.
 
 type turns struct {
-	timeout time.Duration // of a call
+	timeout   time.Duration // of a call
+	patiences patiences     // of the calls
 
 	mu      sync.Mutex // guards the fields below
 	bound   float64
