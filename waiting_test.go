@@ -79,36 +79,48 @@ func TestFleet_WatchFaults(t *testing.T) {
 }
 
 // A process that hears no push waits no longer for a holder whose commit it has seen, though the value was stale by then.
-// A writer that commits beside the holder costs an election and no load.
 func TestWaiting_CommitWithoutAPush(t *testing.T) {
-	for name, atWork := range map[string]bool{"the holder's": false, "of a Set beside the holder": true} {
-		inBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 2, push, bellwether.Options{TTL: 300 * time.Millisecond, StaleIfError: time.Hour})
-			f.each(func(p *process) {
-				p.locker.watch.Store(new(func() (<-chan struct{}, error) { return make(chan struct{}), nil }))
-			})
-			f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
-			latest := 1200 * time.Millisecond
-			if atWork {
-				f.origin.set(func(o *source) { o.build = 4 * time.Second })
-				latest = 8500 * time.Millisecond // the holder's first commit is fenced
-				time.AfterFunc(500*time.Millisecond, func() {
-					driver.Set(t.Context(), f.store, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`"set"`), TTL: 300 * time.Millisecond, StaleIfError: time.Hour})
-				})
-			}
-			go f.processes[0].Get(t.Context(), "k")
-			time.Sleep(50 * time.Millisecond)
-			start := time.Now()
-			v, err := f.processes[1].Get(t.Context(), "k")
-			if took := time.Since(start); v != "v2" || err != nil || took > latest {
-				t.Errorf("%q, %v after %v, want v2 within %v", v, err, took, latest)
-			}
-			f.wantLoads(t, 2)
-			if n := f.processes[1].locker.count("acquire"); n > 3 {
-				t.Errorf("%d elections", n)
-			}
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := deafFleet(t)
+		f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
+		go f.processes[0].Get(t.Context(), "k")
+		time.Sleep(50 * time.Millisecond)
+		start := time.Now()
+		v, err := f.processes[1].Get(t.Context(), "k")
+		if took := time.Since(start); v != "v2" || err != nil || took > 1200*time.Millisecond {
+			t.Errorf("%q, %v after %v, want v2 within 1.2 s", v, err, took)
+		}
+	})
+}
+
+// A commit beside a holder at work costs a waiting process one election.
+func TestWaiting_CommitBesideTheHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := deafFleet(t)
+		f.origin.set(func(o *source) { o.build = 4 * time.Second })
+		go f.processes[0].Get(t.Context(), "k")
+		time.Sleep(50 * time.Millisecond)
+		set := driver.Entry{Kind: driver.KindValue, Value: []byte(`"set"`), TTL: 300 * time.Millisecond, StaleIfError: time.Hour}
+		time.AfterFunc(500*time.Millisecond, func() { driver.Set(t.Context(), f.store, "test:k", set) })
+		ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
+		defer cancel()
+		if v, err := f.processes[1].Get(ctx, "k"); err == nil {
+			t.Errorf("%q beside a holder at work", v)
+		}
+		f.wantLoads(t, 1)
+		if n := f.processes[1].locker.count("acquire"); n != 2 {
+			t.Errorf("%d elections, want 2", n)
+		}
+	})
+}
+
+// deafFleet returns two processes that hear no push. Their values are soon stale, and then no answer.
+func deafFleet(t *testing.T) *fleet {
+	f := newFleet(t, 2, push, bellwether.Options{TTL: 300 * time.Millisecond, StaleIfError: time.Hour})
+	f.each(func(p *process) {
+		p.locker.watch.Store(new(func() (<-chan struct{}, error) { return make(chan struct{}), nil }))
+	})
+	return f
 }
 
 // wantPatience has all processes wait for one load, without calls of the engines in a loop.
