@@ -112,8 +112,8 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc) *attempt[V] {
 	e, lease := r.engine, r.leading.lease
 	a := &attempt[V]{
-		flight: r.flight, epoch: r.leading.epoch, abort: abort, last: r.leading.voids+1 >= maxVoid,
-		storeDown: r.storeDown, asked: r.looking.asked, heldUntil: forever, lost: make(chan struct{}),
+		flight: r.flight, basis: basis[V]{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
+		abort: abort, last: r.leading.voids+1 >= maxVoid, lost: make(chan struct{}), heldUntil: forever,
 	}
 	var term leases.Term
 	if lease != nil {
@@ -150,6 +150,6 @@ func (r *run[V]) beginLoading(a *attempt[V]) bool {
 	}
 	r.present = e.afterSweeps(f.key, r.present) // sweeps while the flight queued
 	a.present, a.loadBegan, a.position = r.present, e.clock.Now()+1, e.sweeps.Log().Position()
-	r.latest, f.current, f.goesOn = a, a, true
+	r.latest, f.current, f.goesOn = a.basis, a, true
 	return true
 }

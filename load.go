@@ -30,19 +30,24 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-// An attempt is one load of a flight, or its refusal, see finishOverloaded. Only the fields
-// below shard.mu change after beginLoading: the flight may give the load up, and change.
+// A basis is what is known when a load begins, or is refused (finishOverloaded). It does not change.
+type basis[V any] struct {
+	epoch     uint64         // claimed for the load; 0: none
+	present   *items.Item[V] // run.present
+	loadBegan instant        // items.Item.LoadBegan
+	position  uint64         // items.Item.Position
+	storeDown bool           // the flight goes on without the store
+	asked     instant        // a time at which the store had nothing later than epoch
+}
+
+// An attempt is one load of a flight. Only the fields below shard.mu change after beginLoading: the flight may give the
+// load up, and change.
 type attempt[V any] struct {
 	*flight[V]
-	epoch     uint64                  // claimed for the load; 0: none
-	present   *items.Item[V]          // run.present
-	loadBegan instant                 // items.Item.LoadBegan
-	position  uint64                  // items.Item.Position
-	abort     context.CancelCauseFunc // cancels the load
-	last      bool                    // an invalidation does not cancel the load, see maxVoid
-	storeDown bool                    // the flight goes on without the store
-	asked     instant                 // a time at which the store had nothing later than the load's epoch
-	lost      chan struct{}           // closed when another process has the lease
+	basis[V]
+	abort context.CancelCauseFunc // cancels the load
+	last  bool                    // an invalidation does not cancel the load, see maxVoid
+	lost  chan struct{}           // closed when another process has the lease
 
 	running *chain.Load
 	free    func() // called when the load has returned or told
