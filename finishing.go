@@ -121,8 +121,14 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.
 	remembered := !fault.Says(l.err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(l.err, context.DeadlineExceeded)
+	ended := false
+	if told {
+		ended = r.finishTold(ctx, l, remembered)
+	} else {
+		ended = r.finishUntold(ctx, l)
+	}
 	switch {
-	case told && r.finishTold(ctx, l, remembered), !told && r.finishUntold(ctx, l):
+	case ended:
 		return true
 	case r.streaming():
 		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
@@ -161,7 +167,7 @@ func (r *run[V]) commitFailure(ctx context.Context, l loaded[V], remembered bool
 			if r.lookByRead(ctx) {
 				return nil, commitTaken
 			}
-			r.looking.unshared = 0
+			r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure
 			if r.storeDown && r.present == nil {
 				r.present = present // a silent store cannot take the stale value away
 			}

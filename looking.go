@@ -143,15 +143,19 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	}
 	if fromStore && r.waiting.sees(it.Epoch) {
 		r.committed = max(it.Born, r.waiting.since)
+		if r.waiting.first == 0 {
+			r.waiting.first, r.waiting.missing = it.Epoch, r.looking.askedBefore
+		}
 	}
 	if r.want.Fits != nil && !r.want.Fits(it) {
 		return false // the item answers other calls, never the call that began this flight
 	}
 	switch is := r.verdictOn(it, r.engine.clock.Now()); {
-	case (is == serve || is == serveStale) && r.declines(it, fromStore), is == serveStale:
+	case is == rebuild:
+	case is == serveStale, is == serve && r.declines(it, fromStore):
 		// The call that began this flight declines the item or has it replaced. Other callers may take it.
 		r.offer(it, fromStore)
-	case is != rebuild:
+	default:
 		r.noteOthersBuild(it)
 		if r.settle(it) {
 			r.loaded = false // also in a look that follows a failed load
@@ -220,9 +224,6 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 func (r *run[V]) newEnough(it *items.Item[V]) bool {
 	if !r.waiting.sees(it.Epoch) {
 		return false
-	}
-	if r.waiting.first == 0 {
-		r.waiting.first, r.waiting.missing = it.Epoch, r.looking.askedBefore
 	}
 	underWay := r.engine.clock.Now() - r.looking.asked // the longest that the reply can have taken
 	began := it.Born - it.Build - underWay
