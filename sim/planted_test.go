@@ -71,7 +71,7 @@ var bugs = []bug{
 	},
 	{
 		Name: "lease that is renewed after its loss", File: "lease.go",
-		Old: "\t\t\tclose(lost)\n\t\t\treturn\n",
+		Old: "\t\t\tclose(a.lost)\n\t\t\treturn\n",
 		New: "",
 	},
 
@@ -114,8 +114,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "context error that is remembered", File: "finishing.go",
-		Old: "remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded,",
-		New: "remembered := !fault.Says(err, context.DeadlineExceeded,",
+		Old: "remembered := !fault.Says(l.err, context.Canceled, context.DeadlineExceeded,",
+		New: "remembered := !fault.Says(l.err, context.DeadlineExceeded,",
 	},
 	{
 		Name: "near tier that asks no store", File: "near.go",
