@@ -42,8 +42,9 @@ answers[#answers + 1] = clock and digits(clock) or false
 return answers
 `)
 
-// longestJoined bounds an entry that goes with others: their commits would wait for its sending.
-const longestJoined = redispipe.Large / 16
+// longestJoined bounds an entry, with its key, that goes with others: their commits would wait for its sending, and all
+// clients for a long script.
+const longestJoined = 1 << 10
 
 // A committing is a call of CommitAndRelease with a lease of the key.
 type committing struct {
@@ -63,7 +64,7 @@ func (e *Engine) CommitAndRelease(ctx context.Context, key string, entry driver.
 	}
 	name, mine := redisentry.Name(e.Prefix, key), redislease.Of(lease)
 	if mine != nil && mine.Key == redislease.Key(e.Prefix, key) && e.settled() {
-		r, _ := e.commits.ask(&committing{newCall(ctx), name, commit, mine}, commit.Size() < longestJoined)
+		r, _ := e.commits.ask(&committing{newCall(ctx), name, commit, mine}, commit.Size()+len(key) < longestJoined)
 		if err = r.err; err == nil && r.answer != int64(1) {
 			err = driver.ErrFenced
 		}
@@ -95,7 +96,7 @@ func (e *Engine) where() redisentry.Where {
 
 // runCommits runs the script. It returns an answer per call.
 func (e *Engine) runCommits(all []*committing) ([]any, redisentry.Sighting, error) {
-	ctx, cancel := redislease.Detached(all[0].ctx)
+	ctx, cancel := redispipe.Together(all, func(c *committing) context.Context { return c.ctx })
 	defer cancel()
 	known, err := e.servers.Sight(ctx, all[0].name)
 	if err != nil {

@@ -1,13 +1,20 @@
 package redisfleet
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/redis/go-redis/v9"
 )
 
 // TestCommitAndRelease_Together: calls that come during a request share the next one. Each commits its own key, is
@@ -51,5 +58,61 @@ func TestCommitAndRelease_Together(t *testing.T) {
 		if errs[i] != want || held != fenced(i) || fenced(i) != (err != nil) || !fenced(i) && got.Epoch != won[i].Epoch {
 			t.Errorf("key %d: %v, want %v; then an entry of %d (%v), and held is %v", i, errs[i], want, got.Epoch, err, held)
 		}
+	}
+}
+
+// TestCommitAndRelease_EndedContext: a call whose context has ended sends nothing, whether its entry goes with others or
+// alone.
+func TestCommitAndRelease_EndedContext(t *testing.T) {
+	eng := open(t, testserver.Redis(t).OwnOrSkip(t).Addr)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, size := range map[string]int{"short": 1, "long": 2 * longestJoined} {
+		won := elect(t, eng, name, 0)
+		entry := value(won.Epoch)
+		entry.Value = make([]byte, size)
+		if err := eng.CommitAndRelease(ended, name, entry, won.Lease); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v, want the context's error", name, err)
+		}
+		time.Sleep(20 * time.Millisecond) // for a request behind the call, to a real server
+		if _, err := eng.Get(t.Context(), name); !errors.Is(err, driver.ErrNotFound) {
+			t.Errorf("%s: the entry was sent (%v)", name, err)
+		}
+	}
+}
+
+// TestCommitAndRelease_LeavesItsConnection: commits to a dead host end with their callers, for a client that heeds
+// contexts. Otherwise they would hold all connections, and the calls after a failover would wait for the host.
+func TestCommitAndRelease_LeavesItsConnection(t *testing.T) {
+	dead, live := testserver.Redis(t).OwnOrSkip(t), testserver.Redis(t)
+	var to atomic.Pointer[string]
+	to.Store(&dead.Addr)
+	rdb := redis.NewClient(&redis.Options{ContextTimeoutEnabled: true, PoolSize: 4, Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, *to.Load())
+	}})
+	t.Cleanup(func() { rdb.Close() })
+	eng := over(t, rdb)
+	const keys = 20
+	var won [keys]driver.Election
+	for i := range keys {
+		won[i] = elect(t, eng, fmt.Sprint("k", i), 0)
+	}
+	dead.Signal(syscall.SIGSTOP)
+	defer dead.Signal(syscall.SIGCONT)
+	var calls sync.WaitGroup
+	for i := range keys {
+		time.Sleep(5 * time.Millisecond) // each in a run of its own
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			eng.CommitAndRelease(ctx, fmt.Sprint("k", i), value(won[i].Epoch), won[i].Lease)
+		})
+	}
+	calls.Wait()
+	to.Store(&live.Addr)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := eng.Get(ctx, "k0"); !errors.Is(err, driver.ErrNotFound) {
+		t.Errorf("a read after the failover: %v", err)
 	}
 }

@@ -51,13 +51,13 @@ var (
 	errNoAnswers = errors.New("the reply has not an answer for each key")
 )
 
-// ask has the script run for c, with others if it joins. It returns when c's context ends. A request under way goes on
-// to its reply. If left is true, this reply is still to come.
+// ask has the script run for c, with others if it joins. It returns when c's context ends. If left is true, the reply of
+// a request under way is still to come.
 func (j *joint[C]) ask(c C, joins bool) (r outcome, left bool) {
 	b := c.base()
 	switch {
 	case !joins:
-		go j.runFor([]C{c})
+		go j.runPresent([]C{c})
 	case j.Join(c):
 		go j.Lead([]C{c})
 	}

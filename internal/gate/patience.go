@@ -33,8 +33,8 @@ type patience struct {
 type patiences struct {
 	mu      sync.Mutex // guards the fields below
 	running map[*patience]struct{}
-	next    *time.Timer
-	due     time.Time // when next fires; zero: it does not
+	next    *time.Timer // nil if no call runs
+	due     time.Time   // when next fires
 }
 
 const (
@@ -52,7 +52,7 @@ func (s *patiences) begin(ctx context.Context, limit time.Duration, opens <-chan
 		s.running = make(map[*patience]struct{})
 	}
 	s.running[p] = struct{}{}
-	if due := p.began.Add(min(p.left, step)); s.due.IsZero() || due.Before(s.due) {
+	if due := p.began.Add(min(p.left, step)); s.next == nil || due.Before(s.due) {
 		s.fireAt(due)
 	}
 	return p
@@ -74,23 +74,32 @@ func (s *patiences) fire() {
 	defer s.mu.Unlock()
 	now, next := time.Now(), step
 	for p := range s.running {
-		if why := p.count(now); why != nil {
+		if p.Context.Err() != nil {
+			delete(s.running, p)
+		} else if why := p.count(now); why != nil {
 			delete(s.running, p)
 			go p.cancel(why) // without the lock: the parent may be of a foreign type
-			continue
+		} else {
+			next = min(next, p.left)
 		}
-		next = min(next, p.left)
 	}
-	if s.due = (time.Time{}); len(s.running) > 0 {
+	if len(s.running) == 0 {
+		s.forget()
+	} else {
 		s.fireAt(now.Add(next))
+	}
+}
+
+// forget ends the timer. The next call may run in another bubble of testing/synctest. s.mu is held.
+func (s *patiences) forget() {
+	if s.next != nil {
+		s.next.Stop()
+		s.next, s.due = nil, time.Time{}
 	}
 }
 
 // count counts the time that has passed. It returns the reason for the call's end, if it ends now. among.mu is held.
 func (p *patience) count(now time.Time) error {
-	if p.Context.Err() != nil {
-		return context.Canceled // it has ended
-	}
 	select {
 	case <-p.opens:
 		return ErrSilent
@@ -122,7 +131,9 @@ func (p *patience) end() {
 	p.cancel(nil)
 	p.among.mu.Lock()
 	defer p.among.mu.Unlock()
-	delete(p.among.running, p)
+	if delete(p.among.running, p); len(p.among.running) == 0 {
+		p.among.forget()
+	}
 }
 
 func (p *patience) usedUp() bool {

@@ -124,3 +124,27 @@ func TestPatience_Stopped(t *testing.T) {
 		t.Errorf("%v: %.600s", err, said)
 	}
 }
+
+// A gate keeps no timer between two calls, so it may be used in a bubble of testing/synctest after other calls.
+func TestPatience_InABubbleLater(t *testing.T) {
+	g := New(timeout, func(_, _ State) {})
+	ask := func(t *testing.T, call func(context.Context) error) error {
+		return AskErr(t.Context(), g, "k", NewBudget(timeout), call)
+	}
+	if err := ask(t, func(context.Context) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		err := ask(t, func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * timeout):
+			}
+			return ctx.Err()
+		})
+		if took := time.Since(began); took != timeout || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v after %v, want the end of the limit of %v", err, took, timeout)
+		}
+	})
+}

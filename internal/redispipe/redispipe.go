@@ -67,7 +67,7 @@ func (q *Queue) join(calls []*call) {
 	if len(calls) == 0 {
 		return
 	}
-	ctx, cancel := together(calls)
+	ctx, cancel := Together(calls, func(c *call) context.Context { return c.ctx })
 	defer cancel()
 	joint := &call{ctx: ctx}
 	for _, c := range calls {
@@ -89,13 +89,13 @@ func (q *Queue) join(calls []*call) {
 	q.send(joint)
 }
 
-// together is the context of several calls. It has the values of the first call's context and the
+// Together is the context of several calls. It has the values of the first call's context and the
 // latest deadline of all, so the client stops when no call waits.
-func together(calls []*call) (context.Context, context.CancelFunc) {
-	ctx := context.WithoutCancel(calls[0].ctx)
+func Together[C any](calls []C, of func(C) context.Context) (context.Context, context.CancelFunc) {
+	ctx := context.WithoutCancel(of(calls[0]))
 	var last time.Time
 	for _, c := range calls {
-		due, ok := c.ctx.Deadline()
+		due, ok := of(c).Deadline()
 		if !ok {
 			return ctx, func() {}
 		}
