@@ -40,8 +40,8 @@ type basis[V any] struct {
 	asked     instant        // a time at which the store had nothing later than epoch
 }
 
-// An attempt is one load of a flight. Only the fields below shard.mu change after beginLoading: the flight may give the
-// load up, and change.
+// An attempt is one load of a flight. Only the fields below shard.mu change once the load has started: the flight may
+// give the load up, and change.
 type attempt[V any] struct {
 	*flight[V]
 	basis[V]

@@ -455,6 +455,33 @@ func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 	}
 }
 
+// A client that comes while a slow commit of a complete response runs gets the response at once.
+func TestNearOff_JoinerDuringTheCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.only = func(key string) bool { return key == "a/p" }
+		store.set(on(takes(800*time.Millisecond), "commit"))
+		fenced := struct {
+			quiet
+			fences
+		}{quiet{store}, store.fenced}
+		o := bellwether.Options{Fleet: bellwether.Fleet{Store: fenced, Locker: locallock.New(), EngineTimeout: time.Second}}
+		s := newSite(t, pageOptions(nearOff(o)), func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.(http.Flusher).Flush()
+			time.Sleep(100 * time.Millisecond)
+			fmt.Fprint(w, "page")
+		})
+		go s.get("http://a/p")
+		time.Sleep(200 * time.Millisecond)
+		began := time.Now()
+		if w := s.get("http://a/p"); w.Body.String() != "page" || time.Since(began) > 10*time.Millisecond {
+			t.Errorf("%q after %v", w.Body, time.Since(began))
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
 // Without a Fencer, clients that join a response get the stale page after Patience.
 func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -42,7 +42,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	if e.Store != nil && !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
-			e.running.Go(func() { a.confirmStream(ctx, it) })
+			e.running.Go(func() { a.confirmStream(it) })
 		}
 	}
 	f.change(func(s *flightState[V]) {
@@ -70,18 +70,18 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 	return late && f.askFenced(ctx, budget, a.epoch)
 }
 
-// confirmStream calls confirmPublished until it returns false or ctx, the load's, ends.
-func (a *attempt[V]) confirmStream(ctx context.Context, it *items.Item[V]) {
+// confirmStream calls confirmPublished until it returns false or the flight ends, also during the commit.
+func (a *attempt[V]) confirmStream(it *items.Item[V]) {
 	e, asked := a.engine, a.asked
 	for {
 		select {
 		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
 		case <-a.streamDoubts:
-		case <-ctx.Done():
+		case <-a.ctx.Done():
 			return
 		}
 		asked = e.clock.Now()
-		if !a.confirmPublished(ctx, it) {
+		if !a.confirmPublished(it) {
 			return
 		}
 	}
@@ -89,15 +89,15 @@ func (a *attempt[V]) confirmStream(ctx context.Context, it *items.Item[V]) {
 
 // confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
 // show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
-// against the value, after ctx's end, and once the flight shows no such value.
-func (a *attempt[V]) confirmPublished(ctx context.Context, it *items.Item[V]) bool {
+// against the value, at the flight's end, and once the flight shows no such value.
+func (a *attempt[V]) confirmPublished(it *items.Item[V]) bool {
 	f, e := a.flight, a.engine
-	budget := e.confirmation(ctx)
+	budget := e.confirmation(f.ctx)
 	asked := e.clock.Now()
-	fenced := f.askFenced(ctx, budget, a.epoch)
+	fenced := f.askFenced(f.ctx, budget, a.epoch)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if state := f.state.Load(); ctx.Err() != nil || state.landed || state.published != it {
+	if state := f.state.Load(); f.ctx.Err() != nil || state.landed || state.published != it {
 		return false
 	}
 	if fenced {

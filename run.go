@@ -95,7 +95,7 @@ type hedgeState struct {
 type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
 	keeper *time.Timer  // begins the keeper of lease, nil before the first load with a lease
-	epoch  uint64       // claimed for the next load; 0: not yet, or without an answer
+	epoch  uint64       // claimed for the load, or unshared in the state alone; 0: not yet, or no answer
 	again  bool         // the flight has led before, in vain
 	fenced bool         // the store refused the last commit
 	losses int          // leases lost
@@ -124,13 +124,6 @@ func ending(ended bool) rebuildOutcome {
 		return outcomeAnswered
 	}
 	return outcomeOutdated
-}
-
-func (r *run[V]) presentEpoch() uint64 {
-	if r.present == nil {
-		return 0
-	}
-	return r.present.Epoch
 }
 
 func (r *run[V]) takeFreeSlot() bool {

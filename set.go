@@ -69,9 +69,8 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	return epoch, err
 }
 
-// replace puts a set item in place of the key's item here, unless the present item has a later epoch. earlier is the
-// item from before the Set, or nil: if it has a later epoch, the store has lost its data and counts from below. The
-// result is false if own, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier flight's
+// replace puts a set item in place of the key's item here, unless the present item has a later epoch. If this is still
+// the item from before the Set, earlier, the store has lost its data and counts from below. The result is false if own, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier flight's
 // callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
 // claimed between the Set's claim and commit: its offer is then the value from before.
 func (e *engine[V]) replace(key string, it, earlier *items.Item[V], own *witness[V]) bool {
@@ -85,7 +84,7 @@ func (e *engine[V]) replace(key string, it, earlier *items.Item[V], own *witness
 		}
 	}
 	void := it.Epoch
-	if earlier != nil {
+	if earlier != nil && e.holdsNear(key, earlier) {
 		void = max(void, earlier.Epoch)
 	}
 	e.voidKey(s, key, void)

@@ -734,3 +734,34 @@ func TestSet_StoreCountsFromBelow(t *testing.T) {
 		}
 	})
 }
+
+// A Set whose reply is late, from a store that counts from below, takes no later load's value away.
+func TestSet_StoreCountsFromBelowBesideALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		for range 1000 {
+			store.Claim(t.Context(), "another key")
+		}
+		loads := 0
+		load := func(context.Context, string) (string, error) {
+			loads++
+			return fmt.Sprint("loaded ", loads), nil
+		}
+		c := cacheOf(t, load, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, NearTTL: time.Minute}})
+		c.Get(t.Context(), "k")
+		store.store = memstore.New()
+		store.reply.Store(int64(100 * time.Millisecond))
+		set := make(chan error)
+		go func() { set <- c.Set(t.Context(), "k", "set") }()
+		time.Sleep(150 * time.Millisecond) // the store has the Set's value
+		store.reply.Store(0)
+		c.Refresh(t.Context(), "k")
+		time.Sleep(10 * time.Millisecond)
+		if err := <-set; err != nil {
+			t.Fatal(err)
+		}
+		if v, err := c.Get(t.Context(), "k"); v != "loaded 2" || err != nil {
+			t.Errorf("%q, %v after the Set's reply", v, err)
+		}
+	})
+}

@@ -48,7 +48,10 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 	e, w := r.engine, &r.waiting
 	if w.holder == nil {
 		e.count.waits.Add(1)
-		w.since, w.known = e.clock.Now(), r.presentEpoch()
+		w.since = e.clock.Now()
+		if r.present != nil {
+			w.known = r.present.Epoch
+		}
 		if after := r.hedgeAfter(); after > 0 {
 			w.hedge.at = durations.Add(w.since, after)
 		}

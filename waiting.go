@@ -42,11 +42,11 @@ func (r *run[V]) await(ctx context.Context) bool {
 	defer endWatch()
 	wake := r.watch(ctx, watching, endWatch, w.holder)
 
-	until := r.leaseOver(began, wake != nil)
 	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
-	deadline := time.NewTimer(max(until, earliest) - began)
-	late, committed := w.hedge.late(began), r.presentEpoch()
+	stands := max(earliest, r.leaseOver(began, wake != nil)) // when the flight stands for election
+	deadline := time.NewTimer(stands - began)
+	late, first := w.hedge.late(began), w.first
 	defer r.dropLook()
 	for {
 		look, ended := r.planLook(r.untilNextLook(wake != nil)), false
@@ -54,12 +54,15 @@ func (r *run[V]) await(ctx context.Context) bool {
 		case n := <-r.notices:
 			ended = r.answerByNotice(ctx, n)
 		case <-wake:
-			early := r.freed(earliest)
-			if early <= 0 {
+			wake, w.freed = nil, true
+			lag := time.Duration(0)
+			if e.notified {
+				lag = noticeLag
+			}
+			if stands = min(stands, max(earliest, e.clock.Now()+lag)); stands <= e.clock.Now() {
 				return false
 			}
-			wake = nil
-			deadline.Reset(early)
+			deadline.Reset(stands - e.clock.Now())
 		case <-late:
 			late, ended = nil, r.hedge(ctx)
 		case <-look.due:
@@ -74,22 +77,13 @@ func (r *run[V]) await(ctx context.Context) bool {
 		if ended || w.hedge.lease != nil || r.blind() {
 			return ended
 		}
-		if epoch := r.presentEpoch(); epoch > committed {
-			// The holder has committed, and its release may be lost or on its way. Or another writer has.
-			committed = epoch
-			deadline.Reset(max(earliest-e.clock.Now(), noticeLag))
+		if w.first != first {
+			// The first commit since the flight waits is the holder's as a rule. Its release may be on its way, or lost.
+			first = w.first
+			stands = min(stands, max(earliest, e.clock.Now()+noticeLag))
+			deadline.Reset(stands - e.clock.Now())
 		}
 	}
-}
-
-// freed records the end of the lease. It returns the time until the flight may stand for election.
-func (r *run[V]) freed(earliest instant) time.Duration {
-	e := r.engine
-	r.waiting.freed = true
-	if e.notified {
-		earliest = max(earliest, e.clock.Now()+noticeLag)
-	}
-	return earliest - e.clock.Now()
 }
 
 func (h *hedgeState) late(now instant) <-chan time.Time {

@@ -114,6 +114,35 @@ func TestWaiting_CommitBesideTheHolder(t *testing.T) {
 	})
 }
 
+// Commits one after another, as of a writer beside a dead holder, do not keep a waiting flight from its election.
+func TestWaiting_BesideManyCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, notices, bellwether.Options{TTL: 5 * time.Millisecond, StaleIfError: time.Hour, MaxWait: time.Hour})
+		if _, err := f.locker.TryAcquire(t.Context(), "test:k", 3*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		var writer sync.WaitGroup
+		defer writer.Wait()
+		defer cancel()
+		writer.Go(func() {
+			for ctx.Err() == nil {
+				driver.Set(ctx, f.store, "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`"set"`), StaleIfError: time.Hour})
+				time.Sleep(8 * time.Millisecond) // less than noticeLag
+			}
+		})
+		time.Sleep(time.Millisecond)
+		start := time.Now()
+		_, err := f.processes[0].Get(ctx, "k")
+		if took := time.Since(start); err != nil || took > 15*time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
+		if n := f.processes[0].locker.count("acquire"); n > 10 {
+			t.Errorf("%d elections", n)
+		}
+	})
+}
+
 // deafFleet returns two processes that hear no push. Their values are soon stale, and then no answer.
 func deafFleet(t *testing.T) *fleet {
 	f := newFleet(t, 2, push, bellwether.Options{TTL: 300 * time.Millisecond, StaleIfError: time.Hour})

@@ -60,12 +60,8 @@ func (s *patiences) begin(ctx context.Context, limit time.Duration, opens <-chan
 
 // fireAt sets the timer. s.mu is held.
 func (s *patiences) fireAt(due time.Time) {
-	s.due = due
-	if s.next == nil {
-		s.next = time.AfterFunc(time.Until(due), s.fire)
-	} else {
-		s.next.Reset(time.Until(due))
-	}
+	s.forget()
+	s.due, s.next = due, time.AfterFunc(time.Until(due), s.fire)
 }
 
 // fire counts a step of all calls.

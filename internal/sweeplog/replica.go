@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -173,7 +174,7 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 	}()
 	tell := func(err error) { told = append(told, err) }
 	switch {
-	case err == nil && logOf(entry).At >= t.known:
+	case err == nil && (logOf(entry).At >= t.known || !r.lost(ctx, budget, t.known)):
 		r.Learn(entry)
 	case err == nil, errors.Is(err, driver.ErrNotFound), errors.Is(err, driver.ErrCorrupt):
 		if err = r.begin(ctx, budget, tell); !errors.Is(err, driver.ErrFenced) {
@@ -326,21 +327,34 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 	}
 }
 
-// commit writes the store's log with more sweeps; without more, only if there is no log. A log before the one that
-// the replica knows is none: the store has lost its data, and with it sweeps of other processes. A claim reads no
-// lagging copy of the store.
-func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
-	var epoch uint64
-	known := r.Log().Position() // before the claim: a later log is not lost
-	entry, err := gate.Ask(ctx, r.Writes, Key, budget, func(ctx context.Context) (entry driver.Entry, err error) {
+// lost reports whether the store has lost the log at a known position. A claim, unlike a read, reaches no lagging copy
+// of the store.
+func (r *Replica) lost(ctx context.Context, budget *gate.Budget, known uint64) bool {
+	entry, _, err := r.claim(ctx, budget)
+	return err == nil && logOf(entry).At < known
+}
+
+func (r *Replica) claim(ctx context.Context, budget *gate.Budget) (entry driver.Entry, epoch uint64, err error) {
+	entry, err = gate.Ask(ctx, r.Writes, Key, budget, func(ctx context.Context) (entry driver.Entry, err error) {
 		entry, epoch, err = r.Store.Claim(ctx, r.Name)
 		return entry, err
 	})
+	return entry, epoch, err
+}
+
+// commit writes the store's log with more sweeps; without more, only if there is no log. A log before the one that
+// the replica knows is none: the store has lost its data, and with it sweeps of other processes.
+func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
+	known := r.Log().Position() // before the claim: a later log is not lost
+	entry, epoch, err := r.claim(ctx, budget)
 	if err != nil {
 		return nil, err
 	}
 	l, ok := decode(entry)
-	at := max(epoch, l.At+1, known+1)
+	at := epoch
+	if latest := max(l.At, known); at <= latest {
+		at = latest + 1 + rand.Uint64N(1<<20) // another writer may have claimed beside this one, and needs another position
+	}
 	switch {
 	case !ok, l.At < known:
 		l = &Log{Since: at}
