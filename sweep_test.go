@@ -714,3 +714,87 @@ func TestSweep_StoreCountsFromBelow(t *testing.T) {
 		})
 	}
 }
+
+// A lagging copy of the store, which has an earlier log, is no loss: a process that reads it waits for no lease of the log.
+func TestSweep_LaggingCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int64
+		locker, store := locallock.New(), wiredTo(memstore.New())
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: quiet{store}, Locker: locker}}, tagged(&calls))
+		synctest.Wait()
+		s.wantBody(t, "1", "http://example.com/?tag=x")
+		earlier, err := store.store.Get(t.Context(), "\x00sweeps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sweep(t, s, bellwether.Match{Tags: []string{"y"}})
+		copied := &laggingLog{Store: store, log: earlier}
+		lagging := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: copied, Locker: locker}}, tagged(&calls))
+		synctest.Wait()
+		sweep(t, lagging, bellwether.Match{Tags: []string{"z"}}) // it knows the log now
+		if _, err := locker.TryAcquire(t.Context(), "\x00sweeps", time.Hour); err != nil {
+			t.Fatal(err) // a writer of the log dies
+		}
+		for range 5 {
+			time.Sleep(2 * time.Second)
+			began := time.Now()
+			lagging.wantBody(t, "1", "http://example.com/?tag=x") // nothing counts as swept
+			if took := time.Since(began); took > 0 {
+				t.Errorf("a hit took %v", took)
+			}
+		}
+	})
+}
+
+// A laggingLog reads an earlier log of sweeps.
+type laggingLog struct {
+	driver.Store
+	log driver.Entry
+}
+
+func (s *laggingLog) Get(ctx context.Context, key string) (driver.Entry, error) {
+	if key == "\x00sweeps" {
+		return s.log, nil
+	}
+	return s.Store.Get(ctx, key)
+}
+
+// Two processes without a Locker sweep at one moment, over a store that has counted from below since a loss. The log
+// of the later commit counts for both.
+func TestSweep_TwoWritersFromBelow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int64
+		store := wiredTo(memstore.New())
+		for range 1000 {
+			store.Claim(t.Context(), "another key")
+		}
+		fleet := bellwether.Fleet{Store: quiet{store}, NearTTL: 200 * time.Millisecond}
+		var all []*site
+		for range 2 {
+			all = append(all, newSite(t, bellwether.HTTPOptions{Fleet: fleet}, tagged(&calls)))
+			synctest.Wait()
+		}
+		all[0].wantBody(t, "1", "http://example.com/?tag=x")
+		store.store = memstore.New()
+		time.Sleep(time.Second)
+		for _, s := range all {
+			s.wantBody(t, "2", "http://example.com/?tag=x")
+		}
+		wait := 50 * time.Millisecond
+		store.set(on(func(context.Context, string) error {
+			wait += 50 * time.Millisecond
+			time.Sleep(wait)
+			return nil
+		}, "commit"))
+		go sweep(t, all[0], bellwether.Match{Tags: []string{"y"}}) // claims first, and commits first
+		time.Sleep(10 * time.Millisecond)
+		sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
+		store.set(nil)
+		time.Sleep(10 * time.Second)
+		for _, s := range all {
+			if w := s.get("http://example.com/?tag=x"); w.Body.String() == "2" {
+				t.Error("a page is served 10 s after a sweep of its tag has returned nil")
+			}
+		}
+	})
+}
