@@ -56,15 +56,21 @@ func (a *attempt[V]) keepLease(ctx, loading context.Context, lease driver.Lease,
 			return // given up
 		}
 		var err error
-		select {
-		case <-ctx.Done():
-			return
-		case <-over:
-			over, told = nil, nil
-			continue
-		case <-told:
-			err = driver.ErrLeaseLost
-		case <-time.After(term.Renewal() - e.clock.Now()):
+		due := term.Renewal() <= e.clock.Now()
+		if !due {
+			select {
+			case <-ctx.Done():
+				return
+			case <-over:
+				over, told = nil, nil
+				continue
+			case <-told:
+				err = driver.ErrLeaseLost
+			case <-time.After(term.Renewal() - e.clock.Now()):
+				due = true
+			}
+		}
+		if due {
 			now := e.clock.Now()
 			renewed := term.Renewed(now, e.LeaseTTL)
 			if err = a.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
