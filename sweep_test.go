@@ -786,7 +786,7 @@ func TestSweep_TwoWritersFromBelow(t *testing.T) {
 			time.Sleep(wait)
 			return nil
 		}, "commit"))
-		go sweep(t, all[0], bellwether.Match{Tags: []string{"y"}}) // claims first, and commits first
+		go all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"y"}}) // claims first, and commits first
 		time.Sleep(10 * time.Millisecond)
 		sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
 		store.set(nil)
