@@ -46,6 +46,11 @@ func (r *run[V]) await(ctx context.Context) bool {
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	stands := max(earliest, r.leaseOver(began, wake != nil)) // when the flight stands for election
 	deadline := time.NewTimer(stands - began)
+	standSoon := func() {
+		now := e.clock.Now()
+		stands = min(stands, max(earliest, now+noticeLag))
+		deadline.Reset(stands - now)
+	}
 	late, first := w.hedge.late(began), w.first
 	defer r.dropLook()
 	for {
@@ -55,14 +60,10 @@ func (r *run[V]) await(ctx context.Context) bool {
 			ended = r.answerByNotice(ctx, n)
 		case <-wake:
 			wake, w.freed = nil, true
-			lag := time.Duration(0)
-			if e.notified {
-				lag = noticeLag
-			}
-			if stands = min(stands, max(earliest, e.clock.Now()+lag)); stands <= e.clock.Now() {
+			if !e.notified && e.clock.Now() >= earliest {
 				return false
 			}
-			deadline.Reset(stands - e.clock.Now())
+			standSoon()
 		case <-late:
 			late, ended = nil, r.hedge(ctx)
 		case <-look.due:
@@ -80,8 +81,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 		if w.first != first {
 			// The first commit since the flight waits is the holder's as a rule. Its release may be on its way, or lost.
 			first = w.first
-			stands = min(stands, max(earliest, e.clock.Now()+noticeLag))
-			deadline.Reset(stands - e.clock.Now())
+			standSoon()
 		}
 	}
 }
