@@ -722,6 +722,7 @@ func TestSet_StoreCountsFromBelow(t *testing.T) {
 		load := func(context.Context, string) (string, error) { return "loaded", nil }
 		c := cacheOf(t, load, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, NearTTL: time.Minute}})
 		c.Get(t.Context(), "k")
+		synctest.Wait()
 		store.Store = memstore.New()
 		if err := c.Set(t.Context(), "k", "set"); err != nil {
 			t.Fatal(err)
@@ -749,6 +750,7 @@ func TestSet_StoreCountsFromBelowBesideALoad(t *testing.T) {
 		}
 		c := cacheOf(t, load, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, NearTTL: time.Minute}})
 		c.Get(t.Context(), "k")
+		synctest.Wait()
 		store.store = memstore.New()
 		store.reply.Store(int64(100 * time.Millisecond))
 		set := make(chan error)

@@ -694,6 +694,7 @@ func TestSweep_StoreCountsFromBelow(t *testing.T) {
 			for _, s := range all {
 				s.wantBody(t, "1", "http://example.com/?tag=x")
 			}
+			synctest.Wait()
 			store.Store = memstore.New()
 			all = append(all, newSite(t, bellwether.HTTPOptions{Fleet: fleet}, tagged(&calls)))
 			time.Sleep(1001 * time.Millisecond)
@@ -775,15 +776,15 @@ func TestSweep_TwoWritersFromBelow(t *testing.T) {
 			synctest.Wait()
 		}
 		all[0].wantBody(t, "1", "http://example.com/?tag=x")
+		synctest.Wait()
 		store.store = memstore.New()
 		time.Sleep(time.Second)
 		for _, s := range all {
 			s.wantBody(t, "2", "http://example.com/?tag=x")
 		}
-		wait := 50 * time.Millisecond
+		var commits atomic.Int64
 		store.set(on(func(context.Context, string) error {
-			wait += 50 * time.Millisecond
-			time.Sleep(wait)
+			time.Sleep(time.Duration(1+commits.Add(1)) * 50 * time.Millisecond)
 			return nil
 		}, "commit"))
 		go all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"y"}}) // claims first, and commits first
