@@ -44,13 +44,7 @@ func (a *attempt[V]) startKeeper(ctx, loading context.Context, lease driver.Leas
 // too, the store takes only the later epoch.
 func (a *attempt[V]) keepLease(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
 	e := a.engine
-	var told <-chan struct{}
-	if n, ok := lease.(driver.LossNotifier); ok {
-		if err := fault.Guard(func() error { told = n.Lost(); return nil }); err != nil {
-			a.noAnswer(ctx, "keeping the lease of", err)
-		}
-	}
-	over := loading.Done()
+	over, told := loading.Done(), a.lossOf(ctx, lease)
 	for {
 		if loading.Err() != nil && context.Cause(loading) != context.Canceled {
 			return // given up
@@ -91,6 +85,16 @@ func (a *attempt[V]) keepLease(ctx, loading context.Context, lease driver.Lease,
 			a.noAnswer(ctx, "renewing the lease of", err)
 		}
 	}
+}
+
+// lossOf returns the channel on which the locker tells of a lease's loss, nil if it does not.
+func (a *attempt[V]) lossOf(ctx context.Context, lease driver.Lease) (told <-chan struct{}) {
+	if n, ok := lease.(driver.LossNotifier); ok {
+		if err := fault.Guard(func() error { told = n.Lost(); return nil }); err != nil {
+			a.noAnswer(ctx, "keeping the lease of", err)
+		}
+	}
+	return told
 }
 
 func (a *attempt[V]) prolong(until instant) {

@@ -75,7 +75,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		}
-		if ended || w.hedge.lease != nil || r.blind() {
+		if ended || r.givesUp() {
 			return ended
 		}
 		if w.first != first {
@@ -123,9 +123,10 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	return pause
 }
 
-// blind reports whether the flight could not see the holder's value in the store.
-func (r *run[V]) blind() bool {
-	return r.storeDown || r.looking.unshared != 0 || r.looking.unelected
+// givesUp reports whether the flight waits no more: its hedge has come to nothing, or it could not see the holder's
+// value in the store.
+func (r *run[V]) givesUp() bool {
+	return r.waiting.hedge.lease != nil || r.storeDown || r.looking.unshared != 0 || r.looking.unelected
 }
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
