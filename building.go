@@ -113,14 +113,14 @@ func (r *run[V]) startLoad(loading, keeping context.Context, abort context.Cance
 	e, lease := r.engine, r.leading.lease
 	a := &attempt[V]{
 		flight: r.flight, basis: basis[V]{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
-		abort: abort, last: r.leading.voids+1 >= maxVoid, lost: make(chan struct{}), heldUntil: forever,
+		abort: abort, last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
 	}
 	var term leases.Term
 	if lease != nil {
 		// An Elector's request, and an election before the claim, asked for a length without the present
 		// entry's build time. The first renewal shortens the lease if the engine can.
 		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-		a.heldUntil = term.End()
+		a.heldUntil, a.lost = term.End(), make(chan struct{})
 	}
 	if !r.beginLoading(a) {
 		return nil

@@ -47,7 +47,7 @@ type attempt[V any] struct {
 	basis[V]
 	abort context.CancelCauseFunc // cancels the load
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
-	lost  chan struct{}           // closed when another process has the lease
+	lost  chan struct{}           // closed when another process has the lease; nil without a lease
 
 	running *chain.Load
 	free    func() // called when the load has returned or told

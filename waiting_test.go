@@ -81,10 +81,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 // A process that hears no push waits no longer for a holder whose commit it has seen, though the value was stale by then.
 func TestWaiting_CommitWithoutAPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := deafFleet(t)
-		f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
-		go f.processes[0].Get(t.Context(), "k")
-		time.Sleep(50 * time.Millisecond)
+		f := deafFleet(t, 100*time.Millisecond)
 		start := time.Now()
 		v, err := f.processes[1].Get(t.Context(), "k")
 		if took := time.Since(start); v != "v2" || err != nil || took > 1200*time.Millisecond {
@@ -96,10 +93,7 @@ func TestWaiting_CommitWithoutAPush(t *testing.T) {
 // A commit beside a holder at work costs a waiting process one election.
 func TestWaiting_CommitBesideTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := deafFleet(t)
-		f.origin.set(func(o *source) { o.build = 4 * time.Second })
-		go f.processes[0].Get(t.Context(), "k")
-		time.Sleep(50 * time.Millisecond)
+		f := deafFleet(t, 4*time.Second)
 		set := driver.Entry{Kind: driver.KindValue, Value: []byte(`"set"`), TTL: 300 * time.Millisecond, StaleIfError: time.Hour}
 		time.AfterFunc(500*time.Millisecond, func() { driver.Set(t.Context(), f.store, "test:k", set) })
 		ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
@@ -143,12 +137,16 @@ func TestWaiting_BesideManyCommits(t *testing.T) {
 	})
 }
 
-// deafFleet returns two processes that hear no push. Their values are soon stale, and then no answer.
-func deafFleet(t *testing.T) *fleet {
+// deafFleet returns two processes that hear no push, the first with the lease of "k" for a load of that time. Their values
+// are soon stale, and then no answer.
+func deafFleet(t *testing.T, build time.Duration) *fleet {
 	f := newFleet(t, 2, push, bellwether.Options{TTL: 300 * time.Millisecond, StaleIfError: time.Hour})
 	f.each(func(p *process) {
 		p.locker.watch.Store(new(func() (<-chan struct{}, error) { return make(chan struct{}), nil }))
 	})
+	f.origin.set(func(o *source) { o.build = build })
+	go f.processes[0].Get(t.Context(), "k")
+	time.Sleep(50 * time.Millisecond)
 	return f
 }
 
