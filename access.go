@@ -115,8 +115,8 @@ func (a *access[V]) find(ctx context.Context) *items.Item[V] {
 	}
 	e.sweeps.Follow(ctx, a.budget, e.NearTTL/2) // perhaps no flight has followed the log of late
 	there := a.read(ctx, a.budget)
-	if there.err != nil {
-		a.storeDown = errors.Is(there.err, ErrUnavailable)
+	if there.Err != nil {
+		a.storeDown = errors.Is(there.Err, ErrUnavailable)
 		return nil
 	}
 	it, a.mark = a.decode(there, it)

@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/leases"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
 // This file claims the key for a load, which is the last look, and loads the value under the lease.
@@ -42,7 +43,7 @@ func (r *run[V]) claim(ctx context.Context) bool {
 		return false
 	}
 	known, _ := r.engine.near.Get(r.key)
-	ended := r.considerReply(storeReply{entry, asked, r.engine.clock.Now(), nil}, known)
+	ended := r.considerReply(lookout.Reply{Entry: entry, Asked: asked, Came: r.engine.clock.Now()}, known)
 	if !ended && r.present == nil {
 		r.endOffer() // invalidated since the look
 	}

@@ -260,9 +260,9 @@ func (k *storeKey[V]) stillUnshared(ctx context.Context, epoch uint64) commitOut
 func (k *storeKey[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := k.read(ctx, k.budget)
 	switch {
-	case errors.Is(there.err, ErrUnavailable):
+	case errors.Is(there.Err, ErrUnavailable):
 		return commitNotTaken
-	case there.err == nil && wanted(there.entry):
+	case there.Err == nil && wanted(there.Entry):
 		return commitTaken
 	}
 	return commitFenced

@@ -117,13 +117,13 @@ func (f *flight[V]) confirmOffer(offered *items.Item[V]) *items.Item[V] {
 	budget := e.confirmation(f.ctx)
 	there := f.read(f.ctx, budget)
 	confirmed := *offered
-	switch confirmed.TrustedUntil = e.trustedUntil(there.asked); {
+	switch confirmed.TrustedUntil = e.trustedUntil(there.Asked); {
 	case f.ctx.Err() != nil:
 		return offered
-	case there.silent():
+	case there.Silent():
 		// A silent store cannot say that the item is void, also not to the callers that came meanwhile.
 		confirmed.TrustedUntil = max(confirmed.TrustedUntil, e.clock.Now()+1)
-	case there.err != nil || there.entry.Epoch != offered.Epoch:
+	case there.Err != nil || there.Entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
 // This file is an election in the same request as a look (driver.Elector).
@@ -19,7 +20,7 @@ func (r *run[V]) electsAtOnce() bool {
 // later than the entries that it has refused. The log has its own request: a request for both cannot hold an
 // election. The election has half of the flight's budget, and after silence a read has the rest: an engine
 // that takes no writes may still have a fresh entry.
-func (r *run[V]) readAndStand(ctx context.Context) storeReply {
+func (r *run[V]) readAndStand(ctx context.Context) lookout.Reply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())
 	asked := e.clock.Now()
@@ -31,7 +32,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	came := e.clock.Now()
 	if err != nil {
 		if ctx.Err() != nil {
-			return storeReply{asked: asked, err: err}
+			return lookout.Reply{Asked: asked, Err: err}
 		}
 		r.noAnswer(ctx, "taking the lease of", err)
 		r.standing.ballot = &ballot{}
@@ -45,7 +46,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {
 		err = ErrNotFound
 	}
-	return storeReply{won.Entry, asked, came, err}
+	return lookout.Reply{Entry: won.Entry, Asked: asked, Came: came, Err: err}
 }
 
 // declineElection releases the ballot's lease: the flight has ended, looks again, or loads alone.

@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/observers"
 	"github.com/bellwether-go/bellwether/internal/records"
@@ -30,7 +31,7 @@ type engine[V any] struct {
 	shards    *shards[V] // the flights, by key
 	slots     *slots.Slots
 	sweeps    *sweeplog.Replica // nil: no log of sweeps
-	lookout   lookout
+	lookout   *lookout.Lookout
 	pending   pendingSet
 	count     counters
 	observers observers.Set
@@ -50,14 +51,13 @@ type face[V any] struct {
 
 // The engines are Store and Locker behind their gates.
 type engines struct {
-	store    *gate.Gate         // of Store's reads
-	writes   *gate.Gate         // of Store's writes: reads may succeed while writes fail
-	locker   *gate.Gate         // of Locker
-	watches  *gate.Gate         // of Locker's Watch: the rest of Locker may answer without it
-	fencer   driver.Fencer      // Store, if it is one
-	many     driver.BatchGetter // Store, if it is one; nil: each flight looks by itself
-	notified bool               // Store is a Notifier
-	epoch    atomic.Uint64      // the last epoch, without a store
+	store    *gate.Gate    // of Store's reads
+	writes   *gate.Gate    // of Store's writes: reads may succeed while writes fail
+	locker   *gate.Gate    // of Locker
+	watches  *gate.Gate    // of Locker's Watch: the rest of Locker may answer without it
+	fencer   driver.Fencer // Store, if it is one
+	notified bool          // Store is a Notifier
+	epoch    atomic.Uint64 // the last epoch, without a store
 }
 
 // A history is what this process knows of past commits and loads.

@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
 // This file turns items into the store's entries and back.
@@ -78,8 +79,8 @@ func failureText(err error) string {
 
 // decode returns the item of the store's entry, nil if the entry is empty, and the entry's mark. A known item of
 // the same rebuild spares decoding the value. If known stands beside the entry, known is the item.
-func (k *storeKey[V]) decode(there storeReply, known *items.Item[V]) (*items.Item[V], mark) {
-	e := &there.entry
+func (k *storeKey[V]) decode(there lookout.Reply, known *items.Item[V]) (*items.Item[V], mark) {
+	e := &there.Entry
 	if !k.engine.knowsKind(e.Kind) {
 		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil, mark{}
@@ -96,7 +97,7 @@ func (k *storeKey[V]) decode(there storeReply, known *items.Item[V]) (*items.Ite
 	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil, mark{}
 	case same && known.Beside:
-		return k.engine.afterSweeps(k.key, known.Found(k.engine.trustedUntil(there.asked))), mark{}
+		return k.engine.afterSweeps(k.key, known.Found(k.engine.trustedUntil(there.Asked))), mark{}
 	}
 	it := k.itemOf(there)
 	if !k.decodeTo(it, known, e.Value) {
@@ -134,10 +135,10 @@ func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 }
 
 // itemOf returns the item of the store's entry without its value.
-func (k *storeKey[V]) itemOf(there storeReply) *items.Item[V] {
-	e := &there.entry
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: k.engine.trustedUntil(there.asked)}
-	it.Lifetime = items.NewLifetime(there.came, items.Windows{
+func (k *storeKey[V]) itemOf(there lookout.Reply) *items.Item[V] {
+	e := &there.Entry
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: k.engine.trustedUntil(there.Asked)}
+	it.Lifetime = items.NewLifetime(there.Came, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
 	it.Held = e.Kind != driver.KindNone
@@ -153,14 +154,14 @@ func (k *storeKey[V]) itemOf(there storeReply) *items.Item[V] {
 
 // ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
 // the process that has made it. ownOf returns false if this process has neither.
-func (k *storeKey[V]) ownOf(there storeReply, known *items.Item[V]) (own *items.Item[V], is mark, ok bool) {
-	e := &there.entry
+func (k *storeKey[V]) ownOf(there lookout.Reply, known *items.Item[V]) (own *items.Item[V], is mark, ok bool) {
+	e := &there.Entry
 	if known != nil && known.Epoch == e.Epoch {
 		failedSince := known.Failures > e.Failures
 		if failedSince || known.Failures == e.Failures && known.Kind == driver.KindValue {
 			// The lifetime is known's too: the entry has that of its writer.
-			own = known.Found(k.engine.trustedUntil(there.asked))
-			if there.came >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
+			own = known.Found(k.engine.trustedUntil(there.Asked))
+			if there.Came >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
 				is.unshared = e.Epoch // a new epoch would make all others load again
 			}
 			return k.engine.afterSweeps(k.key, own), is, true

@@ -120,6 +120,6 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 // overtaken reports whether the store has a value of a later epoch. Any goroutine may call it.
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
 	there := r.read(ctx, gate.NewBudget(r.engine.EngineTimeout))
-	e := there.entry
-	return there.err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == driver.KindValue || e.Kind == driver.KindNotFound)
+	e := there.Entry
+	return there.Err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == driver.KindValue || e.Kind == driver.KindNotFound)
 }

@@ -158,7 +158,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// The values of the context stay (traces, tenants); its end does not end the flight.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := c.newFlight(s, m, now)
-	f.ctx, f.cancel, f.load, f.queues = ctx, cancel, b.bind(), first && (m == nil || e.many == nil)
+	f.ctx, f.cancel, f.load, f.queues = ctx, cancel, b.bind(), first && (m == nil || !e.lookout.Shares())
 	c.ask(f)
 	c.joinCallers(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)

@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/observe"
@@ -23,7 +24,7 @@ func newEngine[V any](s settings, f face[V]) *engine[V] {
 	e.store, e.locker, e.watches = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
 	e.fencer, _ = s.Store.(driver.Fencer)
-	e.many, _ = s.Store.(driver.BatchGetter)
+	e.lookout = e.newLookout()
 	if s.Engine != nil {
 		e.locker = e.writes // one engine, whose elections are writes
 	}
@@ -39,6 +40,16 @@ func newEngine[V any](s settings, f face[V]) *engine[V] {
 
 func (e *engine[V]) newGate(kind observe.Engine) *gate.Gate {
 	return gate.New(e.EngineTimeout, e.tellBreaker(kind))
+}
+
+// newLookout has the store's reads for many keys, if the store can.
+func (e *engine[V]) newLookout() *lookout.Lookout {
+	many, _ := e.Store.(driver.BatchGetter)
+	return lookout.New(lookout.Config{
+		Store: many, Reads: e.store, Name: e.engineKey, Timeout: e.EngineTimeout,
+		Now: e.clock.Now, Open: e.open, Behind: e.behind,
+		Silent: func(key string, err error) { e.countNoAnswer(key, &keyError{"reading, with others,", key, err}) },
+	})
 }
 
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}

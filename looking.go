@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
 // This file is the state looking: the flight reads the store. The entry there ends the flight, is
@@ -26,7 +27,7 @@ func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 	}
 	r.loaded, r.looking.voidsSeen = false, r.leading.voids
 	r.declineElection(ctx)
-	var there *storeReply
+	var there *lookout.Reply
 	if r.member != nil && !r.looking.lookedOnce {
 		there = r.member.firstReply(ctx)
 	}
@@ -75,7 +76,7 @@ func (r *run[V]) lookByRead(ctx context.Context) bool {
 	return r.lookBy(ctx, r.persistently(r.readWithLog))
 }
 
-func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
+func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) lookout.Reply) bool {
 	e := r.engine
 	r.looking.mark = mark{}
 	known, now := e.near.Get(r.key)
@@ -95,25 +96,25 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		}
 	}
 	there := read(ctx)
-	r.looking.askedBefore, r.looking.asked = r.looking.asked, there.asked
-	if there.entry.Fresh() {
-		r.looking.unfitEpoch = there.entry.Epoch
+	r.looking.askedBefore, r.looking.asked = r.looking.asked, there.Asked
+	if there.Entry.Fresh() {
+		r.looking.unfitEpoch = there.Entry.Epoch
 	}
-	r.storeDown = errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil
+	r.storeDown = errors.Is(there.Err, ErrUnavailable) && ctx.Err() == nil
 	switch {
-	case there.err == nil:
+	case there.Err == nil:
 		return r.considerReply(there, known)
 	case ctx.Err() != nil:
 		return false // Close or desertion, not silence, ended the request: the item stays unconfirmed
-	case errors.Is(there.err, ErrUnavailable):
-		r.noAnswer(ctx, "reading", there.err)
+	case errors.Is(there.Err, ErrUnavailable):
+		r.noAnswer(ctx, "reading", there.Err)
 		if held != nil {
 			// The item answers also the callers that came while the store was silent.
 			return r.consider(held.Found(max(held.TrustedUntil, e.clock.Now()+1)), false)
 		}
 		r.present = known
 	default:
-		r.noEntry(there.err)
+		r.noEntry(there.Err)
 	}
 	return false
 }
@@ -127,7 +128,7 @@ func (r *run[V]) noEntry(err error) {
 	r.endOffer() // the item was invalidated
 }
 
-func (r *run[V]) considerReply(there storeReply, known *items.Item[V]) bool {
+func (r *run[V]) considerReply(there lookout.Reply, known *items.Item[V]) bool {
 	it, is := r.decode(there, known)
 	r.looking.mark = is
 	return r.consider(it, true)

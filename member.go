@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/gather"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"golang.org/x/sync/semaphore"
 )
@@ -24,7 +25,7 @@ type batch[V any] struct {
 	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins
 	// them, or to the holder of window.mu; afterwards it does not change.
 	complete chan struct{}
-	looks    []*plannedLook // the first looks of the flights
+	looks    []*lookout.Look // the first looks of the flights
 }
 
 type loadResult[V any] struct {
@@ -37,7 +38,7 @@ type member[V any] struct {
 	*batch[V]
 	key    string
 	askers *chain.Flight // of the member's flight; nil if the key had a flight already
-	look   *plannedLook  // the flight's first look
+	look   *lookout.Look // the flight's first look
 
 	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
 	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
@@ -56,17 +57,17 @@ func (m *member[V]) bind() loader[V] {
 
 // firstReply waits until all flights of the batch have begun, and for the reply to the flight's first look. It
 // returns nil after ctx's end, and if each flight looks by itself.
-func (m *member[V]) firstReply(ctx context.Context) *storeReply {
+func (m *member[V]) firstReply(ctx context.Context) *lookout.Reply {
 	select {
 	case <-m.complete:
 	case <-ctx.Done():
 		return nil
 	}
-	if m.engine.many == nil {
+	if !m.engine.lookout.Shares() {
 		return nil
 	}
 	select {
-	case there := <-m.look.reply:
+	case there := <-m.look.Reply():
 		return there
 	case <-ctx.Done():
 		return nil
@@ -76,7 +77,7 @@ func (m *member[V]) firstReply(ctx context.Context) *storeReply {
 // callersLeft says that the flight's callers have left before its election: its first look is for no caller.
 func (m *member[V]) callersLeft() {
 	if m != nil {
-		m.engine.lookout.end(m.look)
+		m.engine.lookout.End(m.look)
 	}
 }
 

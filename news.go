@@ -3,61 +3,26 @@ package bellwether
 import (
 	"context"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
 // This file is how a flight that queues or waits hears of its key: by planned looks and by notices.
 
-// planLook plans the flight's next look, instead of its last plan: after the pause, or with another
-// flight's look in the last quarter of the pause.
-func (r *run[V]) planLook(pause time.Duration) *plannedLook {
-	e := r.engine
-	r.dropLook()
-	p := &plannedLook{
-		key: r.key, budget: r.budget, from: e.clock.Now() + pause - pause/4,
-		due: time.After(pause),
-	}
-	r.planned = p
-	// A flight without enough time for a shared request looks alone.
-	if e.many != nil && !r.storeDown && r.budget.Left() > e.sharedPatience() {
-		p.reply = make(chan *storeReply, 1)
-		e.lookout.add(p)
-	}
-	return p
+// planLook plans the flight's next look after the pause, instead of its last plan.
+func (r *run[V]) planLook(pause time.Duration) (look <-chan *lookout.Reply) {
+	r.planned = r.engine.lookout.Plan(r.planned, r.key, r.budget, pause)
+	return r.planned.Reply()
 }
 
 func (r *run[V]) dropLook() {
-	if p := r.planned; p != nil {
-		r.planned = nil
-		r.engine.lookout.remove(p)
-	}
+	r.engine.lookout.End(r.planned)
+	r.planned = nil
 }
 
-// makePlannedLook makes the due look and other flights' looks. It reports whether the flight has ended.
-func (r *run[V]) makePlannedLook(ctx context.Context, p *plannedLook) bool {
-	e := r.engine
-	if p.reply == nil {
-		return r.lookAnew(ctx)
-	}
-	if !e.lookout.remove(p) {
-		select {
-		case there := <-p.reply: // another flight makes the look
-			return r.lookByReply(ctx, there)
-		case <-ctx.Done():
-			return false
-		}
-	}
-	others := e.lookout.takeDue(e.clock.Now())
-	if len(others) == 0 {
-		return r.lookAnew(ctx)
-	}
-	others = append(others, p)
-	e.lookForAll(ctx, r.key, 1, e.sharedPatience(), func() []*plannedLook { return others })
-	return r.lookByReply(ctx, <-p.reply)
-}
-
-// lookByReply is lookAnew with a reply. After silence, or a reply from before an invalidation, it looks.
-func (r *run[V]) lookByReply(ctx context.Context, there *storeReply) bool {
-	if there.silent() || !r.renewLookAsOf(there.asked) {
+// lookByReply is lookAnew with a reply. Without a reply, or with a reply from before an invalidation, it looks.
+func (r *run[V]) lookByReply(ctx context.Context, there *lookout.Reply) bool {
+	if there == nil || there.Silent() || !r.renewLookAsOf(there.Asked) {
 		return r.lookAnew(ctx)
 	}
 	return r.lookBy(ctx, r.replyAtHand(there))

@@ -48,10 +48,8 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 			return false
 		case n := <-r.notices:
 			ended = r.answerByNotice(ctx, n)
-		case <-look.due:
-			ended = !(r.storeDown && e.store.Open()) && r.makePlannedLook(ctx, look)
-		case there := <-look.reply:
-			ended = r.lookByReply(ctx, there)
+		case there := <-look:
+			ended = !(r.storeDown && e.store.Open()) && r.lookByReply(ctx, there)
 		}
 		if ended {
 			return true

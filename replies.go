@@ -1,24 +1,14 @@
 package bellwether
 
 import (
-	"errors"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
-// This file is the store's word on a key: its reply to a read, or its notice of a change.
-
-// A storeReply is the store's answer for a key. Its entry may wait: only came tells when it had its Age.
-type storeReply struct {
-	entry driver.Entry
-	asked instant // before the store read the entry; for a notice, before the entry's commit
-	came  instant
-	err   error
-}
-
-func (r *storeReply) silent() bool { return errors.Is(r.err, ErrUnavailable) }
+// This file is the store's word on a key beside its reply to a read (lookout.Reply): a mark, or a notice of a change.
 
 // A mark is what an entry without a value says about the next load.
 type mark struct {
@@ -32,7 +22,9 @@ type timedNotice struct {
 	made, came instant
 }
 
-func (n *timedNotice) reply() storeReply { return storeReply{n.Entry, n.made, n.came, nil} }
+func (n *timedNotice) reply() lookout.Reply {
+	return lookout.Reply{Entry: n.Entry, Asked: n.made, Came: n.came}
+}
 
 // carriesEntry reports whether the notice has the entry of its change.
 func (n *timedNotice) carriesEntry() bool { return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/observers"
 )
 
@@ -23,7 +24,7 @@ type run[V any] struct {
 	storeDown bool
 	// slot gives the flight's slot of MaxRebuilds back; nil without a slot. A load takes the slot over.
 	slot    func()
-	planned *plannedLook
+	planned *lookout.Look // nil: none
 
 	// The data of the states. A state that does a part of another state's work writes the other's struct.
 	looking  lookingState

@@ -6,7 +6,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/gather"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"golang.org/x/sync/semaphore"
@@ -33,17 +32,14 @@ func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] 
 // join makes the new flight a member. shard.mu is held, and complete is not closed.
 func (m *member[V]) join(f *flight[V]) {
 	e := m.engine
-	m.askers, m.look = &f.askers, &plannedLook{key: f.key, budget: f.budget, reply: make(chan *storeReply, 1)}
+	m.askers, m.look = &f.askers, e.lookout.New(f.key, f.budget)
 	m.gathered = m.loads.Join(m)
-	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.many != nil {
+	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.Shares() {
 		e.count.awaitingFirstLook.Add(1) // the request counts for all flights of the batch
 		e.running.Go(func() {
 			defer e.count.awaitingFirstLook.Add(-1)
 			<-m.complete
-			waiting := func() []*plannedLook { return e.lookout.present(m.looks) }
-			if now := waiting(); len(now) > 0 {
-				e.lookForAll(f.ctx, now[0].key, gate.Trips, e.EngineTimeout, waiting)
-			}
+			e.lookout.Ask(f.ctx, m.looks)
 		})
 	}
 }

@@ -66,9 +66,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 			standSoon()
 		case <-late:
 			late, ended = nil, r.hedge(ctx)
-		case <-look.due:
-			ended = r.makePlannedLook(ctx, look)
-		case there := <-look.reply:
+		case there := <-look:
 			ended = r.lookByReply(ctx, there)
 		case <-deadline.C:
 			return false
