@@ -8,7 +8,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
-	"github.com/bellwether-go/bellwether/internal/lookout"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -72,9 +71,6 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	return c.engine.getMany(ctx, keys, c.bind, c.window)
 }
-
-// maxTogether is the most keys in one load, as in one request to the store.
-const maxTogether = lookout.Most
 
 // maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
 // several times maxTogether, so keys that wait long for other processes do not hold up the rest.

@@ -15,6 +15,9 @@ import (
 
 // This file is a batch and its members: the flights that a call of GetMany or a batch window begins together.
 
+// maxTogether is the most keys in one load, as in one request to the store.
+const maxTogether = lookout.Most
+
 type batch[V any] struct {
 	engine *engine[V]
 	single binder[V]           // the load of each flight, if user is nil
