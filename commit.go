@@ -71,40 +71,46 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 		e.OnError(k.key, &keyError{"encoding", k.key, err})
 	case lives:
 		err = write(ctx, entry)
-		silent = errors.Is(err, ErrUnavailable)
+		if silent = errors.Is(err, ErrUnavailable); silent {
+			k.noAnswer(ctx, "committing", err)
+			err = write(ctx, entry) // one lost packet is not an outage
+		}
 		switch {
 		case err == nil:
 			return commitTaken
 		case errors.Is(err, driver.ErrFenced):
-			return k.reportFenced(err)
-		case silent:
+			return k.refused(ctx, err, it.Epoch, silent)
+		case errors.Is(err, ErrUnavailable):
 			k.noAnswer(ctx, "committing", err)
-		default:
-			e.OnError(k.key, &keyError{"committing", k.key, err})
+			return commitNotTaken
 		}
+		e.OnError(k.key, &keyError{"committing", k.key, err})
+	}
+	if it.Failures > 0 && it.Held {
+		return commitNotTaken // the next entry would take the stale value away from the fleet
 	}
 	// This entry tells the waiting processes that no value will come: otherwise they would take
 	// turns, each to find the same. A store out of memory may have room for so small an entry.
 	if entry.Kind, entry.Value = driver.KindUnshared, nil; !lives {
 		entry = markFor(driver.KindUnshared, entry.Epoch, entry.BuildTime)
 	}
-	marked := write(ctx, entry)
-	switch {
-	case marked == nil:
+	switch err := write(ctx, entry); {
+	case err == nil:
 		return commitTaken
-	case !errors.Is(marked, driver.ErrFenced):
-		return commitNotTaken
-	case silent:
-		// Perhaps by the value, which was written although its reply was lost.
-		if there := k.confirmCommit(ctx, it.Epoch); there != commitFenced {
+	case errors.Is(err, driver.ErrFenced):
+		return k.refused(ctx, err, it.Epoch, silent)
+	}
+	return commitNotTaken
+}
+
+// refused is the outcome of a commit that the store has refused. If an earlier write of the entry had no answer, it may
+// have arrived, and have refused its own repetition.
+func (k *storeKey[V]) refused(ctx context.Context, err error, epoch uint64, silent bool) commitOutcome {
+	if silent {
+		if there := k.confirmCommit(ctx, epoch); there != commitFenced {
 			return there
 		}
 	}
-	e.count.fenced.Add(1)
-	return commitFenced
-}
-
-func (k *storeKey[V]) reportFenced(err error) commitOutcome {
 	e := k.engine
 	e.count.fenced.Add(1)
 	e.OnError(k.key, &keyError{"committing", k.key, err})
@@ -234,7 +240,7 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutc
 	case err == nil:
 		return commitTaken
 	case errors.Is(err, driver.ErrFenced):
-		return r.reportFenced(err)
+		return r.refused(ctx, err, it.Epoch, false)
 	case errors.Is(err, ErrNotFound):
 		return commitDisplaced
 	case errors.Is(err, ErrUnavailable):

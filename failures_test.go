@@ -167,6 +167,49 @@ func TestFailures_StaleValueOfASilentStore(t *testing.T) {
 	}
 }
 
+// A failure's commit is lost, or the store does not take it. The other processes' callers get the stale value as before.
+func TestFailures_LostCommitBesideAStaleValue(t *testing.T) {
+	faults := map[string]func(p *process){
+		"the first is lost": func(p *process) {
+			p.store.set(func(_ context.Context, op string) error {
+				if op == "commit" && p.store.count("commit") == 1 {
+					return errRefused
+				}
+				return nil
+			})
+		},
+		"the first three are lost": func(p *process) {
+			p.store.set(func(_ context.Context, op string) error {
+				if op == "commit" && p.store.count("commit") <= 3 {
+					return errRefused
+				}
+				return nil
+			})
+		},
+		"no value is taken": takesNoValues,
+	}
+	for name, fails := range faults {
+		for by, fleet := range map[string]way{"a pair": push, "an elector": atOnce} {
+			inBubbleBeside(t, name+"/"+by, func(t *testing.T) {
+				f := newFleet(t, 2, fleet, bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: 20 * time.Second})
+				f.processes[0].Get(t.Context(), "k")
+				time.Sleep(2 * time.Second)
+				f.origin.set(func(o *source) { o.fail = func(int) error { return errOrigin } })
+				f.processes[0].store.reset()
+				fails(f.processes[0])
+				for range 3 {
+					for i, p := range f.processes {
+						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
+							t.Errorf("process %d: Get = %q, %v; want the stale v1", i, v, err)
+						}
+					}
+					time.Sleep(10 * time.Second)
+				}
+			})
+		}
+	}
+}
+
 // A failure without a pause, beside a stale value, does not answer the callers that come after the value has expired
 // and while the next holder loads.
 func TestFailures_OldBesideAnExpiredValue(t *testing.T) {
