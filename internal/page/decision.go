@@ -31,7 +31,7 @@ type decision struct {
 	checked   bool              // the cache keeps the response for validation
 	validated bool              // the response is the stored response
 	backed    bool              // there was a load.spare when the handler wrote its header
-	response  *Response         // the response, or a signpost to it
+	response  *Response
 	recording recording
 }
 
@@ -59,18 +59,13 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	d.recording.stream = s
 	d.response = &Response{
 		status: a.status, guessed: a.guessed, forAll: a.judged.Directives.OpenToAll(),
-		freshness: v.freshness, reason: v.reason, forwarded: forwarded{l.fwd, a.fwdStatus}, live: s,
+		freshness: v.freshness, reason: v.reason, vary: post, forwarded: forwarded{l.fwd, a.fwdStatus}, live: s,
 	}
 	if v.audience == audience.Owner {
 		d.response.kind = uncacheable
 	}
 	if v.pauses {
 		d.response.failures = failures
-	}
-	// An unshareable response makes only its own variant uncacheable, not all other users' variants.
-	if post != nil {
-		post.variant = d.response
-		d.response = &Response{kind: varying, vary: post}
 	}
 	return d
 }
@@ -90,8 +85,6 @@ func (l *load) privateHeader(s *stream, a answer) http.Header {
 	httpcache.RemoveConnectionFields(h)
 	return h
 }
-
-func (d *decision) content() *Response { return d.response.content() }
 
 // variantKey is the key of the response's variant. Empty: the response is no variant.
 func (d *decision) variantKey() string {
@@ -114,7 +107,7 @@ func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !
 //   - An error for one client takes only the callers that already wait.
 //   - A response for one client has no other readers.
 func (d *decision) joinableUntil(now instant) instant {
-	res := d.content()
+	res := d.response
 	switch {
 	case d.audience == audience.Alike:
 		return now + 1
@@ -127,7 +120,7 @@ func (d *decision) joinableUntil(now instant) instant {
 
 // failsForAll reports an error to a request with credentials, for a key that also answers such requests.
 func (l *load) failsForAll(d *decision) bool {
-	if !d.ownersAlone() || !l.request().Credentials || !httpcache.IsServerError(d.content().status) || l.before == nil {
+	if !d.ownersAlone() || !l.request().Credentials || !httpcache.IsServerError(d.response.status) || l.before == nil {
 		return false
 	}
 	// An error in the page's place does not tell.
@@ -139,7 +132,7 @@ func (l *load) failsForAll(d *decision) bool {
 // credentials prove nothing about other clients. An earlier response for everyone stays while the cache
 // may serve it, and then until a second load brings a response for one client alone.
 func (l *load) provesUncacheable(d *decision) bool {
-	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.content().status) {
+	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.response.status) {
 		return false
 	}
 	return l.before == nil || !l.servable() && l.attempt.Excluded()
@@ -171,7 +164,7 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 
 // keep returns the value to keep under the key for a complete response.
 func (l *load) keep(d *decision) (*Response, error) {
-	live := d.content()
+	live := d.response
 	s := live.live
 	done := &Response{
 		status: live.status, failures: live.failures, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness,
@@ -195,15 +188,16 @@ func (l *load) keep(d *decision) (*Response, error) {
 	return l.record(d, done, f), nil
 }
 
-// remember returns an unshareable response's record, or a signpost if only a variant is unshareable.
+// remember returns an unshareable response's record, or a signpost: an unshareable response makes only its own
+// variant uncacheable, not all other users' variants.
 func (l *load) remember(d *decision, reason string) *Response {
-	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.content().live.decidedAt.Sub(l.sent)))
+	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.response.live.decidedAt.Sub(l.sent)))
 }
 
 // record returns the value to keep under the load's key for the result res. A variant is written
 // under its own key first, so a process that reads the signpost finds the variant.
 func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
-	if d.response.kind != varying || res.kind == uncacheable && l.owner.signpost != nil {
+	if d.response.vary == nil || res.kind == uncacheable && l.owner.signpost != nil {
 		l.attempt.SetWindows(f)
 		return res
 	}

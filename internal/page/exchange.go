@@ -215,7 +215,7 @@ func (x *exchange) overflow() {
 // read the log of invalidations, the handler waits within its WriteHeader.
 func (x *exchange) offer() {
 	d := x.decision
-	failure := serverError(d.content().status)
+	failure := serverError(d.response.status)
 	switch {
 	case d.backed && !d.validated && httpcache.IsServerError(int(failure)):
 		x.refuse(x.failure(failure))
@@ -232,7 +232,7 @@ func (x *exchange) offer() {
 // share publishes a response to its audience. If the cache keeps nothing, the load ends.
 func (x *exchange) share() {
 	d := x.decision
-	res := d.content()
+	res := d.response
 	if x.request().Credentials && tellsAudience(res.status) {
 		x.m.learnAuthorized(x.attempt.Key(), d.audience == audience.Everyone)
 	}
@@ -341,7 +341,7 @@ func (x *exchange) failure(err error) error {
 // answer. A rebuild that ends as a failure counts the failure itself.
 func (x *exchange) failed() bool {
 	d := x.decision
-	return d != nil && !d.backed && !d.validated && httpcache.IsServerError(d.content().status) &&
+	return d != nil && !d.backed && !d.validated && httpcache.IsServerError(d.response.status) &&
 		(x.told || x.err == nil && x.ctx.Err() == nil)
 }
 

@@ -126,12 +126,8 @@ func Traits(fields []string) func(*Response) (tags []string, varies bool) {
 	return func(r *Response) ([]string, bool) { return r.traits(fields) }
 }
 
-// traits are the traits of a response for sweeps. A response in progress that has turned out to be a
-// variant has the variant's traits, because its readers get the variant.
+// traits are the traits of a response for sweeps.
 func (r *Response) traits(fields []string) (tags []string, varies bool) {
-	if v := r.content(); v != r {
-		return v.tags(fields), false
-	}
 	tags = r.tags(fields)
 	if r.spare != nil {
 		tags = append(tags, r.spare.Value.tags(fields)...)

@@ -44,12 +44,12 @@ type reading struct {
 func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	res := s.Item.Value
 	unanswerable := q.unanswerable(key)
-	if res.kind == varying {
+	if res.vary != nil {
 		if !q.selects(res.vary) {
 			s.Live.Left()
 			return liveOther
 		}
-		res, unanswerable = res.content(), false
+		unanswerable = false
 	}
 	r := &reading{q, c, key, s, res, res.live, res.live.owner == &c.place}
 	if refuse := r.refusal(unanswerable); refuse != nil {

@@ -50,7 +50,7 @@ func (q *query) want(key string) Want {
 	var w Want
 	if q.unanswerable(key) {
 		w.Fits = func(it *Item) bool {
-			return it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != checked
+			return it.Kind != driver.KindValue || it.Value.vary != nil || it.Value.kind != plain && it.Value.kind != checked
 		}
 	}
 	w.Accept = func(it *Item, now instant) bool {
@@ -58,10 +58,7 @@ func (q *query) want(key string) Want {
 			return true
 		}
 		res := it.Value
-		if v := res.content(); v != res && q.selects(res.vary) {
-			res = v // still written, and published with its signpost
-		}
-		if res.kind != plain {
+		if res.kind != plain || res.vary != nil && !q.selects(res.vary) {
 			return true // it only leads to the response
 		}
 		if !q.mayHave(res) {
@@ -79,7 +76,7 @@ func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || r
 // unanswerable reports whether no response under the key is for the request, see needsVariant.
 func (q *query) unanswerable(key string) bool { return q.needsVariant && key == q.target.key }
 
-// selects reports whether the request asks for the variant that made the signpost, and is still written.
+// selects reports whether the request asks for the variant in progress with the signpost.
 func (q *query) selects(signpost *variance) bool {
 	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
 }

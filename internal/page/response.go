@@ -54,7 +54,7 @@ type Response struct {
 	freshness httpcache.Freshness // of plain and checked responses
 	reason    string              // of uncacheable: for Cache-Status
 	body      spool.Body          // complete; empty while it is live
-	vary      *variance           // of varying
+	vary      *variance           // of varying, and of a variant while it is live
 
 	hit atomic.Pointer[hitHeader] // made on demand, see hot.go
 
@@ -73,19 +73,10 @@ type forwarded struct {
 // A variance is a signpost: the request fields by which a URL's responses vary, which with a request lead to
 // a variant's key. A response with more names brings a signpost with all: each variant is one step away.
 type variance struct {
-	names   []string  // request field names in lower case, and the pseudonyms
-	mark    string    // gives the variants new keys after an invalidation
-	built   *variants // the variants that this process has built of late; never stored
-	variant *Response // the response with the names, while it is live
-	id      string    // variant's key
-}
-
-// content is the response itself, also behind a signpost.
-func (r *Response) content() *Response {
-	if r.vary != nil && r.vary.variant != nil {
-		return r.vary.variant
-	}
-	return r
+	names []string  // request field names in lower case, and the pseudonyms
+	mark  string    // gives the variants new keys after an invalidation
+	built *variants // the variants that this process has built of late; never stored
+	id    string    // the key of the variant while it is live
 }
 
 // Size is the memory of the response in the near tier, with the header of its hits.

@@ -36,15 +36,15 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.notCached()
 			return s
 		}
-		switch res := s.Item.Value; res.kind {
-		case plain:
+		switch res := s.Item.Value; {
+		case res.vary != nil: // a signpost, or a variant in progress that the request does not ask for
+			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
+		case res.kind == plain:
 			q.replyPlain(at.key, s)
 			return s
-		case checked:
+		case res.kind == checked:
 			q.passChecked(at.key, s.Item)
 			return s
-		case varying:
-			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
 		default:
 			q.passUncacheable(at.key, s.Item)
 			return s
@@ -105,7 +105,7 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 		q.replyError(c, at.key, s, err)
 		return s, hopDone
 	}
-	if s.Item.Value.content().live == nil {
+	if s.Item.Value.live == nil {
 		return s, hopFound
 	}
 	switch q.replyLive(c, s, at.key) {
