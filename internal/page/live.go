@@ -21,14 +21,6 @@ import (
 
 // This file answers a request that waits: with a response in progress, or with an error.
 
-type liveOutcome uint8
-
-const (
-	liveDone   liveOutcome = iota // answered
-	liveOther                     // the response is another variant; the signpost has the names
-	liveBroken                    // it broke off before this client had any of it
-)
-
 // A reading is one client's share of a response in progress.
 type reading struct {
 	*query
@@ -40,14 +32,14 @@ type reading struct {
 	own    bool    // the handler runs for this client's request
 }
 
-// replyLive answers with a response in progress, unless it is another variant.
-func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
+// replyLive answers with a response in progress, unless it is another variant. The error is errBroken.
+func (q *query) replyLive(c *call, s Answer, key string) (other bool, err error) {
 	res := s.Item.Value
 	unanswerable := q.unanswerable(key)
 	if res.vary != nil {
 		if !q.selects(res.vary) {
 			s.Live.Left()
-			return liveOther
+			return true, nil
 		}
 		unanswerable = false
 	}
@@ -55,7 +47,7 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	if refuse := r.refusal(unanswerable); refuse != nil {
 		s.Live.Left()
 		refuse()
-		return liveDone
+		return false, nil
 	}
 	body, ok := r.live.reader(&c.place)
 	s.Live.Left() // after reader: the body waits for Left before dropping the start
@@ -66,9 +58,9 @@ func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	case r.live.body.Overflowed():
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: r.live.excess})
 	default:
-		return liveBroken
+		return false, errBroken
 	}
-	return liveDone
+	return false, nil
 }
 
 // refusal returns the reply to a client outside the response's audience, nil to a client inside.

@@ -28,6 +28,7 @@ type query struct {
 	// variant's flight must not wait again. Nil before the first wait.
 	budget *gate.Budget
 	owns   bool // see ownHeader
+	broken bool // a response has broken off before the client had any of it
 }
 
 // ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the

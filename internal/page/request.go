@@ -153,7 +153,7 @@ func (m *Middleware) forbids(outer http.Header) bool {
 	return d.NoStore || d.Private
 }
 
-// maxHops bounds the steps to a response: a signpost, a newer one, the variant, and a retry.
+// maxHops bounds the steps to a response: a signpost, newer ones, and the variant.
 const maxHops = 4
 
 // reasonAuthorization is the detail of a bypass because of the request's Authorization.

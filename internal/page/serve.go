@@ -22,18 +22,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	defer q.leave()
 	at := hop{key: t.key}
 	for range maxHops {
-		var is arrival
-		if s, is = q.answerAt(&at); is == hopDone {
-			return s
-		}
-		if is == hopAgain {
-			continue
-		}
-		if is == hopRefused {
-			break
-		}
-		if k := s.Item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
-			q.notCached()
+		var ok bool
+		if s, ok = q.answerAt(at); !ok {
 			return s
 		}
 		switch res := s.Item.Value; {
@@ -41,6 +31,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
 		case res.kind == plain:
 			q.replyPlain(at.key, s)
+			return s
+		case d.OnlyIfCached:
+			q.notCached()
 			return s
 		case res.kind == checked:
 			q.passChecked(at.key, s.Item)
@@ -50,33 +43,29 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			return s
 		}
 	}
-	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
+	q.passVariant()
 	return s
+}
+
+// passVariant is for a request whose URL has too many variants.
+func (q *query) passVariant() {
+	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
 // A hop is a step of a query from the URL's key to the response's key.
 type hop struct {
 	key      string
 	signpost *Item // the signpost that has led to the key; nil at the URL's own key
-	broken   bool  // a response has broken off before the client had any of it
 }
 
-type arrival uint8
-
-const (
-	hopFound   arrival = iota // there is an item under the key, perhaps a signpost to another variant
-	hopDone                   // the request has its reply
-	hopAgain                  // the response broke off: ask again
-	hopRefused                // the URL has too many variants
-)
-
-// answerAt gets the item under the hop's key: the item at hand, or else an item from the handler.
-func (q *query) answerAt(at *hop) (s Answer, is arrival) {
+// answerAt gets the item under the hop's key: the item at hand, or else an item from the handler. The
+// result is false if the request has its reply.
+func (q *query) answerAt(at hop) (s Answer, ok bool) {
 	m, d := q.m, q.directives
 	it, early, ok := q.atHand(at.key)
 	if !ok && d.OnlyIfCached {
 		q.notCached()
-		return s, hopDone
+		return s, false
 	}
 	// only-if-cached must not cost the handler a run. The response to no-store is for its client alone,
 	// and would pause the refresh for all others.
@@ -84,47 +73,44 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 		q.refresh(at.key, it, at.signpost)
 	}
 	if ok {
-		return Answer{Item: it}, hopFound
+		return Answer{Item: it}, true
 	}
 	if q.request.Credentials && q.passCredentials(at.key) {
-		return s, hopDone
+		return s, false
 	}
 	// A variant in the near tier, however old, is not new.
 	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && !at.signpost.Value.vary.built.of(q.needsVariant).admits(at.key, now) {
-		return s, hopRefused
+		q.passVariant()
+		return s, false
 	}
 	return q.answerByHandler(at, it)
 }
 
-// answerByHandler gets the item from the handler. stale is the item at hand.
-func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
+// answerByHandler gets the item from the handler, with answerAt's results. stale is the item at hand.
+func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 	c := q.call(at.signpost)
 	c.earlier, q.latest = q.latest, &c.place
 	s, err := q.wait(c, at.key, stale)
 	if err != nil {
 		q.replyError(c, at.key, s, err)
-		return s, hopDone
+		return s, false
 	}
 	if s.Item.Value.live == nil {
-		return s, hopFound
+		return s, true
 	}
-	switch q.replyLive(c, s, at.key) {
-	case liveDone:
-		return s, hopDone
-	case liveBroken:
-		// The response broke off before this client had any of it. The client gets a stale copy, or
-		// fails with the other callers. It asks again only once: the retries of a herd must not add up.
-		if err = errBroken; !at.broken {
-			at.broken = true
-			_, err = s.Live.Landing(q.r.Context())
+	ok, err = q.replyLive(c, s, at.key)
+	if err != nil && !q.broken {
+		// The client gets a stale copy, or fails with the other callers. It asks again only once: the
+		// retries of a herd must not add up.
+		q.broken = true
+		if _, err = s.Live.Landing(q.r.Context()); err == nil {
+			return q.answerAt(at)
 		}
-		if err != nil {
-			q.replyError(c, at.key, s, err)
-			return s, hopDone
-		}
-		return s, hopAgain
 	}
-	return s, hopFound
+	if err != nil {
+		q.replyError(c, at.key, s, err)
+	}
+	return s, ok
 }
 
 func (q *query) leave() {
