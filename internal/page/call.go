@@ -16,7 +16,7 @@ type call struct {
 	route *chi.Context // read before the locks under which Bind is called
 	// signpost is the item with the names of the call's key. Nil: the call waits for the URL's key.
 	signpost *Item
-	aside    chan func() // work for the call's own goroutine while it waits
+	aside    chan func() // work for the call's own goroutine while it waits, nil in a refresh
 	waiting  Waiting
 	place    // the client's place in the body
 }

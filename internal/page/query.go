@@ -23,7 +23,6 @@ type query struct {
 	request      httpcache.Request
 	needsVariant bool
 	told         *observe.Serve // the report to observers, nil without observers
-	latest       *place         // of the calls that wait for the handler, nil before the first
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
 	// variant's flight must not wait again. Nil before the first wait.
 	budget *gate.Budget

@@ -19,7 +19,6 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
 	}
-	defer q.leave()
 	at := hop{key: t.key}
 	for range maxHops {
 		var ok bool
@@ -89,7 +88,7 @@ func (q *query) answerAt(at hop) (s Answer, ok bool) {
 // answerByHandler gets the item from the handler, with answerAt's results. stale is the item at hand.
 func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 	c := q.call(at.signpost)
-	c.earlier, q.latest = q.latest, &c.place
+	defer c.leave()
 	s, err := q.wait(c, at.key, stale)
 	if err != nil {
 		q.replyError(c, at.key, s, err)
@@ -111,12 +110,6 @@ func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 		q.replyError(c, at.key, s, err)
 	}
 	return s, ok
-}
-
-func (q *query) leave() {
-	for p := q.latest; p != nil; p = p.earlier {
-		p.leave()
-	}
 }
 
 // replyPlain answers with a kept response if the request may have it.
@@ -184,9 +177,7 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 	if wait.Early {
 		q.refresh(key, wait.Answer.Item, c.signpost)
 	}
-	if q.told != nil {
-		q.add(wait.Served)
-	}
+	q.add(wait.Served)
 	return wait.Answer, wait.Err
 }
 
@@ -218,7 +209,6 @@ func (q *query) refresh(key string, it, signpost *Item) {
 		return
 	}
 	c := q.call(signpost)
-	c.aside = make(chan func())
 	c.leave()
 	q.m.cache.Refresh(q.r.Context(), key, it, c.client, c)
 }

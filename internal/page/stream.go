@@ -119,8 +119,7 @@ func (r *recording) Write(p []byte) (int, error) {
 
 // A place belongs to a client whose request may run the handler. It is safe for concurrent use.
 type place struct {
-	client  string // see query.client
-	earlier *place // of the same query
+	client string // see query.client
 
 	mu     sync.Mutex // guards the fields below
 	runs   int        // runs of the handler for the request
