@@ -125,7 +125,8 @@ func (l *load) failsForAll(d *decision) bool {
 	}
 	// An error in the page's place does not tell.
 	was := l.before.Value
-	return was.forAll || httpcache.IsServerError(was.status) && l.m.learntAuthorized(l.attempt.Key()) == open
+	shared, _ := l.m.learntAuthorized(l.attempt.Key())
+	return was.forAll || httpcache.IsServerError(was.status) && shared
 }
 
 // provesUncacheable reports whether this response makes the key uncacheable. Errors and responses to

@@ -198,10 +198,10 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 // in memory as long as its client reads.
 func (q *query) passCredentials(key string) bool {
 	m := q.m
-	switch m.learntAuthorized(key) {
-	case open:
+	switch shared, known := m.learntAuthorized(key); {
+	case shared:
 		return false
-	case uncacheable:
+	case known:
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return true
 	}

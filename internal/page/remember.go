@@ -57,19 +57,20 @@ func tellsAudience(status int) bool {
 
 // learnAuthorized remembers whether a response to a request with Authorization was for everyone.
 func (m *Middleware) learnAuthorized(key string, shared bool) {
+	f := items.Windows{TTL: m.options.UncacheableTTL}
 	if shared {
-		m.cache.Remember(authorizedKey(key), &Response{kind: open}, items.Windows{TTL: varyingTTL})
-		return
+		f.TTL = varyingTTL
 	}
-	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable}, items.Windows{TTL: m.options.UncacheableTTL})
+	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable, forAll: shared}, f)
 }
 
-// learntAuthorized returns what learnAuthorized remembers: open, uncacheable, or plain for nothing.
-func (m *Middleware) learntAuthorized(key string) responseKind {
-	if it, now := m.cache.Near(authorizedKey(key)); it != nil && now < it.FreshUntil {
-		return it.Value.kind
+// learntAuthorized returns the result of learnAuthorized, and false if there is none.
+func (m *Middleware) learntAuthorized(key string) (shared, known bool) {
+	it, now := m.cache.Near(authorizedKey(key))
+	if it == nil || now >= it.FreshUntil {
+		return false, false
 	}
-	return plain
+	return it.Value.forAll, true
 }
 
 var clients = maphash.MakeSeed()

@@ -39,8 +39,6 @@ const (
 	uncacheable
 	// checked is a response that the handler must confirm for each request, by the validators.
 	checked
-	// open records, in this process alone, that requests with Authorization share the key's responses.
-	open
 )
 
 // A Response is a cached value, immutable except hit and vary.built, which are safe for concurrent use.
