@@ -3,7 +3,6 @@ package page
 import (
 	"cmp"
 	"context"
-	"maps"
 	"net/http"
 	"time"
 
@@ -59,15 +58,13 @@ func (q *query) passUncacheable(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, why)
 		return
 	}
-	sent := time.Now()
 	cacheable := false
-	u, outer := &watchedWriter{ResponseWriter: q.w, m: q.m}, maps.Clone(q.w.Header())
+	u := &watchedWriter{ResponseWriter: q.w, m: q.m}
 	u.before = func(status int) {
-		header, now := within(u.Header(), outer), time.Now()
-		j := httpcache.Judge(q.request, status, header, sent, now, q.m.options.Rules)
+		header, j, now := u.judge(q.request, status)
 		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
-			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(sent))
+			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(u.sent))
 		}
 		why.AppendTo(u.Header())
 	}
@@ -94,18 +91,16 @@ func (q *query) passChecked(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
 		return
 	}
-	sent := time.Now()
-	w := newHeldWriter(q.m, q.w)
+	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w, m: q.m}, client: q.w}
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
-		header := within(w.Header(), w.outer)
-		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.options.Rules)
+		header, j, _ := w.judge(q.request, code)
 		switch {
 		case j.Shared:
 			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
 			// A response that changes with each request is not worth keeping. The next flight will see.
-			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(sent)))
+			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(w.sent)))
 		}
 		status.FwdStatus = code
 		status.AppendTo(q.w.Header())
@@ -123,7 +118,7 @@ func (q *query) passChecked(key string, it *Item) {
 	}
 	d := httpcache.ResponseDirectives(header, q.m.options.Rules.Targets...)
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
-	age := httpcache.InitialAge(header, sent, now)
+	age := httpcache.InitialAge(header, w.sent, now)
 	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.options.Rules).Shared {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
@@ -164,7 +159,6 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, t target) {
 	draft := m.cache.Access(t.key, gate.NewBudget(m.options.EngineTimeout)).Draft(r.Context())
 	defer draft.End()
-	sent, outer := time.Now(), maps.Clone(w.Header())
 	u := m.newKeptWriter(w, r)
 	var changed httpcache.Changed
 	u.heard = func() {
@@ -174,10 +168,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	}
 	u.before = func(status int) {
 		changed = m.changedBy(t, status, u.Header())
-		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
-		own := within(u.Header(), outer)
-		j := httpcache.Judge(m.request(r, t, m.directives(r)), status, own, sent, now, m.options.Rules)
+		own, j, now := u.judge(m.request(r, t, m.directives(r)), status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
@@ -237,13 +229,11 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 			u.keep = draft.Keep
 		}
 	}
-	sent, outer := time.Now(), maps.Clone(q.w.Header())
 	shared := false
 	u.before = func(status int) {
 		why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
-		header, now := httpcache.CanonicalHeader(u.Header()), time.Now()
-		own := within(u.Header(), outer)
-		j := httpcache.Judge(q.request, status, own, sent, now, m.options.Rules)
+		header := httpcache.CanonicalHeader(u.Header())
+		own, j, now := u.judge(q.request, status)
 		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
 		switch {
 		case !shared && tellsAudience(status):

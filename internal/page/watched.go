@@ -23,12 +23,20 @@ type watchedWriter struct {
 	http.ResponseWriter
 	m      *Middleware // whose request it is
 	before func(status int)
-	heard  func() // called before the client can see the response, and when the handler has returned; may be nil
-	taken  func() // called when the handler has taken over the connection; may be nil
-	cut    func() // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
+	heard  func()      // called before the client can see the response, and when the handler has returned; may be nil
+	taken  func()      // called when the handler has taken over the connection; may be nil
+	cut    func()      // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
+	sent   time.Time   // when the handler began
+	outer  http.Header // the real writer's header then
 	done   bool
 	early  bool // the client may have seen the response before the end
 	size   int  // bytes written
+}
+
+// judge judges the response to req by the handler's part of the header, which it also returns.
+func (u *watchedWriter) judge(req httpcache.Request, status int) (own http.Header, j httpcache.Judgement, now time.Time) {
+	own, now = within(u.Header(), u.outer), time.Now()
+	return own, httpcache.Judge(req, status, own, u.sent, now, u.m.options.Rules), now
 }
 
 // unheard is how much of a response net/http buffers at least until the handler returns.
@@ -68,6 +76,7 @@ func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.R
 		defer cancel()
 		r, u.cut = r.WithContext(ctx), cancel
 	}
+	u.sent, u.outer = time.Now(), maps.Clone(u.Header())
 	returned := false
 	defer func() {
 		if returned || u.done { // a handler that does not return may have written before
@@ -263,12 +272,7 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 type heldWriter struct {
 	watchedWriter
 	client http.ResponseWriter
-	outer  http.Header // the client's header before the handler
 	held   *headWriter // the 304, nil if there is none
-}
-
-func newHeldWriter(m *Middleware, w http.ResponseWriter) *heldWriter {
-	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, client: w, outer: maps.Clone(w.Header())}
 }
 
 // WriteHeader passes the header on, or puts a headWriter in the client's place for the rest of the response.
