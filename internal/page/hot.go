@@ -92,6 +92,5 @@ func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string
 		}
 		h[f.name] = f.values
 	}
-	m.hidden.Remove(h) // of an outer middleware; the shared fields have none
 	send(w, r, status, body)
 }

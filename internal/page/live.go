@@ -168,7 +168,6 @@ func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Du
 	if len(trailers) > 0 {
 		h["Trailer"] = slices.Clip(trailers)
 	}
-	r.m.hidden.Remove(h)
 	status.AppendTo(h)
 	r.w.WriteHeader(code)
 	switch {
@@ -254,7 +253,6 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 	if trailer := r.live.trailerFor(&r.call.place); len(trailer) > 0 {
 		to.flush() // a body sent at once with its length has no trailer
 		copyHeader(r.w.Header(), trailer, false)
-		r.m.hidden.Remove(r.w.Header())
 	}
 }
 

@@ -72,7 +72,6 @@ func (m *Middleware) replyFailure(w http.ResponseWriter, status httpcache.Status
 
 // replyRetry is replyFailure with a time after which the client may come again. Zero: unknown.
 func (m *Middleware) replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
-	m.hidden.Remove(w.Header()) // of an outer middleware
 	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
 	if retry > 0 { // whole seconds, rounded up (RFC 9110 section 10.2.3)
@@ -126,7 +125,6 @@ func (s stored) notModified() stored {
 
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header, s.guessed)
-	s.m.hidden.Remove(h)
 	if s.status != http.StatusNotModified {
 		setType(h)
 	}

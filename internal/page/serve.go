@@ -215,11 +215,7 @@ func (q *query) refresh(key string, it, signpost *Item) {
 
 // Handler wraps next.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if m.runs(w) {
-			next.ServeHTTP(w, r)
-			return
-		}
+	cached := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !httpcache.Safe(r.Method) {
 			m.passUnsafe(w, r, next)
 			return
@@ -249,6 +245,17 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		}
 		if s := m.serve(w, r, next, t, d); asked != nil {
 			asked.answer = s
+		}
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case m.runs(w):
+			next.ServeHTTP(w, r)
+		case len(m.hidden) == 0:
+			cached(w, r)
+		default: // also hides fields of an outer middleware
+			u := &watchedWriter{ResponseWriter: w, m: m, before: func(int) {}}
+			u.run(u, cached, r)
 		}
 	})
 }

@@ -19,6 +19,7 @@ import (
 
 // A watchedWriter is the real writer with a callback on the final header. Then our member of
 // Cache-Status comes after the members of the caches that the handler has asked (RFC 9211 section 2).
+// It hides HiddenFields: with such fields, one is around all that answers a request, see Handler.
 type watchedWriter struct {
 	http.ResponseWriter
 	m      *Middleware // whose request it is
@@ -286,7 +287,6 @@ func (u *heldWriter) WriteHeader(status int) {
 	u.held.WriteHeader(status)
 	u.ResponseWriter = u.held
 	u.reset()
-	u.m.hidden.Remove(u.client.Header()) // if the handler does not return, an outer middleware may answer instead
 }
 
 // reset restores the client's earlier header, again before the reply: a handler may still have the map.
