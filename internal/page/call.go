@@ -10,22 +10,27 @@ import (
 
 // This file is the waiting request's side of an exchange, and the work of its goroutine meanwhile.
 
+// A hop is a step of a query from the URL's key to the response's key.
+type hop struct {
+	key      string
+	signpost *Item // the signpost that has led to the key; nil at the URL's own key
+}
+
 // A call is a request that waits for a key.
 type call struct {
 	query *query
-	route *chi.Context // read before the locks under which Bind is called
-	// signpost is the item with the names of the call's key. Nil: the call waits for the URL's key.
-	signpost *Item
-	aside    chan func() // work for the call's own goroutine while it waits, nil in a refresh
-	waiting  Waiting
-	place    // the client's place in the body
+	hop
+	route   *chi.Context // read before the locks under which Bind is called
+	aside   chan func()  // work for the call's own goroutine while it waits, nil in a refresh
+	waiting Waiting
+	place   // the client's place in the body
 }
 
 // maxHints interim responses wait for the first client. Others are dropped (RFC 9110 section 15.2).
 const maxHints = 8
 
-// unanswerable is query.unanswerable for the call's key, which is the URL's own without a signpost.
-func (c *call) unanswerable() bool { return c.query.needsVariant && c.signpost == nil }
+// unanswerable is query.unanswerable for the call's key.
+func (c *call) unanswerable() bool { return c.query.unanswerable(c.key) }
 
 // personal reports whether a failure of the call's load may be about its request. Other requests
 // for the key do not have the Cookie, the credentials, or the fields that need a variant.

@@ -25,7 +25,6 @@ import (
 type reading struct {
 	*query
 	call   *call
-	key    string
 	answer Answer
 	res    *Response
 	live   *stream // res's
@@ -33,9 +32,9 @@ type reading struct {
 }
 
 // replyLive answers with a response in progress, unless it is another variant. The error is errBroken.
-func (q *query) replyLive(c *call, s Answer, key string) (other bool, err error) {
+func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 	res := s.Item.Value
-	unanswerable := q.unanswerable(key)
+	unanswerable := c.unanswerable()
 	if res.vary != nil {
 		if !q.selects(res.vary) {
 			s.Live.Left()
@@ -43,7 +42,7 @@ func (q *query) replyLive(c *call, s Answer, key string) (other bool, err error)
 		}
 		unanswerable = false
 	}
-	r := &reading{q, c, key, s, res, res.live, res.live.owner == &c.place}
+	r := &reading{q, c, s, res, res.live, res.live.owner == &c.place}
 	if refuse := r.refusal(unanswerable); refuse != nil {
 		s.Live.Left()
 		refuse()
@@ -67,7 +66,7 @@ func (q *query) replyLive(c *call, s Answer, key string) (other bool, err error)
 func (r *reading) refusal(unanswerable bool) (reply func()) {
 	switch {
 	case !r.live.admits(&r.call.place):
-		return func() { r.passUncacheable(r.key, &Item{Kind: driver.KindValue, Value: r.res}) }
+		return func() { r.passUncacheable(r.call.key, &Item{Kind: driver.KindValue, Value: r.res}) }
 	case r.live.failure != nil:
 		return r.replyFailed
 	case r.own:
@@ -84,7 +83,7 @@ func (r *reading) refusal(unanswerable bool) (reply func()) {
 func (r *reading) replyFailed() {
 	spare, err := r.res.spare, r.live.failure
 	if spare == nil || !r.mayHave(spare.Value) {
-		r.replyError(r.call, r.key, r.answer, err)
+		r.replyError(r.call, r.answer, err)
 		return
 	}
 	r.add(observe.Serve{Way: observe.WayStale})
@@ -92,7 +91,7 @@ func (r *reading) replyFailed() {
 	now := r.m.cache.Now()
 	status := failedForward(spare, now, err)
 	status.Collapsed, status.TTL, status.Detail = r.answer.Collapsed, ttl(spare, now), staleIfError
-	writeStored(r.w, r.r, r.m.storedOf(r.key, spare, now), status)
+	writeStored(r.w, r.r, r.m.storedOf(r.call.key, spare, now), status)
 }
 
 // write answers with the response, with the requested range, or with 304.
@@ -103,14 +102,14 @@ func (r *reading) write(body *spool.Reader) {
 	s, header, age := r.live, r.live.headerFor(&r.call.place), r.live.ageNow()
 	status := httpcache.Status{
 		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBody, Collapsed: !r.own,
-		Key: r.m.statusKey(r.key), Detail: r.res.reason,
+		Key: r.m.statusKey(r.call.key), Detail: r.res.reason,
 	}
 	if s.shared() {
 		status.Detail, status.TTL = "", httpcache.Delta{Set: true, Duration: r.res.freshness.Lifetime - age}
 		if r.r.Header["Range"] != nil {
 			if whole, ok := s.body.Body(); ok {
 				header, guessed := typed(header, whole)
-				writeStored(r.w, r.r, stored{r.m, r.key, r.res.status, header, r.res.guessed || guessed, whole, age, s.decidedAt}, status)
+				writeStored(r.w, r.r, stored{r.m, r.call.key, r.res.status, header, r.res.guessed || guessed, whole, age, s.decidedAt}, status)
 				return
 			}
 		}
@@ -280,7 +279,7 @@ func statusOf(client context.Context, err error) (code int, detail string) {
 }
 
 // replyError answers a request after a failed rebuild or a vain wait. s is the answer so far.
-func (q *query) replyError(c *call, key string, s Answer, err error) {
+func (q *query) replyError(c *call, s Answer, err error) {
 	w, r := q.w, q.r
 	q.add(observe.Serve{Err: err})
 	p, panicked := errors.AsType[*fault.PanicError](err)
@@ -299,10 +298,10 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 			return
 		}
 	case tooLate:
-		q.m.tooSlow(key, s.Item, err)
+		q.m.tooSlow(c.key, s.Item, err)
 	}
 	status := httpcache.Status{Fwd: c.forward(s), Collapsed: s.Collapsed, Detail: detail}
-	if it, now := q.m.cache.Near(key); it != nil && it.BackingOff(now) {
+	if it, now := q.m.cache.Near(c.key); it != nil && it.BackingOff(now) {
 		q.m.replyRetry(w, status, code, it.RetryAt-now)
 		return
 	}

@@ -51,12 +51,6 @@ func (q *query) passVariant() {
 	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
-// A hop is a step of a query from the URL's key to the response's key.
-type hop struct {
-	key      string
-	signpost *Item // the signpost that has led to the key; nil at the URL's own key
-}
-
 // answerAt gets the item under the hop's key: the item at hand, or else an item from the handler. The
 // result is false if the request has its reply.
 func (q *query) answerAt(at hop) (s Answer, ok bool) {
@@ -69,7 +63,7 @@ func (q *query) answerAt(at hop) (s Answer, ok bool) {
 	// only-if-cached must not cost the handler a run. The response to no-store is for its client alone,
 	// and would pause the refresh for all others.
 	if early && !d.OnlyIfCached && !d.NoStore {
-		q.refresh(at.key, it, at.signpost)
+		q.refresh(at, it)
 	}
 	if ok {
 		return Answer{Item: it}, true
@@ -87,17 +81,17 @@ func (q *query) answerAt(at hop) (s Answer, ok bool) {
 
 // answerByHandler gets the item from the handler, with answerAt's results. stale is the item at hand.
 func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
-	c := q.call(at.signpost)
+	c := q.call(at)
 	defer c.leave()
-	s, err := q.wait(c, at.key, stale)
+	s, err := q.wait(c, stale)
 	if err != nil {
-		q.replyError(c, at.key, s, err)
+		q.replyError(c, s, err)
 		return s, false
 	}
 	if s.Item.Value.live == nil {
 		return s, true
 	}
-	ok, err = q.replyLive(c, s, at.key)
+	ok, err = q.replyLive(c, s)
 	if err != nil && !q.broken {
 		// The client gets a stale copy, or fails with the other callers. It asks again only once: the
 		// retries of a herd must not add up.
@@ -107,7 +101,7 @@ func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 		}
 	}
 	if err != nil {
-		q.replyError(c, at.key, s, err)
+		q.replyError(c, s, err)
 	}
 	return s, ok
 }
@@ -165,28 +159,25 @@ func (q *query) acceptedHere(key string, want Want) *Item {
 	return it
 }
 
-func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
+func (q *query) wait(c *call, stale *Item) (Answer, error) {
 	m := q.m
 	c.aside = make(chan func(), maxHints)
-	w := q.want(key)
+	w := q.want(c.key)
 	w.Aside, w.Client, w.Personal = c.aside, c.client, c.personal()
 	wait := &c.waiting
-	*wait = Waiting{Ctx: q.r.Context(), Key: key, Stale: stale, Want: w, Budget: q.budget}
+	*wait = Waiting{Ctx: q.r.Context(), Key: c.key, Stale: stale, Want: w, Budget: q.budget}
 	m.cache.Wait(wait, c)
 	q.budget = wait.Budget
 	if wait.Early {
-		q.refresh(key, wait.Answer.Item, c.signpost)
+		q.refresh(c.hop, wait.Answer.Item)
 	}
 	q.add(wait.Served)
 	return wait.Answer, wait.Err
 }
 
-// call returns the request's call for the key to which the signpost has led.
-func (q *query) call(signpost *Item) *call {
-	return &call{
-		query: q, route: chi.RouteContext(q.r.Context()), place: place{client: q.client()},
-		signpost: signpost,
-	}
+// call returns the request's call at a hop.
+func (q *query) call(at hop) *call {
+	return &call{query: q, hop: at, route: chi.RouteContext(q.r.Context()), place: place{client: q.client()}}
 }
 
 // Bind makes the handler's run the load of a flight that the call begins.
@@ -204,13 +195,13 @@ func (c *call) Bind() Loader {
 
 // refresh rebuilds in the background, without a reader to keep up and a client for interim responses. An early
 // refresh of an error would end the pause that spares a broken handler.
-func (q *query) refresh(key string, it, signpost *Item) {
+func (q *query) refresh(at hop, it *Item) {
 	if it.Value.failures > 0 {
 		return
 	}
-	c := q.call(signpost)
+	c := q.call(at)
 	c.leave()
-	q.m.cache.Refresh(q.r.Context(), key, it, c.client, c)
+	q.m.cache.Refresh(q.r.Context(), at.key, it, c.client, c)
 }
 
 // Handler wraps next.
