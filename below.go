@@ -40,10 +40,7 @@ func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
 
 func (b below) Wait(w *page.Waiting, by page.Binder) {
 	c := b.engine.waiter(w.Ctx, w.Key, w.Stale)
-	c.want = w.Want
-	if w.Budget != nil {
-		c.budget = w.Budget
-	}
+	c.want, c.budget = w.Want, w.Budget
 	c.wait(pageBinder{by})
 	w.Budget, w.Early, w.Err = c.budget, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}

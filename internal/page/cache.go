@@ -78,7 +78,7 @@ type Waiting struct {
 	Key   string
 	Stale *Item // served when the request's patience ends; nil: nothing to serve
 	Want  Want
-	// Budget is the request's, nil before the first wait, and then the joined flight's.
+	// Budget is the request's, and then the joined flight's.
 	Budget *gate.Budget
 
 	Answer Answer

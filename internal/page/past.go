@@ -193,7 +193,6 @@ func (q *query) passCredentials(key string) bool {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return true
 	}
-	q.budget = gate.NewBudget(m.options.EngineTimeout)
 	access := m.cache.Access(key, q.budget)
 	it := access.Find(q.r.Context())
 	switch {

@@ -24,7 +24,7 @@ type query struct {
 	needsVariant bool
 	told         *observe.Serve // the report to observers, nil without observers
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
-	// variant's flight must not wait again. Nil before the first wait.
+	// variant's flight must not wait again.
 	budget *gate.Budget
 	owns   bool // see ownHeader
 	broken bool // a response has broken off before the client had any of it

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/go-chi/chi/v5"
@@ -14,7 +15,10 @@ import (
 
 // serve replies to a request, and returns the last answer on its way: zero if no answer came.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) (s Answer) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header)}
+	q := &query{
+		m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header),
+		budget: gate.NewBudget(m.options.EngineTimeout),
+	}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
