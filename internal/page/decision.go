@@ -27,10 +27,9 @@ type answer struct {
 
 // A decision is the state of a load when the handler has written its header.
 type decision struct {
-	audience  audience.Audience // the readers of the response; the cache keeps a response for Everyone
-	checked   bool              // the cache keeps the response for validation
-	validated bool              // the response is the stored response
-	backed    bool              // there was a load.spare when the handler wrote its header
+	verdict
+	validated bool // the response is the stored response
+	backed    bool // there was a load.spare when the handler wrote its header
 	response  *Response
 	recording recording
 }
@@ -43,7 +42,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
-	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated, backed: l.spare() != nil}
+	d := &decision{verdict: v, validated: a.validated, backed: l.spare() != nil}
 	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}}
 	if d.ownersAlone() {
 		d.recording.limit = min(d.recording.limit, privateWindow)
