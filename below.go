@@ -79,10 +79,11 @@ func (b pageBinder) bind() loader[*page.Response] {
 type pageAttempt struct {
 	attempt *attempt[*page.Response]
 	windows *items.Windows // of the load's result; nil: the options' windows
+	failure error          // the failure that an error page tells, nil for other results
 }
 
 func (a *pageAttempt) product(res *page.Response) product[*page.Response] {
-	return product[*page.Response]{value: res, windows: a.windows}
+	return product[*page.Response]{value: res, windows: a.windows, failure: a.failure}
 }
 
 func (a *pageAttempt) Key() string                        { return a.attempt.key }
@@ -92,6 +93,7 @@ func (a *pageAttempt) Excluded() bool                     { return a.attempt.exc
 func (a *pageAttempt) Tell(res *page.Response, err error) { a.attempt.tell(a.product(res), err) }
 func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.attempt.callers.awaitNone(done) }
 func (a *pageAttempt) SetWindows(w items.Windows)         { a.windows = &w }
+func (a *pageAttempt) SetFailure(err error)               { a.failure = err }
 func (a *pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
 	return a.attempt.publish(ctx, res, until, to)
 }
@@ -158,8 +160,6 @@ func (b below) CountHit(ctx context.Context, key string) {
 }
 
 func (b below) CountStale() { b.engine.count.stale.Add(1) }
-
-func (b below) CountLoadFailure() { b.engine.count.loadFailures.Add(1) }
 
 func (b below) Watched() bool {
 	return b.engine.observers.Hits() || b.engine.observers.Serves()

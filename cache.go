@@ -79,7 +79,6 @@ func loaderFace[V any](size func(string, V) int, marshal func(V) ([]byte, error)
 	return face[V]{
 		size: size, marshal: marshal, unmarshal: unmarshal,
 		answers: func(V) bool { return true },
-		fails:   func(V) bool { return false },
 	}
 }
 

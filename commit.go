@@ -31,6 +31,27 @@ func (k *storeKey[V]) claimEpoch(ctx context.Context) (entry driver.Entry, epoch
 	return entry, epoch
 }
 
+// asking is a store for driver.Set, whose requests pass the gate one by one: a store that answers each of them is not
+// silent, however long they take together.
+type asking struct {
+	driver.Store
+	ask func(ctx context.Context, call func(context.Context) error) error
+}
+
+// Claim implements [driver.Store].
+func (s asking) Claim(ctx context.Context, name string) (entry driver.Entry, epoch uint64, err error) {
+	err = s.ask(ctx, func(ctx context.Context) (err error) {
+		entry, epoch, err = s.Store.Claim(ctx, name)
+		return err
+	})
+	return entry, epoch, err
+}
+
+// Commit implements [driver.Store].
+func (s asking) Commit(ctx context.Context, name string, entry driver.Entry) error {
+	return s.ask(ctx, func(ctx context.Context) error { return s.Store.Commit(ctx, name, entry) })
+}
+
 type commitOutcome uint8
 
 const (
@@ -166,16 +187,10 @@ var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
 // loads after an outage would go on without a lease.
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
-	key := e.ownName(probeKey)
-	err := gate.AskErr(ctx, e.writes, probeKey, r.budget, func(ctx context.Context) error {
-		_, epoch, err := e.Store.Claim(ctx, key)
-		if err == nil {
-			entry := probeEntry
-			entry.Epoch = epoch
-			err = e.Store.Commit(ctx, key, entry)
-		}
-		return err
-	})
+	inTurn := asking{e.Store, func(ctx context.Context, call func(context.Context) error) error {
+		return gate.AskErr(ctx, e.writes, probeKey, r.budget, call)
+	}}
+	_, err := driver.Set(ctx, inTurn, e.ownName(probeKey), probeEntry)
 	e.commits.Note(err, e.clock.Now())
 	return !e.commits.Fail(e.clock.Now())
 }

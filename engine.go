@@ -42,7 +42,6 @@ type engine[V any] struct {
 type face[V any] struct {
 	size      func(key string, value V) int // bytes of a value in the near tier
 	answers   func(V) bool                  // whether a value is an answer, and not a record on the way to an answer
-	fails     func(V) bool                  // whether a value says that its load has failed
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
 	// traits are the tags of an item with a value, and whether the value only leads to other values. Nil: no log of sweeps.

@@ -20,21 +20,24 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
-	r.loaded, r.failure, r.committed = true, nil, 0
-	if nothing, ok := l.err.(*fault.NoResult); ok {
-		return r.finishNothing(ctx, nothing, l.took)
-	}
-	switch {
-	case l.err == nil || fault.NotFound(l.err):
-		return r.finishFound(ctx, l)
-	case ctx.Err() != nil:
+	r.loaded, r.failure, r.committed = true, l.failed(), 0
+	nothing, none := l.err.(*fault.NoResult)
+	found := l.err == nil || fault.NotFound(l.err)
+	if !none && !found && ctx.Err() != nil {
 		r.loaded = false // Close ended the load: not a failure of the load
 		r.end(context.Cause(ctx))
 		return true
 	}
-	e.count.loadFailures.Add(1)
+	if r.failure != nil {
+		e.count.loadFailures.Add(1)
+	}
+	switch {
+	case none:
+		return r.finishNothing(ctx, nothing.Failed, l.took)
+	case found:
+		return r.finishFound(ctx, l)
+	}
 	e.noteLoad(false)
-	r.failure = l.err
 	if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
 		r.end(l.err) // the callers of other clients begin a new flight
 		return true
@@ -50,19 +53,15 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, took time.Duration) bool {
+func (r *run[V]) finishNothing(ctx context.Context, failed bool, took time.Duration) bool {
 	e := r.engine
-	if nothing.Err != nil {
-		e.count.loadFailures.Add(1)
-		r.failure = nothing.Err
-	}
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
 	}
 	if it := r.present; it != nil {
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
-	if nothing.Failed && (r.present == nil || !r.present.Held) {
+	if failed && (r.present == nil || !r.present.Held) {
 		r.waiveElections(ctx, took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
@@ -76,14 +75,15 @@ func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
 		Kind: driver.KindNotFound, Epoch: a.epoch, Build: l.took, LoadBegan: a.loadBegan, Position: a.position,
 		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, a.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
 	}
-	succeeded := true
 	if l.err == nil {
-		it.Kind, it.Value, succeeded = driver.KindValue, l.value, !e.fails(l.value)
+		it.Kind, it.Value = driver.KindValue, l.value
 	}
 	r.built(l.took)
-	e.noteLoad(succeeded)
-	switch written := r.commitOver(ctx, it, l.kept); {
-	case written != commitFenced:
+	e.noteLoad(l.failure == nil)
+	written := r.commitOver(ctx, it, l.kept)
+	r.leading.fenced = written == commitFenced
+	switch {
+	case !r.leading.fenced:
 		if written == commitNotTaken {
 			r.keepBeside(it)
 		}
@@ -96,8 +96,6 @@ func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
 	case r.streaming():
 		r.end(errAgain) // the readers have the value
 		return true
-	default:
-		r.leading.fenced = true
 	}
 	if r.leading.voids++; r.leading.voids < maxVoid {
 		return false

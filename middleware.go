@@ -150,7 +150,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	traits := page.Traits(o.tagFields())
 	e := newEngine(s, face[*page.Response]{
 		size:    func(_ string, r *page.Response) int { return r.Size() },
-		answers: (*page.Response).IsAnswer, fails: (*page.Response).IsFailure,
+		answers: (*page.Response).IsAnswer,
 		marshal: page.Marshal, unmarshal: page.Unmarshal,
 		traits: func(it *page.Item) (tags []string, signpost bool) { return traits(it.Value) },
 	})

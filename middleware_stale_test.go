@@ -13,6 +13,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -129,17 +130,20 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 			for who, fields := range map[string][]string{"anybody": nil, "a user": {"Authorization", "me"}} {
 				inBubble(t, name+"/"+window+"/"+who, func(t *testing.T) {
 					f := &failing{header: header, fail: fail}
-					s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: time.Second}, f.ServeHTTP)
+					told := &record{}
+					s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: time.Second, Observers: []observe.Observer{told.observer()}}, f.ServeHTTP)
 					s.get("http://a/p")
 					time.Sleep(20 * time.Second)
 					f.broken.Store(true)
 					for range 5 {
-						before := s.mw.Stats()
+						before, known := s.mw.Stats(), told.failed()
 						s.get("http://a/p", fields...)
 						time.Sleep(30 * time.Second)
 						now := s.mw.Stats()
 						if loads, failures := now.Loads-before.Loads, now.LoadFailures-before.LoadFailures; failures != loads {
 							t.Fatalf("of %d loads %d are counted as failures", loads, failures)
+						} else if reported := uint64(told.failed() - known); reported != loads {
+							t.Fatalf("of %d loads observers hear of %d failures", loads, reported)
 						}
 					}
 				})

@@ -55,10 +55,10 @@ func (r *run[V]) unwatchLoad(ended bool) {
 	case t.Outcome == observe.OutcomeFailed: // a hedge, see hedgeFailed
 	case r.leading.fenced:
 		t.Outcome = observe.OutcomeFenced
-	case !ended || !r.loaded:
-		t.Outcome = observe.OutcomeAbandoned
 	case r.failure != nil:
 		t.Outcome, t.Err = observe.OutcomeFailed, r.failure
+	case !ended || !r.loaded:
+		t.Outcome = observe.OutcomeAbandoned
 	}
 	w.End(r.herd)
 }

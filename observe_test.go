@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"runtime"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -32,6 +34,18 @@ type record struct {
 	breakers []string
 	evicted  map[string]int
 	errs     []error
+}
+
+// failed is the number of rebuilds with OutcomeFailed.
+func (r *record) failed() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range r.rebuilds {
+		if b.Outcome == observe.OutcomeFailed {
+			n++
+		}
+	}
+	return n
 }
 
 func (r *record) observer() observe.Observer {
@@ -824,6 +838,36 @@ func TestObserver_ErrorMayUseTheCache(t *testing.T) {
 		}
 		if told == 0 {
 			t.Error("no error was told")
+		}
+	})
+}
+
+// A page that another process invalidates while the handler writes it is reported as OutcomeFenced.
+func TestObserve_FencedPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, told := memstore.New(), &record{}
+		h := func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "page")
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Second)
+		}
+		sites := make([]*site, 2)
+		for i := range sites {
+			sites[i] = newSite(t, bellwether.HTTPOptions{
+				Observers: []observe.Observer{told.observer()},
+				Fleet:     bellwether.Fleet{Store: &struct{ driver.Store }{store}, Locker: locallock.New()},
+			}, h)
+		}
+		time.AfterFunc(time.Second/2, func() {
+			if err := sites[1].mw.Invalidate(context.Background(), "http://a/p"); err != nil {
+				t.Error(err)
+			}
+		})
+		sites[0].get("http://a/p")
+		synctest.Wait()
+		if len(told.rebuilds) != 1 || told.rebuilds[0].Outcome != observe.OutcomeFenced || sites[0].mw.Stats().Fenced != 1 {
+			t.Errorf("rebuilds: %+v; want one that is fenced", told.rebuilds)
 		}
 	})
 }

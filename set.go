@@ -62,11 +62,10 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	if err != nil {
 		return 0, err
 	}
-	err = e.writeAnyway(ctx, key, budget, func(ctx context.Context) (err error) {
-		epoch, err = driver.Set(ctx, e.Store, e.engineKey(key), entry.asOf(e.clock.Now()))
-		return err
-	})
-	return epoch, err
+	inTurn := asking{e.Store, func(ctx context.Context, call func(context.Context) error) error {
+		return e.writeAnyway(ctx, key, budget, call)
+	}}
+	return driver.Set(ctx, inTurn, e.engineKey(key), entry.asOf(e.clock.Now()))
 }
 
 // replace puts a set item in place of the key's item here, unless the present item has a later epoch. If this is still

@@ -767,3 +767,18 @@ func TestSet_StoreCountsFromBelowBesideALoad(t *testing.T) {
 		}
 	})
 }
+
+// A Set takes several requests to the store. Each is answered within EngineTimeout, and all together are not.
+func TestSet_SlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
+		p.store.set(takes(300 * time.Millisecond))
+		for range 5 {
+			p.sets(t, "set")
+		}
+		p.gets(t, "set")
+		if stats := p.Stats(); !stats.StoreUp || stats.EngineErrors != 0 {
+			t.Errorf("the store counts as up: %v, %d errors", stats.StoreUp, stats.EngineErrors)
+		}
+	})
+}

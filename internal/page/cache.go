@@ -62,8 +62,6 @@ type Cache interface {
 	// CountHit counts a hit, and reports it to the observers.
 	CountHit(ctx context.Context, key string)
 	CountStale()
-	// CountLoadFailure counts a handler's error that is an answer.
-	CountLoadFailure()
 	// Watched reports whether there is an observer of requests.
 	Watched() bool
 	// Tell reports a request's end to the observers.
@@ -131,6 +129,9 @@ type Attempt interface {
 	// SetWindows sets how long the load's result is served and kept. It comes before the result, on
 	// the same goroutine or ordered by the load.
 	SetWindows(w items.Windows)
+	// SetFailure says that the load has failed, although it may have a result or an answer for its callers: an error
+	// page. It comes before the result, as SetWindows does.
+	SetFailure(err error)
 }
 
 // An Access is work on a key without a flight. It asks a silent engine only once.

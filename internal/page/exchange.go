@@ -80,9 +80,6 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	x.serve(next, x.own)
 	returned = true
 	x.unlink()
-	if x.failed() {
-		x.m.cache.CountLoadFailure()
-	}
 	switch {
 	case x.err != nil:
 		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
@@ -162,6 +159,9 @@ func (x *exchange) begin(h heading) {
 // settle decides about an answer, and offers the response to its audience.
 func (x *exchange) settle(a answer, now time.Time) {
 	x.decision = x.decide(a, now)
+	if !a.validated && httpcache.IsServerError(a.status) {
+		x.attempt.SetFailure(serverError(a.status))
+	}
 	x.spool().OnIdle(func() {
 		x.decision.recording.account.close()
 		// The handler has no reader; or its load has ended, which is the cause then.
@@ -335,14 +335,6 @@ func (x *exchange) failure(err error) error {
 		return &fault.NoResult{Failed: true, Err: err}
 	}
 	return err
-}
-
-// failed reports whether the load's response is a handler's error, which the rebuild counts as an
-// answer. A rebuild that ends as a failure counts the failure itself.
-func (x *exchange) failed() bool {
-	d := x.decision
-	return d != nil && !d.backed && !d.validated && httpcache.IsServerError(d.response.status) &&
-		(x.told || x.err == nil && x.ctx.Err() == nil)
 }
 
 func (x *exchange) asked() httpcache.Request {

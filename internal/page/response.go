@@ -100,9 +100,6 @@ func (r *Response) complete(header http.Header, body spool.Body) {
 // IsAnswer reports whether r is a response, and no record.
 func (r *Response) IsAnswer() bool { return r != nil && r.kind == plain }
 
-// IsFailure reports whether the response is a server error.
-func (r *Response) IsFailure() bool { return r != nil && httpcache.IsServerError(r.status) }
-
 // head returns the response's header, which the caller must not change.
 func (r *Response) head() http.Header {
 	if r.live != nil {
