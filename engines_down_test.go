@@ -247,6 +247,26 @@ func TestFleet_QuietAfterAnOutage(t *testing.T) {
 	}
 }
 
+// Each process's first rebuild after an outage stands for election, although no write has succeeded yet.
+func TestFleet_FirstRebuildAfterAnOutage(t *testing.T) {
+	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
+		for _, by := range []way{push, poll, notices, atOnce} {
+			inBubbleBeside(t, fmt.Sprintf("%s, %d", name, by), func(t *testing.T) {
+				fl := newFleet(t, 4, by, bellwether.Options{TTL: time.Minute})
+				fl.each(func(p *process) { p.store.set(f) })
+				for i := range 10 {
+					fl.get(1, fmt.Sprint("during ", i))
+				}
+				fl.each(func(p *process) { p.store.set(nil) })
+				time.Sleep(2 * time.Second)
+				before, _ := fl.origin.count()
+				fl.get(10, "after")
+				fl.wantLoads(t, before+1)
+			})
+		}
+	}
+}
+
 // Stats reports a dead engine as down, also during a probe, and between the calls of a quiet process.
 func TestStats_ThroughAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {

@@ -23,7 +23,7 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 		r.declineElection(ctx)
 		return outcomeElected // without a lease: no process waits for another's failure
 	}
-	if r.standing.ballot == nil && r.electsAtOnce() {
+	if r.standing.ballot == nil && r.engine.Engine != nil && r.takesWrites(ctx) {
 		return outcomeOutdated // the look held no election; the flight has a slot now, so the next look does
 	}
 	lease, held, overtaken := r.elect(ctx)
@@ -75,7 +75,7 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 		}
 		return nil, r.knownHolder(), false
 	}
-	if e.Locker == nil || r.storeDown || !e.writes.Sound(r.key) {
+	if e.Locker == nil || !r.takesWrites(ctx) {
 		return nil, nil, false // otherwise the elected processes would take turns to find that the store takes nothing
 	}
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
@@ -102,6 +102,13 @@ func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError
 	}
 	r.noAnswer(ctx, "acquiring the lease of", err)
 	return nil, r.knownHolder(), false
+}
+
+// takesWrites reports whether the store takes writes. After an outage it asks the store: otherwise each process's first
+// load would go on without a lease, beside the others'.
+func (r *run[V]) takesWrites(ctx context.Context) bool {
+	sound := func() bool { return r.engine.writes.Sound(r.key) }
+	return !r.storeDown && (sound() || r.probe(ctx) && sound())
 }
 
 // knownHolder is the flight's holder after an election without an answer: otherwise each process of a polling
