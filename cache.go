@@ -117,7 +117,9 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
 }
 
-// GetFunc is [Cache.Get] with this load. Callers that meet share the first load.
+// GetFunc is [Cache.Get] with this load, for arguments that the key cannot carry. Callers that meet share the
+// first load, and all later callers get its value, so the value may depend only on things that the key names. The
+// load outlives its caller: it must not use a transaction, an *http.Request or other state that ends with its caller.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))

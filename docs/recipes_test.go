@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -33,6 +34,24 @@ func TestUsers(t *testing.T) {
 		users.Get(t.Context(), "42")
 		if n := users.Stats().Loads; n != 2 {
 			t.Errorf("%d loads, want 2", n)
+		}
+	})
+}
+
+func report(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "expensive") }
+
+func TestReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Hour})
+		defer mw.Close()
+		h := mw.Handler(http.HandlerFunc(report))
+		for _, want := range []string{"fwd=uri-miss", "hit"} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest("GET", "http://shop.test/report", nil))
+			synctest.Wait() // until the page is stored
+			if got := w.Header().Get("Cache-Status"); !strings.Contains(got, want) {
+				t.Errorf("Cache-Status: %s, want %s", got, want)
+			}
 		}
 	})
 }
