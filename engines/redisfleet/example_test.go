@@ -12,7 +12,7 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", DialerRetries: 1, MaxRetries: 1}) // the cache has a breaker
 	defer rdb.Close()
 	engine := redisfleet.New(rdb)
 	defer engine.Close()

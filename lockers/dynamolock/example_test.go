@@ -26,7 +26,7 @@ func Example() {
 	if err := dynamolock.CreateTable(ctx, client, "leases"); err != nil {
 		log.Fatal(err)
 	}
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", DialerRetries: 1, MaxRetries: 1}) // the cache has a breaker
 	defer rdb.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
 		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: redisstore.New(rdb), Locker: dynamolock.New(client, "leases")},

@@ -22,7 +22,7 @@ func Example() {
 	defer client.Close()
 	locker := etcdlock.New(client)
 	defer locker.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", DialerRetries: 1, MaxRetries: 1}) // the cache has a breaker
 	defer rdb.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
 		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: redisstore.New(rdb), Locker: locker},

@@ -16,6 +16,8 @@ func Example() {
 	locker := zklock.New("localhost:2181")
 	defer locker.Close()
 	mc := memcache.New("localhost:11211")
+	mc.MaxIdleConns = 64                // the default is 2 per server
+	mc.Timeout = 100 * time.Millisecond // less than half of EngineTimeout
 	defer mc.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
 		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: memcachestore.New(mc), Locker: locker},

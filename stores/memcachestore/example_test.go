@@ -14,6 +14,8 @@ import (
 func Example() {
 	ctx := context.Background()
 	mc := memcache.New("localhost:11211")
+	mc.MaxIdleConns = 64                // the default is 2 per server
+	mc.Timeout = 100 * time.Millisecond // less than half of EngineTimeout
 	defer mc.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
 		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: memcachestore.New(mc), Locker: memcachelock.New(mc)},

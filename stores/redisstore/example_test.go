@@ -13,7 +13,7 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", DialerRetries: 1, MaxRetries: 1}) // the cache has a breaker
 	defer rdb.Close()
 	locker := redislock.New(rdb)
 	defer locker.Close()
