@@ -96,9 +96,10 @@ var packages = map[string]string{
 	"clientv3":       "go.etcd.io/etcd/client/v3",
 	"prometheus":     "github.com/prometheus/client_golang/prometheus",
 	"chi":            "github.com/go-chi/chi/v5",
+	"middleware":     "github.com/go-chi/chi/v5/middleware",
 	"gin":            "github.com/gin-gonic/gin",
 	"echo":           "github.com/labstack/echo/v4",
-	"errors":         "errors", "fmt": "fmt", "http": "net/http", "json": "encoding/json", "log": "log", "slog": "log/slog",
+	"errors":         "errors", "fmt": "fmt", "http": "net/http", "io": "io", "json": "encoding/json", "log": "log", "slog": "log/slog",
 	"strings": "strings", "synctest": "testing/synctest", "testing": "testing", "time": "time",
 }
 
