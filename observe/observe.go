@@ -63,7 +63,8 @@ type Serve struct {
 	Key string
 	// Way is the way of the answer.
 	Way Way
-	// Waited is the duration of the call, without the time to write a response.
+	// Waited is the duration of the call, without the time to write a response. For WayBypass
+	// it is only the wait before the handler's run, usually 0.
 	Waited time.Duration
 	// Err is the reason for a missing value, or nil.
 	Err error
