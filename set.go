@@ -68,10 +68,14 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 	return driver.Set(ctx, inTurn, e.engineKey(key), entry.asOf(e.clock.Now()))
 }
 
-// replace puts a set item in place of the key's item here, unless the present item has a later epoch. If this is still
-// the item from before the Set, earlier, the store has lost its data and counts from below. The result is false if own, the Set's witness, knows of a later Set, or of an invalidation that may be later. An earlier flight's
-// callers get the item at once: the flight may wait for a load that ignores its context. A later flight may have
-// claimed between the Set's claim and commit: its offer is then the value from before.
+// replace puts it, the item of a Set, in place of the key's item here, unless the present item has a later epoch.
+// The exception is earlier, the item from before the Set: if earlier has a later epoch, the store has lost its data
+// and counts from below. The result is false if own, the Set's witness, knows of a later Set, or of an invalidation
+// that may be later.
+//
+// The callers of an earlier flight get it at once, because the flight may wait for a load that ignores its context.
+// A later flight may have claimed between the Set's claim and the Set's commit. Its offer is then the value from
+// before the Set.
 func (e *engine[V]) replace(key string, it, earlier *items.Item[V], own *witness[V]) bool {
 	s := e.shards.of(key)
 	s.mu.Lock()
