@@ -18,8 +18,8 @@ func (e *engine[V]) keepLog() {
 	e.sweeps = sweeplog.New(sweeplog.Config{
 		Store: e.Store, Locker: e.Locker,
 		Reads: e.store, Writes: e.writes, Locks: e.locker,
-		Name:     e.ownName(sweeplog.Key),
-		LeaseTTL: e.LeaseTTL, MaxWait: e.MaxWait,
+		Name:          e.ownName(sweeplog.Key),
+		EngineTimeout: e.EngineTimeout, LeaseTTL: e.LeaseTTL, MaxWait: e.MaxWait,
 		Now: e.clock.Now, Pause: pollInterval,
 		Release: func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error {
 			return e.giveBack(ctx, sweeplog.Key, budget, lease)

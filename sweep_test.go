@@ -295,39 +295,134 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 
 // A sweep writes the log again if its lease may have been lost before the commit.
 func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	const ms = time.Millisecond
+	for name, c := range map[string]struct {
+		longest, acquire, claim, commit time.Duration // Fleet.LeaseTTL, and the durations of A's calls
+		begins                          time.Duration // from A's beginning to B's
+	}{
+		"the longest lease":         {100 * ms, 0, 0, 150 * ms, 110 * ms},
+		"the usual lease of 875 ms": {0, 300 * ms, 450 * ms, 450 * ms, 1180 * ms},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			inner, locker := memstore.New(), locallock.New()
+			open := func() (*site, *wiredStore, *wiredLocker) {
+				store, wired := wiredTo(inner), wiredLocks(locker)
+				return newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: wired, LeaseTTL: c.longest}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=3600")
+					w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
+				}), store, wired
+			}
+			a, slow, deaf := open()
+			b, slower, _ := open()
+			for _, tag := range []string{"a", "b"} {
+				a.get("http://example.com/?tag=" + tag)
+			}
+			synctest.Wait()
+			// A's commit outlasts its lease, and the release fails. B reads the log before A's commit,
+			// and writes after it.
+			slow.set(func(ctx context.Context, op string) error {
+				return takes(map[string]time.Duration{"claim": c.claim, "commit": c.commit}[op])(ctx, op)
+			})
+			slower.set(on(takes(80*ms), "commit"))
+			deaf.set(func(ctx context.Context, op string) error {
+				if op == "release" {
+					return errRefused
+				}
+				return takes(c.acquire)(ctx, op)
+			})
+			began := time.Now()
+			var wg sync.WaitGroup
+			var errA error
+			wg.Go(func() { errA = a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}}) })
+			time.Sleep(c.begins)
+			wg.Go(func() { sweep(t, b, bellwether.Match{Tags: []string{"b"}}) })
+			time.Sleep(time.Until(began.Add(c.acquire + c.claim + c.commit - 10*ms)))
+			if slower.count("claim") == 0 {
+				t.Error("B has not read the log before A's commit")
+			}
+			slow.set(nil)
+			wg.Wait()
+			time.Sleep(1001 * ms)
+			for tag, err := range map[string]error{"a": errA, "b": nil} {
+				calls := b.calls.Load()
+				b.get("http://example.com/?tag=" + tag)
+				if b.calls.Load() == calls && err == nil {
+					t.Errorf("a sweep of %q that returned nil is not in the log", tag)
+				}
+			}
+		})
+	}
+}
+
+// A process that dies while it begins or writes the log delays the sweeps of other processes for less than a second.
+func TestSweep_WriterDies(t *testing.T) {
+	matches := map[string]bellwether.Match{
+		"a tag":       {Tags: []string{"x"}},
+		"a prefix":    {Prefixes: []string{"http://example.com/"}},
+		"a URL, soft": {Keys: []string{"http://example.com/?tag=x"}, Soft: true},
+	}
+	each := func(t *testing.T, last string, begun bool, match bellwether.Match) {
 		inner, locker := memstore.New(), locallock.New()
-		open := func() (*site, *wiredStore, *wiredLocker) {
-			store, wired := wiredTo(inner), wiredLocks(locker)
-			return newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: wired, LeaseTTL: 100 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", "max-age=3600")
-				w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
-			}), store, wired
+		site := func(store driver.Store, locker driver.Locker, calls *atomic.Int64) *site {
+			return newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker}}, tagged(calls))
 		}
-		a, slow, deaf := open()
-		b, slower, _ := open()
-		for _, tag := range []string{"a", "b"} {
-			a.get("http://example.com/?tag=" + tag)
+		var calls atomic.Int64
+		store, wired := wiredTo(inner), wiredLocks(locker)
+		die := func() {
+			for _, w := range []*wire{store.wire, wired.wire} {
+				w.set(func(_ context.Context, op string) error {
+					if op == last { // it is carried out, and no later call
+						store.set(blackHole)
+						wired.set(blackHole)
+					}
+					return nil
+				})
+			}
 		}
+		if !begun {
+			die()
+		}
+		dying := site(store, wired, &calls)
 		synctest.Wait()
-		// A's commit outlasts its lease, and the release fails. B reads the log before A's commit,
-		// and writes after it.
-		slow.set(on(takes(150*time.Millisecond), "commit"))
-		slower.set(on(takes(80*time.Millisecond), "commit"))
-		deaf.set(on(refuse, "release"))
-		var wg sync.WaitGroup
-		var errA error
-		wg.Go(func() { errA = a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}}) })
-		time.Sleep(110 * time.Millisecond)
-		wg.Go(func() { sweep(t, b, bellwether.Match{Tags: []string{"b"}}) })
-		time.Sleep(50 * time.Millisecond)
-		slow.set(nil)
-		wg.Wait()
-		time.Sleep(1001 * time.Millisecond)
-		calls := b.calls.Load()
-		b.get("http://example.com/?tag=a")
-		if b.calls.Load() == calls && errA == nil {
-			t.Error("a sweep that returned nil is not in the log")
+		if begun {
+			die()
+			go dying.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"y"}})
+			synctest.Wait()
+		}
+		began := time.Now()
+		other := site(inner, locker, &calls)
+		other.wantBody(t, "1", "http://example.com/?tag=x")
+		sweep(t, other, match)
+		if took := time.Since(began); took < 800*time.Millisecond || took > time.Second {
+			t.Errorf("the sweep of the other process returned after %v, want a lease of 875 ms", took)
+		}
+		other.get("http://example.com/?tag=x") // may be stale, if the sweep is soft
+		time.Sleep(time.Second)
+		other.wantBody(t, "2", "http://example.com/?tag=x")
+	}
+	for name, match := range matches {
+		for _, last := range []string{"acquire", "claim", "commit"} {
+			for _, begun := range []bool{true, false} {
+				inBubble(t, fmt.Sprintf("%s, after %s, begun: %t", name, last, begun), func(t *testing.T) { each(t, last, begun, match) })
+			}
+		}
+	}
+}
+
+// Engines so slow that a write outlasts its lease get a longer lease at the next try.
+func TestSweep_SlowEngines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const trip = 400 * time.Millisecond
+		store, locker := wiredTo(memstore.New()), wiredLocks(locallock.New())
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker}}, page(0, ""))
+		synctest.Wait()
+		store.set(takes(trip))
+		locker.set(takes(trip))
+		store.reset()
+		began := time.Now()
+		sweep(t, s, bellwether.Match{Tags: []string{"x"}})
+		if took, commits := time.Since(began), store.count("commit"); took > 8*trip || commits > 2 {
+			t.Errorf("%d commits in %v, want two tries of four calls at most", commits, took)
 		}
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
 // Key is the log's key. Keys of the HTTP face begin with a host.
@@ -43,8 +44,8 @@ type Config struct {
 	Reads, Writes, Locks *gate.Gate
 	// Name is Key as the engines know it.
 	Name string
-	// LeaseTTL is the length of the writers' lease, MaxWait the longest wait for it.
-	LeaseTTL, MaxWait time.Duration
+	// EngineTimeout bounds each call of a writer, LeaseTTL its lease, and MaxWait the wait for the lease.
+	EngineTimeout, LeaseTTL, MaxWait time.Duration
 	// Now is the cache's clock, Pause the time between two tries after a wait.
 	Now   func() durations.Instant
 	Pause func(waited time.Duration) time.Duration
@@ -243,7 +244,7 @@ func (r *Replica) Append(next func() uint64, sweeps []Sweep) {
 // before it from the loads before a log was lost. The lease selects a writer, and is not worth a long wait: a
 // log without sweeps counts all earlier values as swept, so writing over another such log is harmless.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(error)) error {
-	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2), tell)
+	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2), r.leaseLength(0), tell)
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
 		return err
 	}
@@ -260,16 +261,22 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(erro
 // Write adds sweeps to the log in the store, and then to the replica. A store has no compare-and-swap, so the
 // log is written under its lease, which has to hold until after the commit. A process that has read the log
 // before might write over it. Without a Locker's answer, two processes that sweep at one moment may do so.
+//
+// The lease is not renewed. A write that has outlasted its lease is repeated: another process may have read the log
+// before the commit. The late commit loses no line of that process. After the process's commit it is fenced, and
+// before it, it is written over.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
+	slowest := time.Duration(0) // try so far
 	for try := 1; ; try++ {
-		lease, asked, err := r.lease(ctx, budget, until, r.Silent)
+		length := r.leaseLength(slowest)
+		lease, asked, err := r.lease(ctx, budget, until, length, r.Silent)
 		if err != nil {
 			return unwritten(err)
 		}
 		l, err := r.commit(ctx, budget, sweeps)
 		if lease != nil {
-			held := r.Now() < durations.Add(asked, r.LeaseTTL)
+			held := r.Now() < durations.Add(asked, length)
 			// The locker's answer counts. Without an answer the clock counts.
 			lost := r.Release(ctx, budget, lease)
 			if err == nil && (errors.Is(lost, driver.ErrLeaseLost) || lost != nil && !held) {
@@ -283,7 +290,15 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 		case try == tries, !errors.Is(err, driver.ErrFenced) && !errors.Is(err, driver.ErrLeaseLost):
 			return unwritten(err)
 		}
+		slowest = max(slowest, r.Now()-asked)
 	}
+}
+
+// leaseLength is the length of a writer's lease. taken is the duration of the slowest try so far, 0 before the first.
+// All sweeps of the fleet wait for a dead writer's lease, so the first lease is for a write of one EngineTimeout. With
+// slow answers to all its calls a write takes longer. Its next try has a lease for a write of that duration.
+func (r *Replica) leaseLength(taken time.Duration) time.Duration {
+	return leases.Length(max(taken, r.EngineTimeout), r.EngineTimeout, r.LeaseTTL)
 }
 
 // unwritten is the error of a Write for err. If other writers got in the way, a later call may succeed.
@@ -297,7 +312,7 @@ func unwritten(err error) error {
 }
 
 // lease waits for the log's lease, counted from asked. It is nil without a locker or its answer.
-func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant, tell func(error)) (lease driver.Lease, asked durations.Instant, err error) {
+func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant, length time.Duration, tell func(error)) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {
 		return nil, began, nil
@@ -305,7 +320,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 	for {
 		asked = r.Now()
 		lease, err := gate.Ask(ctx, r.Locks, Key, budget, func(ctx context.Context) (driver.Lease, error) {
-			return r.Locker.TryAcquire(ctx, r.Name, r.LeaseTTL)
+			return r.Locker.TryAcquire(ctx, r.Name, length)
 		})
 		switch now := r.Now(); {
 		case err == nil:
