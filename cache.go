@@ -143,9 +143,9 @@ func (c *Cache[V]) HotKeys(most int) []string { return c.engine.near.Hottest(mos
 // later value, and other processes follow within NearTTL. Only a load begun after Set may replace it.
 // An Invalidate of the key during Set may count as earlier or as later.
 //
-// If the store does not answer within EngineTimeout or before ctx ends, the error wraps
-// [ErrUnavailable], and the key is invalidated as by an Invalidate with this error. A refused
-// value invalidates the key. After Close, Set returns [ErrClosed].
+// If the store does not answer within EngineTimeout, or twice as long behind other calls, or before ctx
+// ends, the error wraps [ErrUnavailable], and the key is invalidated as by an Invalidate with this error.
+// A refused value invalidates the key. After Close, Set returns [ErrClosed].
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
@@ -160,9 +160,9 @@ func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 
 // Invalidate drops the values of keys. After it has returned nil, no value computed before the call is
 // served from the store, from this process's near tier or by a rebuild under way in any process. Other near
-// tiers follow within NearTTL. If the store does not answer for a key within EngineTimeout or before ctx
-// ends, the error wraps [ErrUnavailable] and names the key. This process drops it, and asks again until
-// there is an answer (4,096 keys).
+// tiers follow within NearTTL. If the store does not answer for a key within EngineTimeout, or twice as
+// long behind other calls, or before ctx ends, the error wraps [ErrUnavailable] and names the key. This
+// process drops it, and asks again until there is an answer (4,096 keys).
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
