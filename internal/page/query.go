@@ -53,20 +53,20 @@ func (q *query) want(key string) Want {
 			return it.Kind != driver.KindValue || it.Value.vary != nil || it.Value.kind != plain && it.Value.kind != checked
 		}
 	}
-	w.Accept = func(it *Item, now instant) bool {
-		if it.Kind != driver.KindValue {
-			return true
-		}
-		res := it.Value
-		if res.kind != plain || res.vary != nil && !q.selects(res.vary) {
-			return true // it only leads to the response
-		}
-		if !q.mayHave(res) {
-			return false
-		}
-		return reuse(it, res, now, d)
-	}
+	w.Accept = q.accepts
 	return w
+}
+
+// accepts reports whether an item answers the request, or leads to its answer.
+func (q *query) accepts(it *Item, now instant) bool {
+	if it.Kind != driver.KindValue {
+		return true
+	}
+	res := it.Value
+	if res.kind != plain || res.vary != nil && !q.selects(res.vary) {
+		return true // it only leads to the response
+	}
+	return q.mayHave(res) && reuse(it, res, now, q.directives)
 }
 
 // mayHave reports whether a stored response may answer the request. A request with credentials gets
