@@ -33,7 +33,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	}
 	switch {
 	case none:
-		return r.finishNothing(ctx, nothing.Failed, l.took)
+		return r.finishNothing(ctx, nothing, l.took)
 	case found:
 		return r.finishFound(ctx, l)
 	}
@@ -53,7 +53,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, failed bool, took time.Duration) bool {
+func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, took time.Duration) bool {
 	e := r.engine
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
@@ -61,7 +61,7 @@ func (r *run[V]) finishNothing(ctx context.Context, failed bool, took time.Durat
 	if it := r.present; it != nil {
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
-	if failed && (r.present == nil || !r.present.Held) {
+	if nothing.Failed && (r.present == nil || !r.present.Held) {
 		r.waiveElections(ctx, took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
