@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/later"
 	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/observers"
@@ -27,15 +28,15 @@ type engine[V any] struct {
 	engines
 	history
 	life
-	near      *near.Tier[*items.Item[V]]
-	shards    *shards[V] // the flights, by key
-	slots     *slots.Slots
-	sweeps    *sweeplog.Replica // nil: no log of sweeps
-	lookout   *lookout.Lookout
-	pending   pendingSet
-	count     counters
-	observers observers.Set
-	onState   func(key, state string) // tells a test that the key's flight enters a state; set before the first use
+	near       *near.Tier[*items.Item[V]]
+	shards     *shards[V] // the flights, by key
+	slots      *slots.Slots
+	sweeps     *sweeplog.Replica // nil: no log of sweeps
+	lookout    *lookout.Lookout
+	unanswered *later.Keys // whose invalidation is repeated
+	count      counters
+	observers  observers.Set
+	onState    func(key, state string) // tells a test that the key's flight enters a state; set before the first use
 }
 
 // A face is what the face above knows of the values. The functions are safe for concurrent use.

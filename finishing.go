@@ -20,7 +20,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
-	r.loaded, r.failure, r.committed = true, l.failed(), 0
+	r.loaded, r.failure, r.committed = true, nil, 0
 	nothing, none := l.err.(*fault.NoResult)
 	found := l.err == nil || fault.NotFound(l.err)
 	if !none && !found && ctx.Err() != nil {
@@ -28,7 +28,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 		r.end(context.Cause(ctx))
 		return true
 	}
-	if r.failure != nil {
+	if r.failure = l.failed(); r.failure != nil {
 		e.count.loadFailures.Add(1)
 	}
 	switch {

@@ -3,9 +3,9 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/later"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -22,10 +22,10 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	err := e.writeAnyway(ctx, key, gate.NewBudget(e.EngineTimeout), e.invalidation(key))
 	switch {
 	case err == nil:
-		e.pending.drop(key)
+		e.unanswered.Drop(key)
 		return nil
 	case errors.Is(err, ErrUnavailable):
-		e.invalidateLater(key)
+		e.unanswered.Add(key)
 	}
 	return &keyError{"invalidating", key, err}
 }
@@ -67,48 +67,18 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	return errs
 }
 
-const (
-	// maxSilent calls without an answer end a round: a dead server's keys must not cost a call each.
-	maxSilent = 16
-	// longestRound is the longest pause before a round. A store that drops the key, and answers too
-	// late, loses the key's responses once more in each round.
-	longestRound = 16 * time.Second
-)
-
-// invalidateLater repeats the invalidation of a key until the store answers, or the cache closes.
-func (e *engine[V]) invalidateLater(key string) {
-	if e.pending.add(key) {
-		e.behind(func() { e.repeatInvalidations(gate.Pause) })
-	}
-}
-
-// repeatInvalidations makes one round after the pause, or when the store's breaker closes.
-func (e *engine[V]) repeatInvalidations(pause time.Duration) {
-	defer e.nextRound(min(2*pause, longestRound)) // also after a Goexit of the adapter
-	select {
-	case <-e.writes.Closing():
-	case <-time.After(pause):
-	case <-e.open.Done():
-		return
-	}
-	silent := 0
-	for _, key := range e.pending.all() {
-		if silent == maxSilent || e.open.Err() != nil {
-			return
-		}
-		e.pending.drop(key) // before the call: an unsafe request during the call needs a call after it
-		// Past the gate: the keys of a dead server must not take the turns and the probes of other keys.
-		if err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, e.invalidation(key)); errors.Is(err, ErrUnavailable) {
-			silent++
-			e.invalidateLater(key)
-			continue
-		}
-		e.voidAll(key) // the near tier may have the store's entry again
-	}
-}
-
-func (e *engine[V]) nextRound(pause time.Duration) {
-	if e.open.Err() == nil && e.pending.again() {
-		e.behind(func() { e.repeatInvalidations(pause) })
+// repeated is the way of invalidations that the store did not answer. They go past the gate: the keys of a dead server
+// must not take the turns and the probes of other keys.
+func (e *engine[V]) repeated() later.Config {
+	return later.Config{
+		Try: func(key string) (silent bool) {
+			err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, e.invalidation(key))
+			if errors.Is(err, ErrUnavailable) {
+				return true
+			}
+			e.voidAll(key) // the near tier may have the store's entry again
+			return false
+		},
+		Answers: e.writes.Closing, Pause: gate.Pause, Open: e.open, Behind: e.behind,
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/later"
 	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/slots"
@@ -24,7 +25,7 @@ func newEngine[V any](s settings, f face[V]) *engine[V] {
 	e.store, e.locker, e.watches = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
 	e.fencer, _ = s.Store.(driver.Fencer)
-	e.lookout = e.newLookout()
+	e.lookout, e.unanswered = e.newLookout(), later.New(e.repeated())
 	if s.Engine != nil {
 		e.locker = e.writes // one engine, whose elections are writes
 	}

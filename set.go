@@ -43,11 +43,11 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	case err == nil:
 		void = false
 		if e.replace(key, it, earlier, w) {
-			e.pending.drop(key)
+			e.unanswered.Drop(key)
 		}
 		return nil
 	case errors.Is(err, ErrUnavailable):
-		e.invalidateLater(key) // now an Invalidate would meet the same silence
+		e.unanswered.Add(key) // now an Invalidate would meet the same silence
 		return &keyError{"setting", key, err}
 	}
 	void = false
