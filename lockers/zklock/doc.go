@@ -64,6 +64,8 @@
 // To free a lease by hand, delete both of its nodes in one transaction (multi). With only KEY:lease deleted,
 // the former holder's Renew and Release still find its own node, and succeed on the lease of its successor.
 //
+// A queue of Lock has room for 100,000 waiters: the Locker refuses packets of more than 4 MiB.
+//
 // By default every client of the ensemble may read and change the nodes: see [Locker.ACL].
 //
 // Leases need ZooKeeper 3.4 or later. Lock needs 3.5.1 or later, for container nodes. Tested with 3.8.

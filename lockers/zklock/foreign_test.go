@@ -38,7 +38,7 @@ func TestForeignNodes(t *testing.T) {
 			t.Errorf("err = %v, want ErrCorrupt, and the node", err)
 		}
 	}
-	for _, data := range []string{"", "x", "x y", "x 0", "x -1", "x 1 2", " 1", "x 99999999999999999999"} {
+	for _, data := range []string{"", "x", "x y", "x 0", "x -1", "x 1 2", " 1", "x 99999999999999999999", strings.Repeat("x", 256<<10) + " 60000"} {
 		key := newKey()
 		refused(key, put(key, data))
 	}

@@ -230,4 +230,6 @@ func (l *lease) abandon() {
 	l.locker.orphans.add(l.locker, l)
 }
 
-func (l *lease) wrap(doing string, err error) error { return wrap(doing, l.node.name(), err) }
+func (l *lease) wrap(doing string, err error) error {
+	return l.locker.wrap(doing, l.node.name(), err)
+}

@@ -130,6 +130,8 @@ func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 		t.asked = true
 		path, err := conn.Create(t.dir+"/"+t.token+"-", v.encode(), zk.FlagEphemeralSequential, l.ACL)
 		switch {
+		case err == nil && !t.is(strings.TrimPrefix(path, t.dir+"/")):
+			return fmt.Errorf("%w: the server has named the place %.100q", driver.ErrCorrupt, path)
 		case err == nil:
 			t.path = path
 			return nil

@@ -2,12 +2,10 @@ package zklock
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,9 +36,6 @@ const (
 	// fleet with wrong credentials would connect all the time.
 	refusedPause = time.Second
 
-	// settingWatches bounds how long replies over a new connection wait for the client to set watches again.
-	settingWatches = 500 * time.Millisecond
-
 	// sendBuffer holds any request; the largest sets 128 KiB of watches again. The client's own
 	// default is 1.5 MiB.
 	sendBuffer = 256 << 10
@@ -60,12 +55,13 @@ type session struct {
 
 	begun atomic.Bool // read by start without the mutex
 
-	mu     sync.Mutex // guards the fields below
-	conn   *zk.Conn   // nil before start
-	events <-chan zk.Event
-	wire   *wire // the latest connection
-	dialed error // the failure of the latest dial, or nil
-	closed bool
+	mu      sync.Mutex // guards the fields below
+	conn    *zk.Conn   // nil before start
+	events  <-chan zk.Event
+	wire    *wire // the latest connection
+	dialed  error // the failure of the latest dial, or nil
+	refused error // the refusal that ended the latest lost connection, or nil
+	closed  bool
 
 	up       bool          // requests are possible
 	unproven bool          // the credentials are not accepted yet, so it is not up
@@ -180,6 +176,9 @@ func (s *session) changed(state zk.State, watching func() bool, expired func()) 
 		s.wire.open.Store(true)
 		s.announce()
 	case zk.StateDisconnected:
+		if s.wire != nil {
+			s.refused = s.wire.refused // before the client fails the connection's requests
+		}
 		if s.up {
 			// Calls from now on wait for the outcome of the next attempt.
 			s.up = false
@@ -212,8 +211,12 @@ func (s *session) fail() {
 	defer s.mu.Unlock()
 	if !s.up && s.why == nil {
 		s.why = errUnreachable
-		if s.dialed != nil {
-			s.why = fmt.Errorf("%w: %v", errUnreachable, s.dialed) // not wrapped: a context's error would look like the caller's
+		reason := s.dialed
+		if reason == nil {
+			reason = s.refused
+		}
+		if reason != nil {
+			s.why = fmt.Errorf("%w: %v", errUnreachable, reason) // not wrapped: a context's error would look like the caller's
 		}
 		s.announce()
 	}
@@ -228,9 +231,13 @@ func (s *session) expiredJustNow() bool {
 	return expired
 }
 
-// await returns the connection when the session is up, or an error when no server answers or ctx ends.
+// await returns the connection when the session is up, or an error when no server answers or ctx ends. Each
+// request of a call begins here, so no answers of a server keep a call going after its caller has left.
 func (s *session) await(ctx context.Context) (*zk.Conn, error) {
 	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		s.mu.Lock()
 		conn, up, why, closed, change := s.conn, s.up, s.why, s.closed, s.change
 		s.mu.Unlock()
@@ -265,6 +272,16 @@ func (s *session) awaitUp(ctx context.Context) (*zk.Conn, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// explain adds the refusal to the error of a request whose connection it ended.
+func (s *session) explain(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refused != nil && errors.Is(err, zk.ErrConnectionClosed) {
+		return fmt.Errorf("%w: %v", err, s.refused)
+	}
+	return err
 }
 
 func (s *session) now() (*zk.Conn, error) {
@@ -355,7 +372,7 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	if s.dialed = err; err != nil {
 		return nil, err
 	}
-	w := &wire{Conn: c, limit: handshakeTimeout, set: make(chan struct{})}
+	w := newWire(c, handshakeTimeout)
 	if last := s.wire; last != nil {
 		last.Close() // the client forgets it after an expired session
 		if last.unanswered {
@@ -368,70 +385,6 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 		return nil, errClosed
 	}
 	return w, nil
-}
-
-// A wire is a connection with two additions to the client. The first is a time limit for the handshake. The
-// client would wait for it ten times as long as for other replies, and for its last bytes for ever. The
-// second is an order. After the handshake of a continued session, the client sets its watches again, from the
-// zxid of its last reply. It reads the zxid on one goroutine while another writes it with the first replies:
-// in this data race the zxid may be too new. So no reply is handed to the client until it has sent the
-// watches: the client's read of the zxid comes before the Write, and the Write before Read returns.
-type wire struct {
-	net.Conn
-	limit time.Duration
-	open  atomic.Bool // the handshake is over
-
-	unanswered bool // the handshake had no answer in time; for the goroutine that dials
-
-	set     chan struct{} // closed when the watches are sent, or there are none
-	setOnce sync.Once
-	handed  bool // the wait for set is over; for the one goroutine that reads after the handshake
-}
-
-const opSetWatches = 101
-
-// Write implements [net.Conn]. The client makes one Write of each request: its length, its number,
-// its operation and the rest.
-func (w *wire) Write(b []byte) (int, error) {
-	n, err := w.Conn.Write(b)
-	if w.open.Load() && len(b) >= 12 && binary.BigEndian.Uint32(b[8:]) == opSetWatches {
-		w.watchesAreSet()
-	}
-	return n, err
-}
-
-func (w *wire) watchesAreSet() { w.setOnce.Do(func() { close(w.set) }) }
-
-// Read implements [net.Conn].
-func (w *wire) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	if !w.open.Load() {
-		w.unanswered = errors.Is(err, os.ErrDeadlineExceeded)
-		return n, err
-	}
-	if err == nil && !w.handed {
-		w.handed = true
-		select {
-		case <-w.set:
-		case <-time.After(settingWatches):
-			// The client sends no watches: it never got the watch requested over the last connection.
-		}
-	}
-	return n, err
-}
-
-// SetReadDeadline implements [net.Conn].
-func (w *wire) SetReadDeadline(t time.Time) error {
-	if w.open.Load() {
-		return w.Conn.SetReadDeadline(t)
-	}
-	if t.IsZero() {
-		return nil // the second of the handshake's two reads keeps the deadline of the first
-	}
-	if limit := time.Now().Add(w.limit); limit.Before(t) {
-		t = limit
-	}
-	return w.Conn.SetReadDeadline(t)
 }
 
 // hosts gives the client the next server, on one goroutine. The client's own provider waits for a second

@@ -24,12 +24,16 @@ func (v value) encode() []byte {
 	return fmt.Appendf(nil, "%s %d", v.token, adapter.Millis(v.length))
 }
 
+// maxToken bounds a token, 22 bytes of its own. It is part of a path, and the client panics on a request that
+// fills its buffer to the last byte.
+const maxToken = 64
+
 // decode decodes b, and returns false if b is not the data of a lease.
 func decode(b []byte) (value, bool) {
 	const maxMillis = math.MaxInt64/int64(time.Millisecond) + 1
 	token, length, ok := strings.Cut(string(b), " ")
 	ms, err := strconv.ParseInt(length, 10, 64)
-	if token == "" || !ok || err != nil || ms <= 0 || ms > maxMillis {
+	if token == "" || len(token) > maxToken || !ok || err != nil || ms <= 0 || ms > maxMillis {
 		return value{}, false
 	}
 	if ms == maxMillis {

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -28,11 +29,11 @@ func FuzzValue(f *testing.F) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, s := range []string{"token 5000", "", " ", "x", "x 0", "x -1", "x 1 2", " 1", "x 9223372036855", "x 99999999999999999999"} {
+	for _, s := range []string{"token 5000", "", " ", "x", "x 0", "x -1", "x 1 2", " 1", "x 9223372036855", "x 99999999999999999999", strings.Repeat("x", maxToken+1) + " 1"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if v, ok := decode(b); ok && (v.token == "" || v.length <= 0) {
+		if v, ok := decode(b); ok && (v.token == "" || len(v.token) > maxToken || v.length <= 0) {
 			t.Fatalf("%q is taken for %+v", b, v)
 		}
 	})

@@ -37,10 +37,10 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	}
 	conn, err := l.session.now()
 	if err != nil {
-		return nil, wrap("watch", seen.holder, err)
+		return nil, l.wrap("watch", seen.holder, err)
 	}
 	freed, err := l.watches.await(ctx, conn, seen.holder)
-	return freed, wrap("watch", seen.holder, err)
+	return freed, l.wrap("watch", seen.holder, err)
 }
 
 // A watch is a watch in ZooKeeper, or a request for it.

@@ -85,7 +85,7 @@ func (l *Locker) Ping(ctx context.Context) error {
 		}
 		return err
 	})
-	return wrap("ping", l.Prefix, err)
+	return l.wrap("ping", l.Prefix, err)
 }
 
 func (l *Locker) start() {
@@ -287,6 +287,9 @@ func statOf(replies []zk.MultiResponse, err error) (*zk.Stat, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(replies) == 0 || replies[len(replies)-1].Stat == nil {
+		return nil, fmt.Errorf("%w: a transaction without the result of its write", driver.ErrCorrupt)
+	}
 	return replies[len(replies)-1].Stat, nil
 }
 
@@ -310,7 +313,7 @@ func (l *Locker) makePrefix(conn *zk.Conn, path string) error {
 		if err := l.makePrefix(conn, path[:strings.LastIndexByte(path, '/')]); err != nil {
 			return err
 		}
-		return l.makePrefix(conn, path)
+		_, err = conn.Create(path, nil, zk.FlagPersistent, l.ACL)
 	}
 	if err = ignoring(err, zk.ErrNodeExists); err != nil {
 		return fmt.Errorf("making %s: %w", path, err)
@@ -394,10 +397,10 @@ func refused(err error) bool {
 }
 
 // wrap adds the operation to an engine's error. Errors of the contract and of a context pass unchanged.
-func wrap(doing, what string, err error) error {
+func (l *Locker) wrap(doing, what string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
-	return fmt.Errorf("zklock: %s %s: %w", doing, what, err)
+	return fmt.Errorf("zklock: %s %s: %w", doing, what, l.session.explain(err))
 }
