@@ -128,11 +128,11 @@ func (a audience) admits(made, asks identity) bool {
 		(!a.authorization || made.Authorization == asks.Authorization)
 }
 
-// A fault is how an answer fails.
-type fault int
+// A flaw is how an answer fails.
+type flaw int
 
 const (
-	noFault fault = iota
+	noFlaw flaw = iota
 	failure5xx
 	dropped  // the connection ends without an answer, and the proxy answers 502
 	tooShort // 25 bytes after Content-Length: 100
@@ -151,12 +151,12 @@ type hostilePage struct {
 	deployed, tagged bool
 
 	of       audience
-	own      fault // of the answers to the failing clients
-	turn     fault // of each third answer, to any client
-	size     int   // of the body, at least
-	slow     bool  // the body comes in two halves
-	left     bool  // half of the clients leave
-	directed bool  // the requests have directives
+	own      flaw // of the answers to the failing clients
+	turn     flaw // of each third answer, to any client
+	size     int  // of the body, at least
+	slow     bool // the body comes in two halves
+	left     bool // half of the clients leave
+	directed bool // the requests have directives
 }
 
 // deployment is the Last-Modified of all deployed pages.
@@ -304,11 +304,11 @@ func (o *hostileOrigin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	time.Sleep(time.Duration(serial%4) * 4 * time.Millisecond)
 	body := compose(r.URL.Path, who, serial, max(p.size, 100))
 
-	happens := noFault
+	happens := noFlaw
 	if who.fails() {
 		happens = p.own
 	}
-	if p.turn != noFault && serial%3 == 0 {
+	if p.turn != noFlaw && serial%3 == 0 {
 		happens = p.turn
 	}
 	h := w.Header()
@@ -447,7 +447,7 @@ func (v *visitor) visit(p hostilePage, server *process, path string, random *ran
 
 // mayFail reports whether the origin fails for this client, always or sometimes.
 func (v visit) mayFail() bool {
-	return v.page.turn != noFault || v.page.own != noFault && v.asks.fails()
+	return v.page.turn != noFlaw || v.page.own != noFlaw && v.asks.fails()
 }
 
 // defect returns the defect of the answer, empty without one. The client must not have left.

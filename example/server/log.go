@@ -11,6 +11,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file keeps the log short: a line at each end of an outage, and frequent events once a minute.
@@ -65,7 +66,8 @@ func (l *lookout) run(ctx context.Context) {
 func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time {
 	limited, cancel := context.WithTimeout(ctx, probePause)
 	defer cancel()
-	err := e.probe(limited)
+	// The client's panic on an engine's bytes must not end the server. The cache's own calls have such a guard.
+	err := fault.Guard(func() error { return e.probe(limited) })
 	switch {
 	case ctx.Err() != nil: // proves nothing about the engine
 	case err != nil && since.IsZero():

@@ -521,6 +521,16 @@ func TestProxy_SaysWhoDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// TestLookout_ClientPanics has an engine's client panic, as go-redis does on a bulk string of 2^63-1 bytes.
+func TestLookout_ClientPanics(t *testing.T) {
+	p := &process{}
+	hostile := engine{"redis", []string{"127.0.0.1:6379"}, func(context.Context) error { panic("makeslice: len out of range") }}
+	since := newLookout(textLog(p), []engine{hostile}).look(t.Context(), hostile, time.Time{})
+	if got := p.logged(); since.IsZero() || !strings.Contains(got, "engine unreachable") || !strings.Contains(got, "makeslice") {
+		t.Errorf("down since %v, log %q; want an engine that is down, and the panic", since, got)
+	}
+}
+
 func TestRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
