@@ -182,6 +182,52 @@ func (w earlyWriter) WriteHeader(status int) {
 	w.ResponseRecorder.WriteHeader(status)
 }
 
+// A leavingWriter is the writer of a client that leaves during its interim response. From then on a server may
+// still read the header, and changed reports a write to it.
+type leavingWriter struct {
+	*httptest.ResponseRecorder
+	leave   context.CancelFunc
+	read    http.Header // the header with the interim response
+	changed bool
+}
+
+func (w *leavingWriter) Header() http.Header {
+	h := w.ResponseRecorder.Header()
+	w.changed = w.changed || w.read != nil && !reflect.DeepEqual(h, w.read)
+	return h
+}
+
+func (w *leavingWriter) WriteHeader(status int) {
+	w.read = w.ResponseRecorder.Header().Clone()
+	w.leave()
+}
+
+// net/http's HTTP/2 server still reads the header of an interim response after its client has left. A write
+// to this map would end the process.
+func TestInterim_LeavesTheHeaderOfALeftClientAlone(t *testing.T) {
+	for _, name := range []string{"Surrogate-Key", "Trailer"} {
+		s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Surrogate-Key"}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(name, "Surrogate-Key")
+			w.WriteHeader(http.StatusEarlyHints)
+			<-r.Context().Done()
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &leavingWriter{ResponseRecorder: httptest.NewRecorder(), leave: cancel}
+		func() {
+			defer func() {
+				if p := recover(); p != http.ErrAbortHandler {
+					t.Errorf("%s: the panic is %v", name, p)
+				}
+			}()
+			s.handler.ServeHTTP(w, request("GET", "http://a/p").WithContext(ctx))
+		}()
+		if w.Header(); w.read == nil || w.read[name] != nil || w.changed {
+			t.Errorf("%s: the interim header was %v, changed later: %v", name, w.read, w.changed)
+		}
+		s.mw.Close()
+	}
+}
+
 // A client that does not take its interim response delays the others for 5 s, and 5 s more as a reader.
 func TestInterim_TakenByNoClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
