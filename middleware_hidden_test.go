@@ -149,6 +149,23 @@ func TestHidden_OfAMiddlewareAround(t *testing.T) {
 	}
 }
 
+// With HiddenFields no handler has the real ResponseWriter: our member of Cache-Status comes after the handler's,
+// which cannot replace it, and in no interim response.
+func TestHidden_StatusOfARequestWithoutAKey(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{
+		HiddenFields: []string{"Surrogate-Key"}, Key: func(r *http.Request) (bellwether.Key, bool) { return bellwether.Key{}, false },
+	}, func(w http.ResponseWriter, r *http.Request) {
+		if h := w.Header(); h["Cache-Status"] != nil {
+			t.Errorf("the handler's header has %q", h["Cache-Status"])
+		}
+		w.Header().Set("Cache-Status", "inner;hit")
+	})
+	got := strings.Join(s.get("http://a/p").Header()["Cache-Status"], ", ")
+	if want := "inner;hit, Bellwether;fwd=bypass;detail=key"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestHidden_StatusKey(t *testing.T) {
 	for _, hide := range []bool{false, true} {
 		s := newSite(t, bellwether.HTTPOptions{HideStatusKey: hide}, func(w http.ResponseWriter, r *http.Request) {

@@ -15,9 +15,13 @@ import (
 // This file has the requests that bypass the cache: the handler gets the client's own
 // ResponseWriter or a watchedWriter, and the cache learns from the response.
 
-// passReal hands the request to the handler with the ResponseWriter as it is, so Cache-Status has our
-// member before the handler's.
+// passReal hands the request to the handler with the real ResponseWriter, so Cache-Status has our
+// member before the handler's. With HiddenFields it is pass.
 func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	if len(m.hidden) > 0 {
+		m.pass(w, r, next, why)
+		return
+	}
 	why.AppendTo(w.Header())
 	next.ServeHTTP(w, r)
 }
