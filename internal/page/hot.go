@@ -55,6 +55,7 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	h := &hitHeader{age: int64((now - it.Born) / time.Second), ttl: int64((it.FreshUntil - now) / time.Second)}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
+	m.hidden.Remove(header) // once, and not for each hit
 	h.fields = make([]headerField, 0, len(header))
 	_, named := s.header["Content-Type"]
 	tagged := header.Get("ETag") != ""
