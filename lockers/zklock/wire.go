@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// This file is the connection below the client. It bounds the handshake, orders the first replies, and refuses
-// each packet that would end the process on one of the client's goroutines.
+// This file is the connection below the client. It bounds the handshake, orders the first replies, refuses
+// each packet that would end the process on one of the client's goroutines, and keeps a failed Write from blocking
+// them.
 
 const (
 	// settingWatches bounds how long replies over a new connection wait for the client to set watches again.
@@ -43,7 +44,7 @@ const (
 // watchEvent is the number of an event. It answers no request.
 const watchEvent = -1
 
-// A wire is a connection with three additions to the client. The first is a time limit for the handshake. The
+// A wire is a connection with four additions to the client. The first is a time limit for the handshake. The
 // client would wait for it ten times as long as for other replies, and for its last bytes for ever.
 //
 // The second is an order. After the handshake of a continued session, the client sets its watches again, from
@@ -53,6 +54,8 @@ const watchEvent = -1
 //
 // The third is a check. The client believes each length and count in a packet, and a packet that ends too early
 // panics where no guard stands. So Read hands over only whole packets that the client can decode.
+//
+// The fourth is a single end. A failed Write ends the connection by its Read: see Write.
 type wire struct {
 	net.Conn
 	limit time.Duration
@@ -79,7 +82,13 @@ func newWire(c net.Conn, limit time.Duration) *wire {
 }
 
 // Write implements [net.Conn]. The client makes one Write of each request: its length, its number,
-// its operation and the rest.
+// its operation and the rest. After the handshake, a failed Write closes the connection and returns no error.
+//
+// With the error, the client answers the request and keeps it among the requests without a reply. At the
+// connection's end it answers them all, so this request twice. The channel of the credentials that the client sends
+// again after a handshake has room for one answer, and nothing receives there after the error: the second answer
+// would block the client's only loop for good, and with it the next connection and Close. Without the error, the
+// client's Read fails on the closed connection, and the end answers each request once.
 func (w *wire) Write(b []byte) (int, error) {
 	if !w.open.Load() || len(b) < 12 {
 		return w.Conn.Write(b)
@@ -90,11 +99,13 @@ func (w *wire) Write(b []byte) (int, error) {
 		w.pending[number] = op
 		w.mu.Unlock()
 	}
-	n, err := w.Conn.Write(b)
+	if _, err := w.Conn.Write(b); err != nil {
+		w.Close()
+	}
 	if op == opSetWatches {
 		w.watchesAreSet()
 	}
-	return n, err
+	return len(b), nil
 }
 
 func (w *wire) watchesAreSet() { w.setOnce.Do(func() { close(w.set) }) }

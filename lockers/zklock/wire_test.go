@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // TestWire_RepliesWaitForTheWatches checks the order that prevents the client's data race.
@@ -196,8 +199,9 @@ type fake struct {
 	orphan    string           // a path that cannot be created: its parent is missing
 	silentAt  int64            // the number of the request from which on it is silent; 0 is never
 	onRequest func(n int64)
+	onWelcome func(n int64, c net.Conn) (more bool) // follows the n-th handshake, and may end its connection
 
-	requests atomic.Int64
+	handshakes, requests atomic.Int64
 }
 
 func (f *fake) dial(context.Context, string, string) (net.Conn, error) {
@@ -217,6 +221,9 @@ func (f *fake) serve(c net.Conn) {
 		c.Write([]byte(f.handshake))
 	} else {
 		c.Write(packet(welcome))
+	}
+	if n := f.handshakes.Add(1); f.onWelcome != nil && !f.onWelcome(n, c) {
+		return
 	}
 	for {
 		request := readPacket(c)
@@ -279,9 +286,11 @@ func (f *fake) use(t *testing.T) (acquired, locked error) {
 	return acquired, locked
 }
 
+// heldLease is the data of a held lease's node, with its length.
+const heldLease = "\x00\x00\x00\x07" + "t 60000"
+
 // TestHostileServer has bytes that end the process if the client gets them.
 func TestHostileServer(t *testing.T) {
-	const held = "\x00\x00\x00\x07" + "t 60000"
 	for name, c := range map[string]struct {
 		fake *fake
 		want string // of TryAcquire's error
@@ -293,9 +302,9 @@ func TestHostileServer(t *testing.T) {
 		"half a header of a result":  {&fake{bodies: map[int32]string{opMulti: "\x00\x00\x00\x02", opCreate: ""}}, errCutOff.Error()},
 		"a transaction of nothing":   {&fake{bodies: map[int32]string{opMulti: last, opCreate: ""}}, "without the result of its write"},
 		"a write without its result": {&fake{bodies: map[int32]string{opMulti: "\x00\x00\x00\x02" + result + last, opCreate: ""}}, "without the result of its write"},
-		"names without number":       {&fake{bodies: map[int32]string{opGetData: held + stat, opGetChildren2: "\xff\xff\xff\xff" + stat}}, "held"},
+		"names without number":       {&fake{bodies: map[int32]string{opGetData: heldLease + stat, opGetChildren2: "\xff\xff\xff\xff" + stat}}, "held"},
 		"a place that fills the client's buffer": {&fake{bodies: map[int32]string{
-			opGetData: held + stat, opCreate: string(packet("/" + strings.Repeat("x", sendBuffer-34)))}}, "held"},
+			opGetData: heldLease + stat, opCreate: string(packet("/" + strings.Repeat("x", sendBuffer-34)))}}, "held"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -332,6 +341,67 @@ func TestHostileServer_EndlessAnswers(t *testing.T) {
 					t.Errorf("%d requests, of which 100 had a caller", n)
 				}
 				cancel()
+			})
+		})
+	}
+}
+
+// TestReconnect_CredentialsNotSent has connections on which the Write of the credentials fails after the handshake.
+// The Locker connects again, and ends.
+func TestReconnect_CredentialsNotSent(t *testing.T) {
+	const opSetAuth = 100
+	for name, c := range map[string]struct {
+		failures int64                                  // connections in a row
+		fail     func(c net.Conn, next <-chan struct{}) // until the client connects again, or sooner
+	}{
+		"a server that stops reading": {1, func(c net.Conn, next <-chan struct{}) {
+			time.Sleep(time.Second)
+			c.Write(packet(pong)) // from now on the client waits longer for a reply than for its Write
+			<-next
+		}},
+		// The client notices the end in its Write or in its Read.
+		"a server that ends the connection": {20, func(net.Conn, <-chan struct{}) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var first net.Conn
+				next := make(chan struct{}) // closed after the failures
+				f := &fake{bodies: map[int32]string{opSetAuth: "", opGetData: heldLease + stat}}
+				f.onWelcome = func(n int64, conn net.Conn) bool {
+					switch {
+					case n == 1:
+						first = conn
+					case n <= 1+c.failures:
+						c.fail(conn, next)
+						return false
+					default:
+						close(next)
+					}
+					return true
+				}
+				l := New("fake:2181")
+				defer l.Close()
+				l.Dial, l.AuthScheme, l.Auth = f.dial, "digest", []byte("bellwether:secret")
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				acquire := func() error {
+					_, err := l.TryAcquire(ctx, "key", time.Minute)
+					return err
+				}
+				if err := acquire(); !errors.Is(err, driver.ErrHeld) {
+					t.Fatalf("TryAcquire: err = %v, want %v", err, driver.ErrHeld)
+				}
+				first.Close()
+				err := acquire()
+				for !errors.Is(err, driver.ErrHeld) && ctx.Err() == nil {
+					err = acquire() // its request was lost with too many connections
+				}
+				if !errors.Is(err, driver.ErrHeld) {
+					t.Errorf("TryAcquire over another connection: err = %v, want %v", err, driver.ErrHeld)
+				}
+				if got, want := f.handshakes.Load(), 2+c.failures; got != want {
+					t.Errorf("%d handshakes, want %d", got, want)
+				}
 			})
 		})
 	}
