@@ -238,9 +238,9 @@ func (c *manyCall[V]) beginBatch(together []*waiter[V]) {
 	b := c.engine.batch(c.bind, c.places)
 	defer close(b.complete)
 	for _, a := range together {
-		m := &member[V]{batch: b, key: a.key}
+		m := &member[V]{batch: b}
 		a.join(m)
-		if m.askers == nil {
+		if m.gathered == nil {
 			c.places.Release(1) // the place of a flight that the key did not need
 		}
 	}

@@ -3,10 +3,10 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
-	"github.com/bellwether-go/bellwether/internal/leases"
 	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
@@ -53,23 +53,32 @@ func (r *run[V]) claim(ctx context.Context) bool {
 // build loads the value, under the lease if any, and calls finish with the result. It gives up when
 // another process's commit closes rival. It reports whether the flight has ended.
 func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(context.Context, loaded[V]) bool) (ended bool) {
-	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
+	a := &attempt[V]{
+		flight: r.flight, basis: basis[V]{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
+		last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
+	}
+	noteEnd, stopKeeping := r.keepLease(ctx, a)
+	defer stopKeeping()
+	began, ok := r.awaitRound(ctx, a, rival)
+	if !ok {
+		r.freeSlot() // until then the round waits for the flight
+		return false
+	}
+	limited, cancel := context.WithDeadlineCause(ctx, began.Add(r.engine.RebuildTimeout), ErrRebuildTimeout)
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	keeping, stopKeeping := context.WithCancel(ctx)
-	defer func() {
+	a.abort = func(cause error) {
 		stopKeeping()
-		if r.leading.keeper != nil {
-			r.leading.keeper.Stop()
-		}
-	}()
-	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
-	a := r.startLoad(loading, keeping, abort)
-	if a == nil {
+		abort(cause)
+	}
+	if !r.beginLoading(a) {
+		r.freeSlot()
 		r.leading.voids++
 		return false
 	}
+	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
+	r.startLoad(loading, a)
 	lost := a.lost
 	for {
 		select {
@@ -82,7 +91,8 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 				l.err = context.Cause(limited) // the load's error only repeats the end of its context
 			}
 			r.noteReturn()
-			abort(nil) // the keeper goes on through the commit
+			noteEnd() // the keeper goes on through the commit
+			abort(nil)
 			return finish(ctx, l)
 		case <-rival:
 			rival = nil
@@ -95,7 +105,7 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 			// heeds its context. A response with readers goes on to its commit, which may be fenced. After a
 			// second loss every load goes on: a locker that loses all leases must not stop all loads.
 			lost = nil
-			if r.leading.losses++; r.leading.losses == 1 && r.cancelUnlessPublished(driver.ErrLeaseLost) {
+			if r.noteLoss() && r.cancelUnlessPublished(driver.ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():
@@ -103,38 +113,54 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 				continue // the load ended in time
 			}
 			r.noteReturn()
+			noteEnd()
 			return finish(ctx, loaded[V]{err: context.Cause(limited), ended: r.engine.clock.Now()})
 		}
 	}
 }
 
-// startLoad starts the load and the lease's keeper. It returns nil if the key was invalidated since the claim, or
-// the cache is closed.
-func (r *run[V]) startLoad(loading, keeping context.Context, abort context.CancelCauseFunc) *attempt[V] {
-	e, lease := r.engine, r.leading.lease
-	a := &attempt[V]{
-		flight: r.flight, basis: basis[V]{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
-		abort: abort, last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
+// noteLoss notes the loss of a lease, and reports whether it is the flight's first.
+func (r *run[V]) noteLoss() (first bool) {
+	r.leading.losses++
+	return r.leading.losses == 1
+}
+
+// awaitRound waits, in a batch, for the round of the flight's slot: the load begins with the round. It returns when
+// the round began. ok is false if the flight is to look again, as after a load that is given up, or because a
+// round has taken the slot without the flight.
+func (r *run[V]) awaitRound(ctx context.Context, a *attempt[V], rival <-chan struct{}) (began time.Time, ok bool) {
+	if !r.member.loadsTogether() {
+		return time.Now(), true
 	}
-	var term leases.Term
-	if lease != nil {
-		// An Elector's request, and an election before the claim, asked for a length without the present
-		// entry's build time. The first renewal shortens the lease if the engine can.
-		term = leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-		a.heldUntil, a.lost = term.End(), make(chan struct{})
+	if a.seat = r.member.gathered.Ready(); a.seat == nil {
+		return began, false
 	}
-	if !r.beginLoading(a) {
-		return nil
+	for lost := a.lost; ; {
+		select {
+		case <-a.seat.Begins():
+			return a.seat.Began(), true
+		case <-rival:
+			r.releaseBehind(ctx)
+			return began, false
+		case <-lost:
+			if lost = nil; r.noteLoss() {
+				return began, false
+			}
+		case <-ctx.Done():
+			return began, false
+		}
 	}
-	if lease != nil {
-		e.trips.Note(a.loadBegan - r.standing.asked)
-		r.leading.keeper = a.startKeeper(keeping, loading, lease, term)
+}
+
+// startLoad starts the load, which has begun.
+func (r *run[V]) startLoad(loading context.Context, a *attempt[V]) {
+	if a.seat != nil {
+		a.seat.Board(a) // before user code, for which the other members do not wait
 	}
 	watched := r.watchLoad(loading) // an observer may call Goexit
-	e.count.loads.Add(1)
+	r.engine.count.loads.Add(1)
 	a.start(watched, r.slot)
 	r.slot = nil // only now: the caller's context may panic or exit in start
-	return a
 }
 
 // beginLoading makes a the load under way, unless the key was invalidated since the last look or the

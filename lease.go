@@ -28,35 +28,49 @@ func (r *run[V]) leaseLength() time.Duration {
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }
 
-// startKeeper returns the timer that begins keepLease at the first renewal: most loads end before, without a goroutine
-// for it. A lease whose loss the locker tells of is kept at once.
-func (a *attempt[V]) startKeeper(ctx, loading context.Context, lease driver.Lease, term leases.Term) *time.Timer {
-	e, first := a.engine, term.Renewal()-a.engine.clock.Now()
+// keepLease begins to keep the flight's lease, if any, for an attempt. stop ends that. noteEnd comes when the load has
+// ended: the lease is kept through the commit. Most loads end before the first renewal, without a goroutine for the
+// keeper. A lease whose loss the locker tells of is kept at once.
+func (r *run[V]) keepLease(ctx context.Context, a *attempt[V]) (noteEnd, stop func()) {
+	e, lease := r.engine, r.leading.lease
+	if lease == nil {
+		return func() {}, func() {}
+	}
+	now := e.clock.Now()
+	e.trips.Note(now - r.standing.asked)
+	// An Elector's request, and an election before the claim, asked for a length without the present
+	// entry's build time. The first renewal shortens the lease if the engine can.
+	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
+	a.heldUntil, a.lost = term.End(), make(chan struct{})
+	first := term.Renewal() - now
 	if _, tells := lease.(driver.LossNotifier); tells {
 		first = 0
 	}
-	return time.AfterFunc(first, func() { e.behind(func() { a.keepLease(ctx, loading, lease, term) }) })
+	keeping, stopKeeping := context.WithCancel(ctx)
+	loading, noteEnd := context.WithCancel(keeping)
+	keeper := time.AfterFunc(first, func() { e.behind(func() { a.keep(keeping, loading, lease, term) }) })
+	return noteEnd, func() {
+		stopKeeping()
+		keeper.Stop()
+	}
 }
 
-// keepLease renews the lease at each third of its length until ctx ends, also during the commit, which may take long
-// on a crowded machine. It ends if the load is given up. It closes a.lost when the engine says, asked or unasked,
-// that another process has the lease. Silence ends nothing: if the lease runs out and another process rebuilds
-// too, the store takes only the later epoch.
-func (a *attempt[V]) keepLease(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
+// keep renews the lease at each third of its length until ctx ends, also during the commit, which may take long
+// on a crowded machine. It closes a.lost when the engine says, asked or unasked, that another process has the
+// lease, before the end of loading. Silence ends nothing: if the lease runs out and another process rebuilds too,
+// the store takes only the later epoch.
+func (a *attempt[V]) keep(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
 	e := a.engine
-	over, told := loading.Done(), a.lossOf(ctx, lease)
-	for {
-		if loading.Err() != nil && context.Cause(loading) != context.Canceled {
-			return // given up
-		}
+	ended, told := loading.Done(), a.lossOf(ctx, lease)
+	for ctx.Err() == nil {
 		var err error
 		due := term.Renewal() <= e.clock.Now()
 		if !due {
 			select {
 			case <-ctx.Done():
 				return
-			case <-over:
-				over, told = nil, nil
+			case <-ended:
+				ended, told = nil, nil
 				continue
 			case <-told:
 				err = driver.ErrLeaseLost

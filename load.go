@@ -60,6 +60,7 @@ type attempt[V any] struct {
 	abort context.CancelCauseFunc // cancels the load
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
 	lost  chan struct{}           // closed when another process has the lease; nil without a lease
+	seat  *seat[V]                // the attempt's place in a load of its batch; nil: the attempt loads by itself
 
 	running *chain.Load
 	free    func() // called when the load has returned or told

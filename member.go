@@ -3,11 +3,8 @@ package bellwether
 import (
 	"cmp"
 	"context"
-	"sync/atomic"
 
-	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/gather"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"golang.org/x/sync/semaphore"
@@ -23,7 +20,7 @@ type batch[V any] struct {
 	single binder[V]           // the load of each flight, if user is nil
 	user   batchLoad[V]        // the common load
 	places *semaphore.Weighted // has a place of each flight's call; nil: no call waits for places
-	loads  *gather.Group[*member[V], loadResult[V]]
+	loads  *gather.Group[*attempt[V], loadResult[V]]
 
 	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins
 	// them, or to the holder of window.mu; afterwards it does not change.
@@ -36,15 +33,14 @@ type loadResult[V any] struct {
 	err error
 }
 
+// A seat is an attempt's place in a common load.
+type seat[V any] = gather.Seat[*attempt[V], loadResult[V]]
+
 // A member is a flight's place in its batch. Methods that flights call do nothing on a nil member.
 type member[V any] struct {
 	*batch[V]
-	key    string
-	askers *chain.Flight // of the member's flight; nil if the key had a flight already
-	look   *lookout.Look // the flight's first look
-
-	gathered *gather.Member[*member[V], loadResult[V]] // the member's place in the common loads
-	start    atomic.Pointer[items.Item[V]]             // the item from which the latest load starts
+	look     *lookout.Look                              // the flight's first look
+	gathered *gather.Member[*attempt[V], loadResult[V]] // nil: the key had a flight already
 }
 
 func (m *member[V]) bind() loader[V] {
@@ -52,8 +48,7 @@ func (m *member[V]) bind() loader[V] {
 		return m.single.bind()
 	}
 	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
-		m.start.Store(a.present)
-		result, err := m.gathered.Load(ctx)
+		result, err := a.seat.Load(ctx)
 		return result.product, cmp.Or(err, result.err)
 	}
 }
@@ -87,6 +82,9 @@ func (m *member[V]) callersLeft() {
 // first reports whether the new flight is alone or the first of its batch. A batch counts once among the
 // flights that wait for the store: more keys than MaxQueued would otherwise turn all other callers away.
 func (m *member[V]) first() bool { return m == nil || len(m.looks) == 0 }
+
+// loadsTogether reports whether the flight loads in a round of its batch.
+func (m *member[V]) loadsTogether() bool { return m != nil && m.user != nil }
 
 // held says that another process holds the key: the common load does not wait for this member.
 func (m *member[V]) held() {

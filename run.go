@@ -95,7 +95,6 @@ type hedgeState struct {
 
 type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
-	keeper *time.Timer  // begins the keeper of lease, nil before the first load with a lease
 	epoch  uint64       // claimed for the load, or unshared in the state alone; 0: not yet, or no answer
 	again  bool         // the flight has led before, in vain
 	fenced bool         // the store refused the last commit

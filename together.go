@@ -3,11 +3,11 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gather"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -18,7 +18,7 @@ import (
 func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] {
 	user, _ := load.(batchLoad[V])
 	b := &batch[V]{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}
-	o := gather.Options[*member[V], loadResult[V]]{
+	o := gather.Options[*attempt[V], loadResult[V]]{
 		Slots: e.slots, Running: &e.running, Longest: e.EngineTimeout,
 		Closed: func() bool { return e.open.Err() != nil },
 	}
@@ -32,8 +32,7 @@ func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] 
 // join makes the new flight a member. shard.mu is held, and complete is not closed.
 func (m *member[V]) join(f *flight[V]) {
 	e := m.engine
-	m.askers, m.look = &f.askers, e.lookout.New(f.key, f.budget)
-	m.gathered = m.loads.Join(m)
+	m.look, m.gathered = e.lookout.New(f.key, f.budget), m.loads.Join()
 	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.Shares() {
 		e.count.awaitingFirstLook.Add(1) // the request counts for all flights of the batch
 		e.running.Go(func() {
@@ -44,15 +43,13 @@ func (m *member[V]) join(f *flight[V]) {
 	}
 }
 
-func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], loadResult[V]]) {
-	requests, makes, starts := make([]Request[V], len(seats)), make([]*chain.Flight, len(seats)), make([]*items.Item[V], len(seats))
+func (b *batch[V]) load(ctx context.Context, began time.Time, seats []*seat[V]) {
+	requests, makes := make([]Request[V], len(seats)), make([]*chain.Flight, len(seats))
 	for i, s := range seats {
-		// Read once: after this load is given up on, the member may begin another load.
-		starts[i], makes[i] = s.Key.start.Load(), s.Key.askers
-		requests[i] = requestOf(s.Key.key, starts[i])
+		requests[i], makes[i] = requestOf(s.Key.key, s.Key.present), &s.Key.askers
 	}
 	load := chain.NewCommonLoad(ctx, b.engine.slots, makes...)
-	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
+	ctx, cancel := context.WithDeadlineCause(load, began.Add(b.engine.RebuildTimeout), ErrRebuildTimeout)
 	defer cancel()
 	var results map[string]Result[V]
 	var batchErr *BatchError
@@ -65,8 +62,8 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 		}
 		return err
 	}, func(err error) {
-		for i, s := range seats {
-			s.Result.product, s.Result.err = resultOf(results, batchErr, err, s.Key.key, starts[i])
+		for _, s := range seats {
+			s.Result.product, s.Result.err = resultOf(results, batchErr, err, s.Key.key, s.Key.present)
 		}
 		load.Slot.End()
 	})

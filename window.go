@@ -28,7 +28,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 		w.begin()
 	}
 	b := w.open
-	c.joinFlight(&member[V]{batch: b, key: c.key})
+	c.joinFlight(&member[V]{batch: b})
 	if len(b.looks) == maxTogether {
 		w.closeBatch(b)
 	}

@@ -19,16 +19,16 @@ const shortestLull = 20 * time.Millisecond
 
 // Options configure a Group.
 type Options[K, R any] struct {
-	// Load loads the keys of some members: it sets the Result of each seat. It runs on its own
-	// goroutine, and must not panic. Nil: each member loads by itself, and does not call [Member.Load].
-	Load func(ctx context.Context, seats []*Seat[K, R])
+	// Load loads the keys of a round that began at began: it sets the Result of each seat. It runs on its own
+	// goroutine, and must not panic. Nil: each member loads by itself, and does not call [Member.Ready].
+	Load func(ctx context.Context, began time.Time, seats []*Seat[K, R])
 	// Slots has the slots for the loads. All members share the next load's slot.
 	Slots *slots.Slots
 	// Running counts the goroutine that waits for a shared slot.
 	Running *sync.WaitGroup
-	// Longest bounds the time from the first ready member of a load to the load.
+	// Longest bounds the time from the first ready member of a round to the round's beginning.
 	Longest time.Duration
-	// Closed reports whether the cache is closed. Then no load begins, and the members leave.
+	// Closed reports whether the cache is closed. Then no round begins, and the members leave.
 	Closed func() bool
 }
 
@@ -41,7 +41,7 @@ type Group[K, R any] struct {
 
 	mu            sync.Mutex   // guards the fields below, and all fields of members
 	looking, away int          // members in these states
-	loaded        bool         // the first load has begun
+	loaded        bool         // the first round has begun
 	queued        int          // members that wait for a slot
 	admitted      bool         // the queued members may wait
 	open          *round[K, R] // the members that are ready to load; nil if there are none
@@ -52,16 +52,12 @@ func New[K, R any](o Options[K, R]) *Group[K, R] {
 	return &Group[K, R]{Options: o, shared: o.Slots.Share(o.Running), began: time.Now()}
 }
 
-// A Member is a key of a group. It implements [slots.Source].
+// A Member is a rebuild of a group. It implements [slots.Source].
 type Member[K, R any] struct {
 	group *Group[K, R]
-	key   K
-	order int // the key's place in the batch
-
+	order int // the member's place in the batch
 	state state
-	seat  *Seat[K, R] // in the state loading
-	hand  *slots.Hand // the member's slot
-	free  func()      // gives the slot back, the first time
+	seat  *Seat[K, R] // the latest; nil before the member's first slot
 }
 
 type state uint8
@@ -69,16 +65,16 @@ type state uint8
 const (
 	looking state = iota // on the way to a load or the end
 	away                 // it waits for another process
-	loading              // in a round
+	seated               // in a round
 	ended
 )
 
 // Join adds a member. All members join before the first member looks for a slot.
-func (g *Group[K, R]) Join(key K) *Member[K, R] {
+func (g *Group[K, R]) Join() *Member[K, R] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.looking++
-	return &Member[K, R]{group: g, key: key, order: g.looking}
+	return &Member[K, R]{group: g, order: g.looking}
 }
 
 // Held reports the member's wait for another process: the other members go on.
@@ -122,8 +118,12 @@ func (m *Member[K, R]) take(h *slots.Hand) (free func()) {
 	}
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
-	m.hand, m.free = h, sync.OnceFunc(h.Release)
-	return m.free
+	if m.state == seated {
+		m.turn(looking) // the member goes on after a load
+	}
+	s := &Seat[K, R]{member: m, hand: h}
+	m.seat = s
+	return func() { s.leave(nil) }
 }
 
 // Queue implements [slots.Source]. Members count once in MaxQueued: many keys must not refuse themselves.
@@ -149,125 +149,184 @@ func (m *Member[K, R]) Unqueue() {
 
 // A round is a call of the group's load.
 type round[K, R any] struct {
-	seats  []*Seat[K, R]
+	group  *Group[K, R]
 	opened time.Time
-	timer  *time.Timer // begins the round when it is due; nil at first
-	load   func(*slots.Hand)
-	cancel context.CancelCauseFunc
+	began  time.Time     // not before begins is closed
+	begins chan struct{} // closed when the round begins
 	done   chan struct{} // closed when the seats have their results
 
 	// Guarded by Group.mu.
-	present int       // seats whose members wait
-	due     time.Time // when the round begins unless a member moves
-	begun   bool
+	phase    phase
+	seats    []*Seat[K, R]           // fixed when the load begins
+	present  int                     // seats whose members have not left
+	boarding int                     // seats whose members have neither boarded nor left since the round began
+	hand     *slots.Hand             // the load's slot, once the round has begun
+	timer    *time.Timer             // begins the round when it is due; nil at first
+	due      time.Time               // when the round begins unless a member moves
+	values   context.Context         // has the values for the load's context; nil until a member has called Load
+	cancel   context.CancelCauseFunc // of the load, once it has begun
 }
 
-// A Seat is a key in a load.
+type phase uint8
+
+const (
+	gathering phase = iota // members take seats: the round is Group.open
+	boarding               // the round has begun, and its members board or leave
+	loading                // the load is running
+	over
+)
+
+// A Seat is a member's share of a slot, and its place in the round that takes the slot. To give the share back is
+// to leave the round.
 type Seat[K, R any] struct {
-	Key    K
+	Key    K // set by Board
 	Result R // set by Options.Load
 
 	member *Member[K, R]
-	hand   *slots.Hand
-	free   func() // gives the hand back, the first time
+	round  *round[K, R] // nil before Ready
+
+	// Guarded by Group.mu.
+	hand    *slots.Hand // nil: the member has left
+	boarded bool
 }
 
-// Load loads the member's key together with the other ready keys. If ctx ends first, the error is
-// ctx's cause, and the load goes on for the other members. It is cancelled when all members have left.
-// Load returns after a load that has begun in any case, so a rebuild that waits for Load has one load
-// at a time. The member's slot is free as soon as the member has left: the load has its own hold.
-func (m *Member[K, R]) Load(ctx context.Context) (result R, err error) {
-	s := &Seat[K, R]{Key: m.key, member: m}
-	r := m.arrive(ctx, s)
-	for ; r == nil && ctx.Err() == nil; r = m.arrive(ctx, s) {
-		// A load has taken the slot without the member. The next load has another slot.
-		h := m.group.shared.Request(&m.group.Demand)
-		select {
-		case <-h.Taken():
-		case <-ctx.Done():
-		}
-		if h = h.End(); h != nil {
-			s.hand, s.free = h, sync.OnceFunc(h.Release)
-			defer s.free()
+// Ready takes the member's place in the next round of its slot. If a round has taken this slot without the member, the
+// member gives its share back, for a slot that is free now. Without a free slot the result is nil.
+func (m *Member[K, R]) Ready() *Seat[K, R] {
+	g, s := m.group, m.seat
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s.hand.Spent() {
+		s.hand.Release() // this may free the slot: the round's load has ended, or its members have left
+		if s.hand = g.shared.Try(); s.hand == nil {
+			return nil
 		}
 	}
-	if r == nil {
-		return result, context.Cause(ctx)
+	if g.open == nil {
+		g.open = &round[K, R]{group: g, opened: time.Now(), begins: make(chan struct{}), done: make(chan struct{})}
 	}
+	s.round = g.open
+	s.round.seats = append(s.round.seats, s)
+	s.round.present++
+	m.turn(seated)
+	return s
+}
+
+// Begins returns a channel that is closed when the seat's round begins. The member then boards, or gives its
+// share of the slot back, without a wait: the load of the other members begins after that.
+func (s *Seat[K, R]) Begins() <-chan struct{} { return s.round.begins }
+
+// Began returns when the seat's round began.
+func (s *Seat[K, R]) Began() time.Time { return s.round.began }
+
+// Board adds the key to the load of the seat's round, which has begun.
+func (s *Seat[K, R]) Board(key K) {
+	g, r := s.member.group, s.round
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s.Key, s.boarded = key, true
+	r.boarding--
+	r.depart()
+}
+
+// Load waits for the result of the round's load, after Board. If ctx ends first, the error is ctx's cause, and the
+// load goes on for the other members. It is cancelled when all members have left. Load returns after a load that has
+// begun in any case, so a rebuild that waits for Load has one load at a time. The member's share of the slot is free
+// as soon as the member has left: the load has its own hold.
+func (s *Seat[K, R]) Load(ctx context.Context) (result R, err error) {
+	r := s.round
+	r.lend(ctx)
 	select {
 	case <-r.done:
 		return s.Result, nil
 	case <-ctx.Done():
-		if r.leave(s, context.Cause(ctx)) {
-			s.free()
+		if s.leave(context.Cause(ctx)) {
 			<-r.done
 		}
 		return result, context.Cause(ctx)
 	}
 }
 
-// arrive takes a seat in the open round, or opens a round, with the seat's slot or else the member's. Nil: a
-// load has taken that slot, or the member's rebuild has given this load up, and may have another.
-func (m *Member[K, R]) arrive(ctx context.Context, s *Seat[K, R]) *round[K, R] {
-	g := m.group
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// lend gives the load the values of the first member's context. The end of the context is for this member only.
+func (r *round[K, R]) lend(ctx context.Context) {
+	r.group.mu.Lock()
+	defer r.group.mu.Unlock()
+	if r.values == nil {
+		r.values = context.WithoutCancel(ctx)
+		r.depart()
+	}
+}
+
+// depart begins the load once all members have boarded or left. Group.mu is held.
+func (r *round[K, R]) depart() {
+	switch {
+	case r.phase != boarding:
+	case r.present == 0:
+		r.phase = over
+		r.hand.Release()
+	case r.boarding == 0 && r.values != nil:
+		r.phase = loading
+		slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
+		var ctx context.Context
+		ctx, r.cancel = context.WithCancelCause(r.values)
+		go r.load(ctx)
+	}
+}
+
+func (r *round[K, R]) load(ctx context.Context) {
+	defer r.cancel(nil)
+	defer func() {
+		r.hand.Release()
+		r.group.mu.Lock()
+		defer r.group.mu.Unlock()
+		r.phase = over
+		close(r.done)
+	}()
+	r.group.Load(ctx, r.began, r.seats)
+}
+
+// leave gives the member's share of the slot back, the first time, and takes the member out of a round that is not
+// over. It reports whether the load has begun with the member.
+func (s *Seat[K, R]) leave(cause error) (begun bool) {
+	m, r := s.member, s.round
+	m.group.mu.Lock()
+	defer m.group.mu.Unlock()
 	if s.hand == nil {
-		s.hand, s.free = m.hand, m.free
+		return false
 	}
-	if ctx.Err() != nil {
-		return nil
+	s.hand.Release()
+	s.hand = nil
+	if r == nil || r.phase == over {
+		return false
 	}
-	if s.hand.Spent() {
-		s.free() // the last share frees the slot
-		return nil
-	}
-	r := g.open
-	if r == nil {
-		r = g.newRound(ctx)
-		g.open = r
-	}
-	r.seats = append(r.seats, s)
-	r.present++
-	m.seat = s
-	m.turn(loading)
-	return r
-}
-
-func (g *Group[K, R]) newRound(ctx context.Context) *round[K, R] {
-	// The values of the context stay; the end is one member's only.
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	r := &round[K, R]{opened: time.Now(), cancel: cancel, done: make(chan struct{})}
-	r.load = func(h *slots.Hand) {
-		defer cancel(nil)
-		defer close(r.done)
-		defer h.Release()
-		g.Load(ctx, r.seats)
-	}
-	return r
-}
-
-// leave takes the seat's member out, and reports whether the load has begun.
-func (r *round[K, R]) leave(s *Seat[K, R], cause error) (begun bool) {
-	m := s.member
-	g := m.group
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	r.present--
-	if !r.begun {
-		r.seats = slices.DeleteFunc(r.seats, func(other *Seat[K, R]) bool { return other == s })
-	}
-	if r.present == 0 {
-		r.cancel(cause)
-		if g.open == r {
-			g.open = nil
-			r.stop()
-		}
-	}
-	if m.seat == s && m.state == loading {
+	begun = r.phase == loading
+	r.remove(s, cause)
+	if m.seat == s && m.state == seated {
 		m.turn(looking)
 	}
-	return r.begun
+	return begun
+}
+
+// remove takes a member out. Group.mu is held.
+func (r *round[K, R]) remove(s *Seat[K, R], cause error) {
+	r.present--
+	if r.phase == loading {
+		if r.present == 0 {
+			r.cancel(cause)
+		}
+		return
+	}
+	r.seats = slices.DeleteFunc(r.seats, func(other *Seat[K, R]) bool { return other == s })
+	switch {
+	case r.phase == boarding:
+		if !s.boarded {
+			r.boarding--
+		}
+		r.depart()
+	case r.present == 0:
+		r.group.open = nil
+		r.stop()
+	}
 }
 
 func (r *round[K, R]) stop() {
@@ -337,10 +396,10 @@ func (g *Group[K, R]) start(r *round[K, R]) {
 	if g.Closed() {
 		return // the members are leaving it
 	}
-	g.open, g.loaded, r.begun = nil, true, true
-	slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
-	// The load keeps a slot if its members leave. All seats have slots that no load has taken.
-	hand := r.seats[0].hand
-	hand.Spend()
-	go r.load(hand)
+	g.open, g.loaded = nil, true
+	r.phase, r.began, r.boarding = boarding, time.Now(), len(r.seats)
+	// The load keeps a slot if its members leave. All seats have the slot that no round has taken.
+	r.hand = r.seats[0].hand
+	r.hand.Spend()
+	close(r.begins)
 }

@@ -34,7 +34,7 @@ func newFixture(size int) *fixture {
 	f.Group = New(Options[string, string]{
 		Slots: slots.New(size, 100), Running: &f.running, Longest: time.Second,
 		Closed: func() bool { return f.closed },
-		Load: func(ctx context.Context, seats []*Seat[string, string]) {
+		Load: func(ctx context.Context, _ time.Time, seats []*Seat[string, string]) {
 			c := call{at: time.Since(began)}
 			for _, s := range seats {
 				c.keys = append(c.keys, s.Key)
@@ -55,25 +55,57 @@ func newFixture(size int) *fixture {
 	return f
 }
 
-func (f *fixture) joinAll(keys ...string) (members []*Member[string, string]) {
+// A rebuild is a member with its key.
+type rebuild struct {
+	*Member[string, string]
+	key string
+}
+
+func (f *fixture) join(key string) rebuild { return rebuild{f.Join(), key} }
+
+func (f *fixture) joinAll(keys ...string) (members []rebuild) {
 	for _, key := range keys {
-		members = append(members, f.Join(key))
+		members = append(members, f.join(key))
 	}
 	return members
 }
 
-// load takes a slot for the member, loads, and gives the slot back, like a rebuild.
-func load(t *testing.T, ctx context.Context, m *Member[string, string]) error {
-	free := slots.Await(ctx, m.Request(&m.group.Demand))
-	if free == nil {
+// load takes a slot for the member, waits for its round, loads, and gives the slot back. Without its slot it takes
+// another.
+func load(t *testing.T, ctx context.Context, m rebuild) error {
+	for {
+		free := slots.Await(ctx, m.Request(&m.group.Demand))
+		if free == nil {
+			return context.Cause(ctx)
+		}
+		if s := m.Ready(); s != nil {
+			return boardAndLoad(t, ctx, m, s, free)
+		}
+		free()
+	}
+}
+
+// boardAndLoad waits for the round with a seat, loads, and gives the slot back.
+func boardAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
+	select {
+	case <-s.Begins():
+		s.Board(m.key)
+		return loadIn(t, ctx, m, s, free)
+	case <-ctx.Done():
+		free()
+		m.End()
 		return context.Cause(ctx)
 	}
+}
+
+// loadIn loads in a seat that has boarded, and gives the slot back.
+func loadIn(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
+	defer m.End()
 	defer free()
-	v, err := m.Load(ctx)
+	v, err := s.Load(ctx)
 	if err == nil && v != "value of "+m.key {
 		t.Errorf("the load of %q came to %q", m.key, v)
 	}
-	m.End()
 	return err
 }
 
@@ -107,7 +139,7 @@ func TestLoad_ReadyMembersLoadTogether(t *testing.T) {
 func TestLoad_MemberIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(2)
-		here, away := f.Join("here"), f.Join("away")
+		here, away := f.join("here"), f.join("away")
 		away.Held()
 		go load(t, t.Context(), here)
 		synctest.Wait()
@@ -123,7 +155,7 @@ func TestLoad_MemberIsAway(t *testing.T) {
 func TestLoad_MemberIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(2)
-		quick, slow := f.Join("quick"), f.Join("slow")
+		quick, slow := f.join("quick"), f.join("slow")
 		go load(t, t.Context(), quick)
 		time.Sleep(500 * time.Millisecond)
 		f.wants(t, call{[]string{"quick"}, shortestLull})
@@ -166,12 +198,11 @@ func TestLoad_LateMembersGiveTheirSharesBack(t *testing.T) {
 			}
 			go func() {
 				time.Sleep(100 * time.Millisecond)
-				v, err := m.Load(t.Context())
-				if v != "value of "+m.key || err != nil {
-					t.Errorf("the load of %q came to %q, %v", m.key, v, err)
+				if m.Ready() != nil {
+					t.Errorf("%q is ready without a slot", m.key)
 				}
 				free()
-				m.End()
+				load(t, t.Context(), m)
 			}()
 		}
 		go load(t, t.Context(), members[0])
@@ -202,9 +233,9 @@ func TestLoad_AllMembersAreSlow(t *testing.T) {
 func TestLoad_MembersMoveOnAndOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
-		var members []*Member[string, string]
+		var members []rebuild
 		for i := range 200 {
-			members = append(members, f.Join(string(rune('A'+i))))
+			members = append(members, f.join(string(rune('A'+i))))
 		}
 		for i := range members[:199] { // one member never comes
 			go func() {
@@ -230,7 +261,7 @@ func TestLoad_MembersLeave(t *testing.T) {
 		f := newFixture(1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		left := errors.New("left")
-		a, b := f.Join("a"), f.Join("b")
+		a, b := f.join("a"), f.join("b")
 		var errs [2]error
 		go func() { errs[0] = load(t, ctx, a) }()
 		go func() { errs[1] = load(t, ctx, b) }()
@@ -254,8 +285,8 @@ func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
 		ctx, cancel := context.WithCancel(t.Context())
-		a, b := f.Join("a"), f.Join("b")
-		c := f.Join("c")
+		a, b := f.join("a"), f.join("b")
+		c := f.join("c")
 		go load(t, ctx, a)
 		go load(t, t.Context(), b)
 		synctest.Wait()
@@ -267,12 +298,57 @@ func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
 	})
 }
 
+// A round that has begun loads for the members that board, and waits for each until it boards or leaves.
+func TestBoard_SomeMembersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		boards, leaves := f.join("boards"), f.join("leaves")
+		free, frees := boards.Try(), leaves.Try()
+		s, other := boards.Ready(), leaves.Ready()
+		<-s.Begins()
+		<-other.Begins()
+		s.Board("boards")
+		go loadIn(t, t.Context(), boards, s, free)
+		time.Sleep(time.Millisecond)
+		f.wants(t)
+		frees()
+		frees() // only the first counts
+		synctest.Wait()
+		f.wants(t, call{[]string{"boards"}, time.Millisecond})
+		if began := s.Began(); time.Since(began) != time.Millisecond {
+			t.Errorf("the round began %v ago", time.Since(began))
+		}
+		time.Sleep(2 * time.Second)
+		if f.Slots.Try() == nil {
+			t.Error("a slot is held after the load")
+		}
+	})
+}
+
+func TestBoard_AllMembersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		a, b := f.join("a"), f.join("b")
+		freeA, freeB := a.Try(), b.Try()
+		s := a.Ready()
+		<-b.Ready().Begins()
+		s.Board("a") // and its rebuild ends before it calls Load
+		freeA()
+		freeB()
+		time.Sleep(time.Second)
+		f.wants(t)
+		if f.Slots.Try() == nil {
+			t.Error("a slot is held without a load")
+		}
+	})
+}
+
 func TestLoad_Closed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
 		f.closed = true
 		ctx, cancel := context.WithCancel(t.Context())
-		go load(t, ctx, f.Join("a"))
+		go load(t, ctx, f.join("a"))
 		time.Sleep(time.Minute)
 		f.wants(t)
 		cancel()
@@ -283,7 +359,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 	f := newFixture(1)
 	var members []*Member[string, string]
 	for i := range 1000 {
-		m := f.Join("k")
+		m := f.Join()
 		if members = append(members, m); !m.Queue() {
 			t.Fatalf("member %d may not wait", i)
 		}
@@ -307,7 +383,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 	var running sync.WaitGroup
 	g := New(Options[string, string]{Slots: slots.New(2, 100), Running: &running, Closed: func() bool { return false }})
-	a, b, c := g.Join("a"), g.Join("b"), g.Join("c")
+	a, b, c := g.Join(), g.Join(), g.Join()
 	free := a.Try()
 	if free == nil || b.Try() == nil {
 		t.Fatal("a member has no slot")
@@ -328,14 +404,14 @@ func TestLoad_LeaversGiveTheirSlotsBack(t *testing.T) {
 		g := New(Options[string, string]{
 			Slots: slots.New(2, 100), Running: &running, Longest: time.Second,
 			Closed: func() bool { return false },
-			Load: func(_ context.Context, seats []*Seat[string, string]) {
+			Load: func(_ context.Context, _ time.Time, seats []*Seat[string, string]) {
 				for _, s := range seats {
 					s.Result = "value of " + s.Key
 				}
 				time.Sleep(10 * time.Second) // ignores its end
 			},
 		})
-		first, a, b := g.Join("first"), g.Join("a"), g.Join("b")
+		first, a, b := rebuild{g.Join(), "first"}, rebuild{g.Join(), "a"}, rebuild{g.Join(), "b"}
 		a.Held()
 		b.Held()
 		load(t, t.Context(), first)
