@@ -155,7 +155,7 @@ func (r *run[V]) awaitRound(ctx context.Context, a *attempt[V], rival <-chan str
 // startLoad starts the load, which has begun.
 func (r *run[V]) startLoad(loading context.Context, a *attempt[V]) {
 	if a.seat != nil {
-		a.seat.Board(a) // before user code, for which the other members do not wait
+		a.seat.Enter(a) // before user code, for which the other members do not wait
 	}
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	r.engine.count.loads.Add(1)

@@ -118,3 +118,24 @@ func TestClaim_HTTPHit(t *testing.T) {
 		t.Errorf("a hit costs %.0f ns more than the bare handler, want at most 350", got)
 	}
 }
+
+// The hidden fields of a page cost its hits no memory.
+func TestHidden_HitsAreFree(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Surrogate-Key"}}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		if r.URL.Path == "/tagged" {
+			w.Header().Set("Surrogate-Key", "tag")
+		}
+	})
+	hit := func(path string) float64 {
+		w, r := &nullWriter{make(http.Header)}, request("GET", "http://a"+path)
+		eventually(t, func() bool { return s.hits("http://a" + path) })
+		return testing.AllocsPerRun(1000, func() {
+			clear(w.header)
+			s.handler.ServeHTTP(w, r)
+		})
+	}
+	if plain, tagged := hit("/plain"), hit("/tagged"); tagged > plain {
+		t.Errorf("%v allocations for a hit with a hidden field, %v without", tagged, plain)
+	}
+}

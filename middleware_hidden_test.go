@@ -166,27 +166,6 @@ func TestHidden_StatusOfARequestWithoutAKey(t *testing.T) {
 	}
 }
 
-// The hidden fields of a page cost its hits no memory.
-func TestHidden_HitsAreFree(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Surrogate-Key"}}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		if r.URL.Path == "/tagged" {
-			w.Header().Set("Surrogate-Key", "tag")
-		}
-	})
-	hit := func(path string) float64 {
-		w, r := &nullWriter{make(http.Header)}, request("GET", "http://a"+path)
-		eventually(t, func() bool { return s.hits("http://a" + path) })
-		return testing.AllocsPerRun(1000, func() {
-			clear(w.header)
-			s.handler.ServeHTTP(w, r)
-		})
-	}
-	if plain, tagged := hit("/plain"), hit("/tagged"); tagged > plain {
-		t.Errorf("%v allocations for a hit with a hidden field, %v without", tagged, plain)
-	}
-}
-
 func TestHidden_StatusKey(t *testing.T) {
 	for _, hide := range []bool{false, true} {
 		s := newSite(t, bellwether.HTTPOptions{HideStatusKey: hide}, func(w http.ResponseWriter, r *http.Request) {

@@ -156,22 +156,22 @@ type round[K, R any] struct {
 	done   chan struct{} // closed when the seats have their results
 
 	// Guarded by Group.mu.
-	phase    phase
-	seats    []*Seat[K, R]           // fixed when the load begins
-	present  int                     // seats whose members have not left
-	boarding int                     // seats whose members have neither boarded nor left since the round began
-	hand     *slots.Hand             // the load's slot, once the round has begun
-	timer    *time.Timer             // begins the round when it is due; nil at first
-	due      time.Time               // when the round begins unless a member moves
-	values   context.Context         // has the values for the load's context; nil until a member has called Load
-	cancel   context.CancelCauseFunc // of the load, once it has begun
+	phase   phase
+	seats   []*Seat[K, R]           // fixed when the load begins
+	present int                     // seats whose members have not left
+	awaited int                     // seats whose members have neither entered nor left since the round began
+	hand    *slots.Hand             // the load's slot, once the round has begun
+	timer   *time.Timer             // begins the round when it is due; nil at first
+	due     time.Time               // when the round begins unless a member moves
+	values  context.Context         // has the values for the load's context; nil until a member has called Load
+	cancel  context.CancelCauseFunc // of the load, once it has begun
 }
 
 type phase uint8
 
 const (
 	gathering phase = iota // members take seats: the round is Group.open
-	boarding               // the round has begun, and its members board or leave
+	entering               // the round has begun, and its members enter or leave
 	loading                // the load is running
 	over
 )
@@ -179,7 +179,7 @@ const (
 // A Seat is a member's share of a slot, and its place in the round that takes the slot. To give the share back is
 // to leave the round.
 type Seat[K, R any] struct {
-	Key    K // set by Board
+	Key    K // set by Enter
 	Result R // set by Options.Load
 
 	member *Member[K, R]
@@ -187,7 +187,7 @@ type Seat[K, R any] struct {
 
 	// Guarded by Group.mu.
 	hand    *slots.Hand // nil: the member has left
-	boarded bool
+	entered bool
 }
 
 // Ready takes the member's place in the next round of its slot. If a round has taken this slot without the member, the
@@ -212,24 +212,24 @@ func (m *Member[K, R]) Ready() *Seat[K, R] {
 	return s
 }
 
-// Begins returns a channel that is closed when the seat's round begins. The member then boards, or gives its
+// Begins returns a channel that is closed when the seat's round begins. The member then enters, or gives its
 // share of the slot back, without a wait: the load of the other members begins after that.
 func (s *Seat[K, R]) Begins() <-chan struct{} { return s.round.begins }
 
 // Began returns when the seat's round began.
 func (s *Seat[K, R]) Began() time.Time { return s.round.began }
 
-// Board adds the key to the load of the seat's round, which has begun.
-func (s *Seat[K, R]) Board(key K) {
+// Enter adds the key to the load of the seat's round, which has begun.
+func (s *Seat[K, R]) Enter(key K) {
 	g, r := s.member.group, s.round
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.Key, s.boarded = key, true
-	r.boarding--
+	s.Key, s.entered = key, true
+	r.awaited--
 	r.depart()
 }
 
-// Load waits for the result of the round's load, after Board. If ctx ends first, the error is ctx's cause, and the
+// Load waits for the result of the round's load, after Enter. If ctx ends first, the error is ctx's cause, and the
 // load goes on for the other members. It is cancelled when all members have left. Load returns after a load that has
 // begun in any case, so a rebuild that waits for Load has one load at a time. The member's share of the slot is free
 // as soon as the member has left: the load has its own hold.
@@ -257,14 +257,14 @@ func (r *round[K, R]) lend(ctx context.Context) {
 	}
 }
 
-// depart begins the load once all members have boarded or left. Group.mu is held.
+// depart begins the load once all members have entered or left. Group.mu is held.
 func (r *round[K, R]) depart() {
 	switch {
-	case r.phase != boarding:
+	case r.phase != entering:
 	case r.present == 0:
 		r.phase = over
 		r.hand.Release()
-	case r.boarding == 0 && r.values != nil:
+	case r.awaited == 0 && r.values != nil:
 		r.phase = loading
 		slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
 		var ctx context.Context
@@ -318,9 +318,9 @@ func (r *round[K, R]) remove(s *Seat[K, R], cause error) {
 	}
 	r.seats = slices.DeleteFunc(r.seats, func(other *Seat[K, R]) bool { return other == s })
 	switch {
-	case r.phase == boarding:
-		if !s.boarded {
-			r.boarding--
+	case r.phase == entering:
+		if !s.entered {
+			r.awaited--
 		}
 		r.depart()
 	case r.present == 0:
@@ -397,7 +397,7 @@ func (g *Group[K, R]) start(r *round[K, R]) {
 		return // the members are leaving it
 	}
 	g.open, g.loaded = nil, true
-	r.phase, r.began, r.boarding = boarding, time.Now(), len(r.seats)
+	r.phase, r.began, r.awaited = entering, time.Now(), len(r.seats)
 	// The load keeps a slot if its members leave. All seats have the slot that no round has taken.
 	r.hand = r.seats[0].hand
 	r.hand.Spend()

@@ -79,17 +79,17 @@ func load(t *testing.T, ctx context.Context, m rebuild) error {
 			return context.Cause(ctx)
 		}
 		if s := m.Ready(); s != nil {
-			return boardAndLoad(t, ctx, m, s, free)
+			return enterAndLoad(t, ctx, m, s, free)
 		}
 		free()
 	}
 }
 
-// boardAndLoad waits for the round with a seat, loads, and gives the slot back.
-func boardAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
+// enterAndLoad waits for the round with a seat, loads, and gives the slot back.
+func enterAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
 	select {
 	case <-s.Begins():
-		s.Board(m.key)
+		s.Enter(m.key)
 		return loadIn(t, ctx, m, s, free)
 	case <-ctx.Done():
 		free()
@@ -98,7 +98,7 @@ func boardAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, 
 	}
 }
 
-// loadIn loads in a seat that has boarded, and gives the slot back.
+// loadIn loads in a seat that has entered, and gives the slot back.
 func loadIn(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
 	defer m.End()
 	defer free()
@@ -298,23 +298,23 @@ func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
 	})
 }
 
-// A round that has begun loads for the members that board, and waits for each until it boards or leaves.
-func TestBoard_SomeMembersLeave(t *testing.T) {
+// A round that has begun loads for the members that enter, and waits for each until it enters or leaves.
+func TestEnter_SomeMembersLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
-		boards, leaves := f.join("boards"), f.join("leaves")
-		free, frees := boards.Try(), leaves.Try()
-		s, other := boards.Ready(), leaves.Ready()
+		enters, leaves := f.join("enters"), f.join("leaves")
+		free, frees := enters.Try(), leaves.Try()
+		s, other := enters.Ready(), leaves.Ready()
 		<-s.Begins()
 		<-other.Begins()
-		s.Board("boards")
-		go loadIn(t, t.Context(), boards, s, free)
+		s.Enter("enters")
+		go loadIn(t, t.Context(), enters, s, free)
 		time.Sleep(time.Millisecond)
 		f.wants(t)
 		frees()
 		frees() // only the first counts
 		synctest.Wait()
-		f.wants(t, call{[]string{"boards"}, time.Millisecond})
+		f.wants(t, call{[]string{"enters"}, time.Millisecond})
 		if began := s.Began(); time.Since(began) != time.Millisecond {
 			t.Errorf("the round began %v ago", time.Since(began))
 		}
@@ -325,14 +325,14 @@ func TestBoard_SomeMembersLeave(t *testing.T) {
 	})
 }
 
-func TestBoard_AllMembersLeave(t *testing.T) {
+func TestEnter_AllMembersLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
 		a, b := f.join("a"), f.join("b")
 		freeA, freeB := a.Try(), b.Try()
 		s := a.Ready()
 		<-b.Ready().Begins()
-		s.Board("a") // and its rebuild ends before it calls Load
+		s.Enter("a") // and its rebuild ends before it calls Load
 		freeA()
 		freeB()
 		time.Sleep(time.Second)
