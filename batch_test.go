@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
@@ -454,26 +453,6 @@ func TestGetMany_MaxWait(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The same while another process holds each key. A flight whose time is over at its beginning must not lead to another.
-func TestGetMany_MaxWaitForAnotherProcess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const n = 5000 // more than begin at once
-		ps := newBatchFleet(t, 1, &batchSource{}, bellwether.Options{MaxWait: time.Second})
-		ps[0].locker.set(on(answer(&driver.HeldError{Until: time.Now().Add(time.Hour)}), "acquire"))
-		start := time.Now()
-		values, err := ps[0].GetMany(t.Context(), manyKeys(n))
-		wantTook(t, start, time.Second)
-		for key, err := range failures(t, err) {
-			if err != bellwether.ErrWaitTimeout {
-				t.Fatalf("%s: %v", key, err)
-			}
-		}
-		if timeouts := ps[0].Stats().WaitTimeouts; len(values) != 0 || timeouts != n {
-			t.Errorf("%d have values, %d WaitTimeouts; want 0 and %d", len(values), timeouts, n)
-		}
-	})
 }
 
 func TestGetMany_CloseBeginsNoLoad(t *testing.T) {

@@ -26,13 +26,16 @@ const hedgeKey = "\x00hedge\x00"
 // hedge begins a second rebuild if the flight may. It reports whether the flight has ended.
 func (r *run[V]) hedge(ctx context.Context) bool {
 	e := r.engine
+	again := r.waiting.hedge.dropped
+	r.waiting.hedge.dropped = false
 	if r.callers.n.Load() == 0 {
 		return false // a stale item has answered the callers
 	}
 	r.waiting.hedge.tried = true
 	allowed := e.hedges.Take()
-	// The holder counts as slow now: its build may never end.
-	e.hedges.Note(true)
+	if !again {
+		e.hedges.Note(true) // the holder counts as slow now: its build may never end
+	}
 	if !allowed {
 		return false
 	}
@@ -58,10 +61,25 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		e.hedges.Earn(1)
 		return ended
 	}
-	e.count.hedges.Add(1)
+	if !again {
+		e.count.hedges.Add(1)
+	}
 	watching, end := context.WithCancel(ctx)
 	defer end()
-	return r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
+	ended = r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
+	if !ended && r.latest.epoch != r.leading.epoch {
+		r.dropHedge(ctx)
+	}
+	return ended
+}
+
+// dropHedge gives back a hedge without a load: the round of its slot began without the flight, or the key was
+// invalidated before. The flight looks and queues, and may hedge again.
+func (r *run[V]) dropHedge(ctx context.Context) {
+	h := &r.waiting.hedge
+	r.release(ctx, h.lease)
+	h.lease, h.dropped = nil, true
+	r.engine.hedges.Earn(1)
 }
 
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {

@@ -107,3 +107,28 @@ func TestPatience_RepliesSlowerThanNearTTL(t *testing.T) {
 		})
 	}
 }
+
+// A caller with a stale value waits for MaxWait at most, also with a longer Patience: its flights would follow each other
+// without a pause while another process holds the key.
+func TestPatience_UpToMaxWait(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{
+			TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: 5 * time.Second, MaxWait: time.Second,
+		})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		if _, err := p.locker.locker.TryAcquire(t.Context(), "test:k", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		p.store.reset()
+		start := time.Now()
+		if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
+			t.Errorf("Get = %q, %v; want the stale v1", v, err)
+		}
+		wantTook(t, start, time.Second)
+		if n := p.store.count(); n > 100 {
+			t.Errorf("%d requests to the store in a second", n)
+		}
+	})
+}

@@ -18,8 +18,6 @@ func (c *waiter[V]) wait(b binder[V]) {
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
 		switch {
-		case is == flightLanded && c.timeIsOver():
-			return
 		case is == flightLanded:
 			c.flight = nil
 			continue
@@ -38,17 +36,6 @@ func (c *waiter[V]) wait(b binder[V]) {
 			return
 		}
 	}
-}
-
-// timeIsOver ends a call that has no time for another flight. A flight that is due at its beginning may land before
-// its alarm: flight after flight would begin.
-func (c *waiter[V]) timeIsOver() bool {
-	if c.stale != nil || c.engine.clock.Now() < durations.Add(c.began, c.engine.MaxWait) {
-		return false
-	}
-	c.engine.count.waitTimeouts.Add(1)
-	c.err = ErrWaitTimeout
-	return true
 }
 
 // pause waits also for expiry and Want.Aside. It reports whether the call goes on.

@@ -85,7 +85,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 }
 
 func (h *hedgeState) late(now instant) <-chan time.Time {
-	if h.at == 0 || h.tried {
+	if h.at == 0 || h.tried && !h.dropped {
 		return nil
 	}
 	return time.After(max(0, h.at-now))
@@ -124,7 +124,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 // givesUp reports whether the flight waits no more: its hedge has come to nothing, or it could not see the holder's
 // value in the store.
 func (r *run[V]) givesUp() bool {
-	return r.waiting.hedge.lease != nil || r.storeDown || r.looking.unshared != 0 || r.looking.unelected
+	return r.waiting.hedge.lease != nil || r.waiting.hedge.dropped || r.storeDown || r.looking.unshared != 0 || r.looking.unelected
 }
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
