@@ -99,8 +99,9 @@ var storeModel = porcupine.Model{
 // storeCalls returns porcupine's history of a key, for an atomic store or not, with its restarts.
 func storeCalls(events []event, atomic bool, restarts []span) []porcupine.Operation {
 	type identity struct{ epoch, sum uint64 }
-	seen := map[identity]int64{} // when the entry was first seen
-	var unanswered []int64       // begins of invalidations
+	seen := map[identity]int64{}  // when the entry was first seen
+	placed := map[identity]bool{} // commits that are in the history without an answer
+	var unanswered []int64        // begins of invalidations
 	for _, e := range events {
 		switch {
 		case (e.Kind == kindRead || e.Kind == kindClaim) && e.Result == done && e.Epoch != 0:
@@ -133,10 +134,12 @@ func storeCalls(events []event, atomic bool, restarts []span) []porcupine.Operat
 				// Refused or not, the entry may have been there for a while: a store may replace an
 				// entry before it raises the floor (memcachestore), or the reply to a first attempt
 				// was lost. Only a call that has seen the entry proves it.
-				at, ok := seen[identity{e.Epoch, e.Sum}]
-				if !ok {
-					continue
+				id := identity{e.Epoch, e.Sum}
+				at, ok := seen[id]
+				if !ok || placed[id] {
+					continue // a commit without an answer is repeated, and may refuse its own repetition
 				}
+				placed[id] = true
 				if end = at; e.Result == fenced {
 					end = min(at, e.End)
 				}

@@ -53,6 +53,8 @@ func TestStoreModel(t *testing.T) {
 		{"an invalidation that may have been carried out", []event{claim(0, 1, 5, 0), commit(2, 3, 5, done), at(kindVoid, silent, 4, 5), read(6, 7, 0)}, nil, true, true},
 		{"a commit without an answer", []event{claim(0, 1, 5, 0), commit(2, 3, 5, silent), read(6, 7, 5)}, nil, true, true},
 		{"the end of one that nobody heard of", []event{claim(0, 1, 5, 0), commit(2, 0, 5, began), read(6, 7, 5)}, nil, true, true},
+		{"its repetition, which it refuses", []event{claim(0, 1, 5, 0), commit(2, 3, 5, silent), commit(4, 5, 5, fenced), read(6, 7, 5)}, nil, true, true},
+		{"its repetition, which was carried out", []event{claim(0, 1, 5, 0), commit(2, 3, 5, silent), commit(4, 5, 5, done), read(6, 7, 5)}, nil, true, true},
 		{"one that was seen after an invalidation had ended it", []event{claim(0, 1, 5, 0), at(kindVoid, done, 2, 3), commit(4, 5, 5, silent), read(6, 7, 5)}, nil, false, false},
 		{"one that was refused and seen before", []event{claim(0, 1, 5, 0), commit(2, 9, 5, fenced), read(3, 4, 5), at(kindVoid, done, 5, 6)}, nil, false, true},
 		{"an entry that comes back", []event{claim(0, 1, 5, 0), commit(2, 3, 5, done), at(kindVoid, done, 4, 5), read(6, 7, 5)}, nil, false, false},
