@@ -117,9 +117,8 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
 }
 
-// GetFunc is [Cache.Get] with this load, for arguments that the key cannot carry. Callers that meet share the
-// first load, and all later callers get its value, so the value may depend only on things that the key names. The
-// load outlives its caller: it must not use a transaction, an *http.Request or other state that ends with its caller.
+// GetFunc is [Cache.Get] with this load. The load outlives its caller and its value is for all callers of
+// the key: it must not use the caller's transaction or request, and only what the key names.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
@@ -143,9 +142,9 @@ func (c *Cache[V]) HotKeys(most int) []string { return c.engine.near.Hottest(mos
 // later value, and other processes follow within NearTTL. Only a load begun after Set may replace it.
 // An Invalidate of the key during Set may count as earlier or as later.
 //
-// If the store does not answer within EngineTimeout, or twice as long behind other calls, or before ctx
-// ends, the error wraps [ErrUnavailable], and the key is invalidated as by an Invalidate with this error.
-// A refused value invalidates the key. After Close, Set returns [ErrClosed].
+// If the store does not answer within EngineTimeout (twice that behind other calls) or before ctx ends, the
+// error wraps [ErrUnavailable], and the key is invalidated as by an Invalidate with this error. A refused
+// value invalidates the key. After Close, Set returns [ErrClosed].
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
@@ -160,9 +159,9 @@ func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 
 // Invalidate drops the values of keys. After it has returned nil, no value computed before the call is
 // served from the store, from this process's near tier or by a rebuild under way in any process. Other near
-// tiers follow within NearTTL. If the store does not answer for a key within EngineTimeout, or twice as
-// long behind other calls, or before ctx ends, the error wraps [ErrUnavailable] and names the key. This
-// process drops it, and asks again until there is an answer (4,096 keys).
+// tiers follow within NearTTL. If the store does not answer for a key within EngineTimeout (twice that
+// behind other calls) or before ctx ends, the error wraps [ErrUnavailable] and names the key. This process
+// drops it, and asks again until there is an answer (4,096 keys).
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
