@@ -157,6 +157,7 @@ func (r *run[V]) startLoad(loading context.Context, a *attempt[V]) {
 	if a.seat != nil {
 		a.seat.Enter(a) // before user code, for which the other members do not wait
 	}
+	r.failure = nil                 // of an earlier load: this load may come to nothing before finish
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	r.engine.count.loads.Add(1)
 	a.start(watched, r.slot)

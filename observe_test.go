@@ -871,3 +871,31 @@ func TestObserve_FencedPage(t *testing.T) {
 		}
 	})
 }
+
+// A load that comes to nothing after an earlier load of its flight has failed is reported as abandoned.
+func TestObserve_AbandonedAfterAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := &record{}
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, Observers: []observe.Observer{told.observer()}})
+		f.origin.fail = func(n int) error {
+			if n == 1 {
+				return errOrigin
+			}
+			return nil
+		}
+		a, b := f.processes[0], f.processes[1]
+		time.AfterFunc(500*time.Millisecond, func() { b.Invalidate(context.Background(), "k") })  // fences the failure
+		time.AfterFunc(1800*time.Millisecond, func() { a.Invalidate(context.Background(), "k") }) // during the second load
+		if v, err := a.Get(t.Context(), "k"); v != "v3" || err != nil {
+			t.Errorf("Get = %q, %v", v, err)
+		}
+		synctest.Wait()
+		var got []observe.Outcome
+		for _, r := range told.rebuilds {
+			got = append(got, r.Outcome)
+		}
+		if want := []observe.Outcome{observe.OutcomeFenced, observe.OutcomeAbandoned, observe.OutcomeValue}; !slices.Equal(got, want) {
+			t.Errorf("outcomes %v, want %v", got, want)
+		}
+	})
+}
