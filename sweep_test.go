@@ -895,3 +895,62 @@ func TestSweep_TwoWritersFromBelow(t *testing.T) {
 		}
 	})
 }
+
+// A lateLocker's leases come late.
+type lateLocker struct {
+	driver.Locker
+	late atomic.Int64 // in nanoseconds
+}
+
+func (l *lateLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	time.Sleep(time.Duration(l.late.Load()))
+	return lease, err
+}
+
+// A sweep whose claim comes after its lease's end does not write over the sweep of the next holder.
+func TestSweep_ClaimAfterItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		inner, locker := memstore.New(), locallock.New()
+		open := func() (*site, *wiredStore, *lateLocker) {
+			store, late := wiredTo(inner), &lateLocker{Locker: locker}
+			return newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: late}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
+				w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
+			}), store, late
+		}
+		a, slow, late := open()
+		b, quick, _ := open()
+		for _, tag := range []string{"a", "b"} {
+			a.get("http://example.com/?tag=" + tag)
+		}
+		synctest.Wait()
+		// A's lease of 875 ms is over at 875 ms, its claim comes at 920 ms and its commit at 1,370 ms. B's claim
+		// comes at 880 ms and its commit at 960 ms.
+		late.late.Store(int64(450 * ms))
+		slow.set(func(ctx context.Context, op string) error {
+			return takes(map[string]time.Duration{"claim": 470 * ms, "commit": 450 * ms}[op])(ctx, op)
+		})
+		quick.set(on(takes(80*ms), "commit"))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}}); err != nil {
+				t.Error(err)
+			}
+		})
+		time.Sleep(880 * ms)
+		sweep(t, b, bellwether.Match{Tags: []string{"b"}})
+		wg.Wait()
+		late.late.Store(0)
+		slow.set(nil)
+		time.Sleep(1001 * ms)
+		for _, tag := range []string{"a", "b"} {
+			calls := a.calls.Load()
+			a.get("http://example.com/?tag=" + tag)
+			if a.calls.Load() == calls {
+				t.Errorf("a sweep of %q that returned nil is not in the log", tag)
+			}
+		}
+	})
+}

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -29,7 +30,8 @@ const Key = "\x00sweeps"
 const (
 	// ttl is the life of the log in a store that supports so long a life. A lost log is begun anew,
 	// and all values that were loaded before count as swept.
-	ttl = 10 * 365 * 24 * time.Hour
+	ttl     = 10 * 365 * 24 * time.Hour
+	forever = durations.Instant(math.MaxInt64)
 	// tries bounds the attempts to write a log whose lease is lost, or whose commit is fenced.
 	tries = 5
 )
@@ -248,7 +250,7 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(erro
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
 		return err
 	}
-	l, err := r.commit(ctx, budget, nil)
+	l, err := r.commit(ctx, budget, nil, forever)
 	if lease != nil {
 		r.Release(ctx, budget, lease)
 	}
@@ -263,8 +265,8 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(erro
 // before might write over it. Without a Locker's answer, two processes that sweep at one moment may do so.
 //
 // The lease is not renewed. A write that has outlasted its lease is repeated: another process may have read the log
-// before the commit. The late commit loses no line of that process. After the process's commit it is fenced, and
-// before it, it is written over.
+// before the commit. The late commit loses no line of that process, whose claim came later: after the process's commit
+// it is fenced, and before it, it is written over. So a claim that may have come after the lease is not committed.
 func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
 	until := durations.Add(r.Now(), r.MaxWait)
 	slowest := time.Duration(0) // try so far
@@ -274,9 +276,13 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 		if err != nil {
 			return unwritten(err)
 		}
-		l, err := r.commit(ctx, budget, sweeps)
+		end := forever // without a lease
 		if lease != nil {
-			held := r.Now() < durations.Add(asked, length)
+			end = durations.Add(asked, length)
+		}
+		l, err := r.commit(ctx, budget, sweeps, end)
+		if lease != nil {
+			held := r.Now() < end
 			// The locker's answer counts. Without an answer the clock counts.
 			lost := r.Release(ctx, budget, lease)
 			if err == nil && (errors.Is(lost, driver.ErrLeaseLost) || lost != nil && !held) {
@@ -358,12 +364,16 @@ func (r *Replica) claim(ctx context.Context, budget *gate.Budget) (entry driver.
 }
 
 // commit writes the store's log with more sweeps; without more, only if there is no log. A log before the one that
-// the replica knows is none: the store has lost its data, and with it sweeps of other processes.
-func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
+// the replica knows is none: the store has lost its data, and with it sweeps of other processes. After a claim at
+// until or later it writes nothing, and the error is ErrLeaseLost.
+func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep, until durations.Instant) (*Log, error) {
 	known := r.Log().Position() // before the claim: a later log is not lost
 	entry, epoch, err := r.claim(ctx, budget)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case r.Now() >= until:
+		return nil, driver.ErrLeaseLost
 	}
 	l, ok := decode(entry)
 	at := epoch
