@@ -103,9 +103,9 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 			return k.refused(ctx, err, it.Epoch, silent)
 		case errors.Is(err, ErrUnavailable):
 			k.noAnswer(ctx, "committing", err)
-			return commitNotTaken
+		default:
+			e.OnError(k.key, &keyError{"committing", k.key, err})
 		}
-		e.OnError(k.key, &keyError{"committing", k.key, err})
 	}
 	if it.Failures > 0 && it.Held {
 		return commitNotTaken // the next entry would take the stale value away from the fleet

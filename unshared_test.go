@@ -354,3 +354,22 @@ func TestUnshared_InvalidatedWhileQueueing(t *testing.T) {
 		}
 	})
 }
+
+// A store that takes no values, and does not say that they are too large, may still take the mark for the waiting
+// processes. They load together and do not take turns.
+func TestUnshared_ValuesWithoutAnAnswer(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 8, by, bellwether.Options{TTL: time.Hour})
+		f.each(func(p *process) {
+			p.store.limit = func(e driver.Entry) error {
+				if len(e.Value) > 0 {
+					return errors.New("SERVER_ERROR out of memory storing object")
+				}
+				return nil
+			}
+		})
+		if out := f.get(1, "k"); len(out.failed) > 0 || out.slowest > 3*time.Second {
+			t.Errorf("the slowest of 8 processes took %v, want two loads of 1 s; failures: %v", out.slowest, out.failed)
+		}
+	})
+}
