@@ -92,7 +92,7 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 		e.OnError(k.key, &keyError{"encoding", k.key, err})
 	case lives:
 		err = write(ctx, entry)
-		if silent = errors.Is(err, ErrUnavailable); silent {
+		if silent = errors.Is(err, ErrUnavailable); silent && k.budget.Left() > 0 {
 			k.noAnswer(ctx, "committing", err)
 			err = write(ctx, entry) // one lost packet is not an outage
 		}

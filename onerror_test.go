@@ -115,3 +115,22 @@ func TestOnError_HandlerFailsBehindAStalePage(t *testing.T) {
 		}
 	})
 }
+
+// A commit that has used up EngineTimeout is one silence: no second request follows it.
+func TestOnError_SilentCommit(t *testing.T) {
+	for by, way := range map[string]way{"a pair": push, "an elector": atOnce} {
+		inBubble(t, by, func(t *testing.T) {
+			var errs []error
+			f := newFleet(t, 1, way, bellwether.Options{TTL: time.Hour, OnError: func(_ string, err error) { errs = append(errs, err) }})
+			p := f.processes[0]
+			p.store.set(on(blackHole, "commit"))
+			if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
+				t.Errorf("Get = %q, %v", v, err)
+			}
+			synctest.Wait()
+			if n := p.Stats().EngineErrors; n != 1 || len(errs) != 1 {
+				t.Errorf("%d engine errors, OnError got %v; want one", n, errs)
+			}
+		})
+	}
+}
