@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -194,5 +195,36 @@ func TestGetMany_LeaseLostBeforeTheRound(t *testing.T) {
 		}})
 		getAll(t, c, []string{"k", "slow"})
 		origin.wantLoads(t, "slow", "k")
+	})
+}
+
+// A hedge that is late for the round of its slot is given back: the key queues, and is hedged with another slot.
+func TestGetMany_LateHedge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		store, inner := memstore.New(), slowElections(100*time.Millisecond, "\x00hedge\x00late")
+		locker := slowElections(10*time.Millisecond, "\x00hedge\x00early") // both keys have their shares of the slot by then
+		locker.locker = inner
+		o := bellwether.Options{
+			Limits: bellwether.Limits{MaxRebuilds: 1}, Hedge: 3, HedgeShare: 1,
+			Fleet: bellwether.Fleet{Store: store, Locker: inner.locker},
+		}
+		holder := batchCache(t, origin.load, o)
+		o.Fleet.Locker = locker
+		c := batchCache(t, origin.load, o)
+		for i := range 3 {
+			c.Get(t.Context(), fmt.Sprint("own", i))
+		}
+		origin.set(func(o *batchSource) { o.build, o.batches = 20*time.Second, nil })
+		go holder.GetMany(t.Context(), []string{"early", "late"})
+		synctest.Wait()
+		origin.set(func(o *batchSource) { o.build = time.Second })
+		start := time.Now()
+		getAll(t, c, []string{"early", "late"})
+		if took := time.Since(start); took > 6*time.Second || c.Stats().Hedges != 3 { // the late key has tried twice
+			t.Errorf("took %v, %d hedges", took, c.Stats().Hedges)
+		}
+		origin.wantLoads(t, "early late", "early", "late")
+		time.Sleep(time.Minute)
 	})
 }

@@ -23,25 +23,23 @@ import (
 // hedgeKey is the prefix of the key of the hedge's lease.
 const hedgeKey = "\x00hedge\x00"
 
-// hedge begins a second rebuild if the flight may. It reports whether the flight has ended.
-func (r *run[V]) hedge(ctx context.Context) bool {
+// hedge begins a second rebuild if the flight may. It reports whether the flight has ended, or else waits no more: the
+// hedge has come to nothing.
+func (r *run[V]) hedge(ctx context.Context) (ended, over bool) {
 	e := r.engine
-	again := r.waiting.hedge.dropped
-	r.waiting.hedge.dropped = false
 	if r.callers.n.Load() == 0 {
-		return false // a stale item has answered the callers
+		return false, false // a stale item has answered the callers
 	}
 	r.waiting.hedge.tried = true
 	allowed := e.hedges.Take()
-	if !again {
-		e.hedges.Note(true) // the holder counts as slow now: its build may never end
-	}
+	// The holder counts as slow now: its build may never end.
+	e.hedges.Note(true)
 	if !allowed {
-		return false
+		return false, false
 	}
 	if r.slot = r.slots().Try(); r.slot == nil {
 		e.hedges.Earn(1)
-		return false
+		return false, false
 	}
 	defer r.freeSlot()
 	// As long as the holder's rebuild may last: without renewals, and for at most one hedge.
@@ -53,33 +51,27 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		if !errors.Is(err, driver.ErrHeld) {
 			r.noAnswer(ctx, "acquiring the hedge's lease of", err)
 		}
-		return false
+		return false, false
 	}
 	r.waiting.hedge.lease = lease
-	ended := r.claim(ctx)
+	ended = r.claim(ctx)
 	if ended || r.leading.epoch == 0 || r.looking.unshared != 0 || ctx.Err() != nil {
 		e.hedges.Earn(1)
-		return ended
+		return ended, true
 	}
-	if !again {
-		e.count.hedges.Add(1)
-	}
+	e.count.hedges.Add(1)
 	watching, end := context.WithCancel(ctx)
 	defer end()
 	ended = r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
 	if !ended && r.latest.epoch != r.leading.epoch {
-		r.dropHedge(ctx)
+		// No load has begun: the round of the slot has begun without the flight, or the key was invalidated. The flight
+		// looks and queues, and may hedge again.
+		e.hedges.Earn(1)
+		r.release(ctx, lease)
+		r.waiting.hedge.lease, r.waiting.hedge.tried = nil, false
+		return false, true
 	}
-	return ended
-}
-
-// dropHedge gives back a hedge without a load: the round of its slot began without the flight, or the key was
-// invalidated before. The flight looks and queues, and may hedge again.
-func (r *run[V]) dropHedge(ctx context.Context) {
-	h := &r.waiting.hedge
-	r.release(ctx, h.lease)
-	h.lease, h.dropped = nil, true
-	r.engine.hedges.Earn(1)
+	return ended, true
 }
 
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {

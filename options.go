@@ -44,7 +44,7 @@ type Options struct {
 	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1. Zero or negative: off.
 	TTLJitter float64
 
-	// Patience is how long a caller with a stale value waits for a fresh one. Zero or negative: off.
+	// Patience is how long a caller with a stale value waits for a fresh one, at most MaxWait. Zero or negative: off.
 	Patience time.Duration
 	// MaxWait is how long callers without a stale value wait. Zero means RebuildTimeout plus LeaseTTL.
 	MaxWait time.Duration
@@ -179,6 +179,9 @@ func (o *Options) fillTimes(options string) {
 	}
 	o.Fleet.NearTTL = cmp.Or(o.Fleet.NearTTL, time.Second)
 	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.Fleet.LeaseTTL))
+	// A flight waits for another process up to its first caller's MaxWait. A caller that waits longer would begin
+	// flight after flight.
+	o.Patience = min(o.Patience, o.MaxWait)
 }
 
 type rule struct {

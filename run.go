@@ -88,10 +88,9 @@ type waitingState struct {
 func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
 
 type hedgeState struct {
-	at      instant      // when the holder has taken too long; 0: never
-	tried   bool         // the flight has tried to hedge
-	dropped bool         // the try came to no load, and another may follow
-	lease   driver.Lease // the hedge's lease, nil without a hedge
+	at    instant      // when the holder has taken too long; 0: never
+	tried bool         // the flight has tried to hedge
+	lease driver.Lease // the hedge's lease, nil without a hedge
 }
 
 type leadingState struct {

@@ -65,7 +65,11 @@ func (r *run[V]) await(ctx context.Context) bool {
 			}
 			standSoon()
 		case <-late:
-			late, ended = nil, r.hedge(ctx)
+			late = nil
+			var over bool
+			if ended, over = r.hedge(ctx); over {
+				return ended
+			}
 		case there := <-look:
 			ended = r.lookByReply(ctx, there)
 		case <-deadline.C:
@@ -85,7 +89,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 }
 
 func (h *hedgeState) late(now instant) <-chan time.Time {
-	if h.at == 0 || h.tried && !h.dropped {
+	if h.at == 0 || h.tried {
 		return nil
 	}
 	return time.After(max(0, h.at-now))
@@ -121,10 +125,9 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	return pause
 }
 
-// givesUp reports whether the flight waits no more: its hedge has come to nothing, or it could not see the holder's
-// value in the store.
+// givesUp reports whether the flight waits no more: it could not see the holder's value in the store.
 func (r *run[V]) givesUp() bool {
-	return r.waiting.hedge.lease != nil || r.waiting.hedge.dropped || r.storeDown || r.looking.unshared != 0 || r.looking.unelected
+	return r.storeDown || r.looking.unshared != 0 || r.looking.unelected
 }
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
