@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -20,23 +21,21 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
 	}
-	r.loaded, r.failure, r.committed = true, nil, 0
-	nothing, none := l.err.(*fault.NoResult)
-	found := l.err == nil || fault.NotFound(l.err)
-	if !none && !found && ctx.Err() != nil {
+	r.loaded, r.committed = true, 0
+	if nothing, ok := l.err.(*fault.NoResult); ok {
+		r.noteFailure(cmp.Or(nothing.Err, l.failure))
+		return r.finishNothing(ctx, nothing, l.took)
+	}
+	switch {
+	case l.err == nil || fault.NotFound(l.err):
+		r.noteFailure(l.failure)
+		return r.finishFound(ctx, l)
+	case ctx.Err() != nil:
 		r.loaded = false // Close ended the load: not a failure of the load
 		r.end(context.Cause(ctx))
 		return true
 	}
-	if r.failure = l.failed(); r.failure != nil {
-		e.count.loadFailures.Add(1)
-	}
-	switch {
-	case none:
-		return r.finishNothing(ctx, nothing, l.took)
-	case found:
-		return r.finishFound(ctx, l)
-	}
+	r.noteFailure(l.err)
 	e.noteLoad(false)
 	if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
 		r.end(l.err) // the callers of other clients begin a new flight
@@ -50,6 +49,13 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 		e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
 	}
 	return true
+}
+
+// noteFailure notes and counts the failure of the load, nil for none.
+func (r *run[V]) noteFailure(err error) {
+	if r.failure = err; err != nil {
+		r.engine.count.loadFailures.Add(1)
+	}
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.

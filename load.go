@@ -1,7 +1,6 @@
 package bellwether
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -21,17 +20,6 @@ type loaded[V any] struct {
 	err   error
 	ended instant // when the value has its windows' age
 	took  time.Duration
-}
-
-// failed returns the load's failure, nil if it has found a value or nothing.
-func (l *loaded[V]) failed() error {
-	if nothing, ok := l.err.(*fault.NoResult); ok {
-		return cmp.Or(nothing.Err, l.failure)
-	}
-	if l.err == nil || fault.NotFound(l.err) {
-		return l.failure
-	}
-	return l.err
 }
 
 func (l *loaded[V]) lifetime() items.Windows {
