@@ -231,11 +231,7 @@ func (l *Lookout) takeQueued() []*Look {
 
 // Ask makes the looks of a batch that have not ended. An engine that is silent is asked again.
 func (l *Lookout) Ask(ctx context.Context, looks []*Look) {
-	waiting := func() []*Look {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return present(looks)
-	}
+	waiting := func() []*Look { return l.stillPresent(looks) }
 	if now := waiting(); len(now) > 0 {
 		l.ask(ctx, now[0].key, gate.Trips, l.Timeout, waiting)
 	}

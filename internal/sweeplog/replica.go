@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -30,8 +29,7 @@ const Key = "\x00sweeps"
 const (
 	// ttl is the life of the log in a store that supports so long a life. A lost log is begun anew,
 	// and all values that were loaded before count as swept.
-	ttl     = 10 * 365 * 24 * time.Hour
-	forever = durations.Instant(math.MaxInt64)
+	ttl = 10 * 365 * 24 * time.Hour
 	// tries bounds the attempts to write a log whose lease is lost, or whose commit is fenced.
 	tries = 5
 )
@@ -250,7 +248,7 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(erro
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
 		return err
 	}
-	l, err := r.commit(ctx, budget, nil, forever)
+	l, err := r.commit(ctx, budget, nil, durations.Forever)
 	if lease != nil {
 		r.Release(ctx, budget, lease)
 	}
@@ -276,7 +274,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 		if err != nil {
 			return unwritten(err)
 		}
-		end := forever // without a lease
+		end := durations.Forever // without a lease
 		if lease != nil {
 			end = durations.Add(asked, length)
 		}
