@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -211,11 +212,7 @@ func (s *session) fail() {
 	defer s.mu.Unlock()
 	if !s.up && s.why == nil {
 		s.why = errUnreachable
-		reason := s.dialed
-		if reason == nil {
-			reason = s.refused
-		}
-		if reason != nil {
+		if reason := cmp.Or(s.dialed, s.refused); reason != nil {
 			s.why = fmt.Errorf("%w: %v", errUnreachable, reason) // not wrapped: a context's error would look like the caller's
 		}
 		s.announce()
