@@ -170,23 +170,9 @@ func TestFailures_StaleValueOfASilentStore(t *testing.T) {
 // A failure's commit is lost, or the store does not take it. The other processes' callers get the stale value as before.
 func TestFailures_LostCommitBesideAStaleValue(t *testing.T) {
 	faults := map[string]func(p *process){
-		"the first is lost": func(p *process) {
-			p.store.set(func(_ context.Context, op string) error {
-				if op == "commit" && p.store.count("commit") == 1 {
-					return errRefused
-				}
-				return nil
-			})
-		},
-		"the first three are lost": func(p *process) {
-			p.store.set(func(_ context.Context, op string) error {
-				if op == "commit" && p.store.count("commit") <= 3 {
-					return errRefused
-				}
-				return nil
-			})
-		},
-		"no value is taken": takesNoValues,
+		"the first is lost":        func(p *process) { p.losesCommits(1) },
+		"the first three are lost": func(p *process) { p.losesCommits(3) },
+		"no value is taken":        takesNoValues,
 	}
 	for name, fails := range faults {
 		for by, fleet := range map[string]way{"a pair": push, "an elector": atOnce} {

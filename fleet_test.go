@@ -265,6 +265,16 @@ func takesNoValues(p *process) {
 	}
 }
 
+// losesCommits has the process's first n commits lost on their way to the store.
+func (p *process) losesCommits(n int) {
+	p.store.set(func(_ context.Context, op string) error {
+		if op == "commit" && p.store.count("commit") <= n {
+			return errRefused
+		}
+		return nil
+	})
+}
+
 // pause blocks a process's calls of its engines until resume is called.
 func pause(p *process) (resume func()) {
 	gate := make(chan struct{})

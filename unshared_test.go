@@ -24,12 +24,7 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 			f := newFleet(t, 2, push, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}, TTL: time.Hour})
 			f.origin.build = 5 * time.Second
 			a, b := f.processes[0], f.processes[1]
-			a.store.set(func(_ context.Context, op string) error {
-				if op == "commit" && a.store.count("commit") == 1 {
-					return errRefused
-				}
-				return nil
-			})
+			a.losesCommits(1)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
