@@ -16,8 +16,8 @@ import (
 // electPause is the pause between elections without a push: the holder may have given up silently.
 const electPause = 500 * time.Millisecond
 
-// noticeLag is the wait for the store's notice after the lease is free, and for the release after the commit. They come
-// on two connections, in any order, and a look for a value on its way would cost a command.
+// noticeLag is the wait for the store's notice after the lease is free, and for the release after the commit. They may
+// come on two connections, in any order, and a look for a value on its way would cost a command.
 const noticeLag = 10 * time.Millisecond
 
 // awaitHolder is the state waiting. The flight gives its slot back first. A flight that has lasted for MaxWait

@@ -10,7 +10,7 @@
 //	})
 //
 // An uncontended miss costs two requests, compared with five for redisstore and redislock. A lease
-// released without a commit costs two requests too.
+// released without a commit costs two requests too. Notices and releases come on one connection per engine.
 //
 // # Mixed fleets
 //
@@ -76,11 +76,21 @@ func New(rdb redis.UniversalClient) *Engine {
 	e := &Engine{
 		Store:   redisstore.New(servers),
 		servers: servers,
-		leases:  redislease.New("redisfleet", servers.UniversalClient, servers.Queue, servers.Dials),
+		leases:  redislease.New("redisfleet", servers.UniversalClient, servers.Queue, servers.Dials, servers.Pushes),
 	}
+	servers.Pushes.Channels = e.channels
 	e.stands = newJoint(servers.UniversalClient, e.runElect)
 	e.commits = newJoint(servers.UniversalClient, e.runCommits)
 	return e
+}
+
+// channels are the channels of the engine's one connection. Of a commit with its release, the notice comes first.
+func (e *Engine) channels() []string {
+	channels := []string{redislease.Released(e.servers.UniversalClient, e.Prefix)}
+	if e.MaxNotice >= 0 {
+		channels = append(channels, e.servers.Changes(e.Prefix, e.MaxNotice))
+	}
+	return channels
 }
 
 // Close ends the subscription to releases and all watches; an attempt to connect ends within the client's

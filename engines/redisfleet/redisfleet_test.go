@@ -242,7 +242,7 @@ func TestEngine_Requests(t *testing.T) {
 	eng, other := open(t, meter.Addr), open(t, meter.Addr)
 	rebuild(t, eng, "warm", time.Hour) // loads the scripts and opens the connections
 	rebuild(t, other, "warm too", time.Hour)
-	awaitSubscribers(t, admin, 2)
+	awaitSubscribers(t, admin, 4) // two engines, each with two channels
 	e := value(0)
 	var won driver.Election
 	count := func(what string, wantTrips, wantCommands int, f func() error) {

@@ -19,13 +19,15 @@ import (
 // This file sends requests to the servers behind a client, and records each server's time on the way.
 
 // Servers are the servers behind a client. They are safe for concurrent use. Servers are a client
-// too: a store over them shares their queue and their clocks with an engine over the same client.
+// too: a store over them shares their queue, clocks and subscriptions with an engine over the same client.
 type Servers struct {
 	redis.UniversalClient
 	// Queue joins the calls to one server.
 	Queue *redispipe.Queue
 	// Dials are the failed dials of the client.
 	Dials *redisdial.Failures
+	// Pushes is the connection for subscriptions.
+	Pushes *redissub.Shared
 
 	clocks sync.Map // address (string) to *Clock
 }
@@ -35,7 +37,7 @@ func Of(rdb redis.UniversalClient) *Servers {
 	if s, ok := rdb.(*Servers); ok {
 		return s
 	}
-	return &Servers{UniversalClient: rdb, Queue: redispipe.New(rdb), Dials: redisdial.Of(rdb)}
+	return &Servers{UniversalClient: rdb, Queue: redispipe.New(rdb), Dials: redisdial.Of(rdb), Pushes: redissub.Share(rdb)}
 }
 
 // Run runs a script on keys of one server. If the reply ends with the server's time, Run returns a

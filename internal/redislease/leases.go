@@ -40,19 +40,24 @@ type Leases struct {
 	sub     *subscription
 }
 
-// New returns the leases of the named adapter over rdb, with rdb's queue and failed dials.
-func New(adapter string, rdb redis.UniversalClient, queue *redispipe.Queue, dials *redisdial.Failures) *Leases {
-	return &Leases{adapter: adapter, rdb: rdb, queue: queue, dials: dials, sub: newSubscription()}
+// New returns the leases of the named adapter over rdb, with rdb's queue, failed dials and subscriptions.
+func New(adapter string, rdb redis.UniversalClient, queue *redispipe.Queue, dials *redisdial.Failures, pushes *redissub.Shared) *Leases {
+	return &Leases{adapter: adapter, rdb: rdb, queue: queue, dials: dials, sub: newSubscription(pushes)}
 }
 
 // Close ends the subscription and every watch.
 func (l *Leases) Close() { l.sub.close() }
 
+// Released is the channel of the releases of a prefix's leases.
+func Released(rdb redis.UniversalClient, prefix string) string {
+	return redissub.Channel(rdb, prefix+"released")
+}
+
 // Stand returns the lease on key that a request may take, for ttl from now on. prefix begins its
 // names in Redis. Stand opens the subscription in the background, before the request for the lease.
 // The caller gives the lease its Holder.
 func (l *Leases) Stand(prefix, key string, ttl time.Duration) *Lease {
-	channel := redissub.Channel(l.rdb, prefix+"released")
+	channel := Released(l.rdb, prefix)
 	l.sub.start(l.rdb, channel)
 	name := adapter.Name(key)
 	return &Lease{

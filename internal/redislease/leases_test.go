@@ -14,6 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redisdial"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
+	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
 // pausedRedis is a Redis with one key, on the bubble's clock. While it is paused, no command has an answer. It
@@ -96,7 +97,7 @@ func TestTryAcquire_CarriedOutLate(t *testing.T) {
 				rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // the subscription finds no server
 				defer rdb.Close()
 				rdb.AddHook(server)
-				leases := redislease.New("test", rdb, redispipe.New(rdb), redisdial.Of(rdb))
+				leases := redislease.New("test", rdb, redispipe.New(rdb), redisdial.Of(rdb), redissub.Share(rdb))
 				defer leases.Close()
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()

@@ -41,6 +41,8 @@ type Heard struct {
 
 // A subscription hears releases, reconnects by itself and wakes watches. It is safe for concurrent use.
 type subscription struct {
+	pushes *redissub.Shared
+
 	seed     maphash.Seed
 	releases [buckets]atomic.Uint64 // heard so far, by the hash of the name
 
@@ -66,8 +68,9 @@ type watch struct {
 	stop func() bool
 }
 
-func newSubscription() *subscription {
+func newSubscription(pushes *redissub.Shared) *subscription {
 	return &subscription{
+		pushes:  pushes,
 		seed:    maphash.MakeSeed(),
 		watches: make(map[string]map[*watch]struct{}),
 		attempt: closedChannel(),
@@ -95,7 +98,7 @@ func (s *subscription) start(rdb redis.UniversalClient, channel string) {
 	s.attempt = make(chan struct{}) // here too: await may come before connecting
 	go func() {
 		defer close(s.ended)
-		redissub.Listen(ctx, rdb, channel, redissub.Listener{
+		s.pushes.Listen(ctx, channel, redissub.Listener{
 			Connect: s.connecting, Up: s.up, Down: s.down, Message: s.released,
 		})
 	}()

@@ -1,4 +1,6 @@
-// Package redissub listens to a Redis channel of releases or commits, and keeps the connection up.
+// Package redissub listens to the Redis channels of releases and commits, and keeps the connection up.
+//
+// shared.go has the listeners, redissub.go their connection.
 package redissub
 
 import (
@@ -7,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -48,7 +51,7 @@ func IsRing(rdb redis.UniversalClient) bool {
 	return ring
 }
 
-// A Listener receives Listen's events. Its functions do not block, do not overlap, and may be nil.
+// A Listener receives the events of a channel. Its functions do not block, do not overlap, and may be nil.
 type Listener struct {
 	// Connect is called before each attempt to connect, Up after a successful subscription.
 	Connect, Up func()
@@ -59,17 +62,15 @@ type Listener struct {
 	Message func(payload string)
 }
 
-// Listen subscribes to channel until ctx ends or rdb is closed, then returns at once. It leaves
+// listen subscribes to the channels until ctx ends or rdb is closed, then returns at once. It leaves
 // behind an attempt to connect under way, which the client does not break off, for the client's
 // time-outs. It detects a dead connection within three seconds.
-func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) {
+func listen(ctx context.Context, rdb redis.UniversalClient, channels []string, l *link) {
 	pause := minPause
 	for {
-		call(l.Connect)
-		connected, err := listen(ctx, rdb, channel, l)
-		if l.Down != nil {
-			l.Down(err)
-		}
+		l.connecting()
+		connected, err := listenOnce(ctx, rdb, channels, l)
+		l.lost(err)
 		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) && closed(ctx, rdb) {
 			return
 		}
@@ -83,12 +84,6 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 			return
 		}
 		pause = min(2*pause, maxPause)
-	}
-}
-
-func call(f func()) {
-	if f != nil {
-		f()
 	}
 }
 
@@ -128,12 +123,12 @@ func failsOver(rdb redis.UniversalClient) bool {
 	return ok && one.Options().Addr == "FailoverClient" // the client's placeholder for the address
 }
 
-// listen subscribes on a new connection until its loss. connected: the subscription was confirmed.
-func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) (connected bool, err error) {
-	c := connection{rdb: rdb, channels: []string{channel}}
+// listenOnce subscribes on a new connection until its loss. connected: the subscription was confirmed.
+func listenOnce(ctx context.Context, rdb redis.UniversalClient, channels []string, l *link) (connected bool, err error) {
+	c := connection{rdb: rdb, channels: channels, last: channels[len(channels)-1]}
 	if failsOver(rdb) {
-		c.own = channel + ":" + adapter.Token()
-		c.channels = append(c.channels, c.own)
+		c.own = c.last + ":" + adapter.Token()
+		c.channels = append(slices.Clone(channels), c.own)
 	}
 	// The client obeys ctx while it dials, but not while it waits for a server's first reply. Its
 	// dialer, hooks and credentials provider are user code and may panic.
@@ -163,7 +158,8 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 type connection struct {
 	rdb      redis.UniversalClient
 	pubsub   *redis.PubSub
-	channels []string // Listen's channel, and own
+	channels []string // the listeners', and own
+	last     string   // of the listeners' channels: a server confirms in the order of the request
 	own      string   // a channel of this connection alone, for moved, or empty
 
 	complete atomic.Bool           // all channels are subscribed to
@@ -195,7 +191,7 @@ func ended() context.Context {
 }
 
 // deliver gives l the messages until the connection's loss. connected: the subscription was confirmed.
-func (c *connection) deliver(l Listener) (connected bool, err error) {
+func (c *connection) deliver(l *link) (connected bool, err error) {
 	for {
 		msg, err := c.receive()
 		if err != nil {
@@ -207,20 +203,18 @@ func (c *connection) deliver(l Listener) (connected bool, err error) {
 		c.alive.Store(true)
 		switch msg := msg.(type) {
 		case *redis.Subscription:
-			if msg.Channel == c.channels[0] {
+			if msg.Channel == c.last {
 				if connected {
 					return true, errReplaced
 				}
 				connected = true
-				call(l.Up)
+				l.confirmed()
 			}
 			if msg.Count == len(c.channels) {
 				c.complete.Store(true)
 			}
 		case *redis.Message:
-			if l.Message != nil && msg.Channel == c.channels[0] {
-				l.Message(msg.Payload)
-			}
+			l.message(msg.Channel, msg.Payload)
 		}
 	}
 }

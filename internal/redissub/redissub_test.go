@@ -43,7 +43,7 @@ func TestListen_Cluster(t *testing.T) {
 		clients = append(clients, rdb)
 		t.Cleanup(func() { rdb.Close() })
 		go func() {
-			Listen(context.Background(), rdb, channel, Listener{
+			Share(rdb).Listen(context.Background(), channel, Listener{
 				Up:      func() { up[i].Store(true) },
 				Down:    func(error) { up[i].Store(false); lost[i].Add(1) },
 				Message: func(string) { heard[i].Add(1) },
@@ -126,7 +126,7 @@ func TestListen_PanicInTheClient(t *testing.T) {
 	told, ended := make(chan error, 100), make(chan struct{}) // nil: up
 	go func() {
 		defer close(ended)
-		Listen(ctx, rdb, "channel", Listener{Up: func() { told <- nil }, Down: func(err error) { told <- err }})
+		Share(rdb).Listen(ctx, "channel", Listener{Up: func() { told <- nil }, Down: func(err error) { told <- err }})
 	}()
 	next := func() error {
 		select {
@@ -245,7 +245,7 @@ func listenTLS(t *testing.T, rdb *redis.Client) (told <-chan error, cancel func(
 	tell, end := make(chan error, 100), make(chan struct{})
 	go func() {
 		defer close(end)
-		Listen(ctx, rdb, "channel", Listener{Up: func() { tell <- nil }, Down: func(err error) { tell <- err }})
+		Share(rdb).Listen(ctx, "channel", Listener{Up: func() { tell <- nil }, Down: func(err error) { tell <- err }})
 	}()
 	if err := <-tell; err != nil {
 		t.Fatal(err)

@@ -71,6 +71,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redisdial"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
+	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
 // A Locker is a [driver.Locker] and a [driver.Watcher] on Redis. Lockers are safe for concurrent
@@ -98,7 +99,7 @@ func New(rdb redis.UniversalClient) *Locker {
 	if adapter.Missing(rdb) {
 		panic(errors.New("redislock: New needs a client, such as redis.NewClient makes"))
 	}
-	return &Locker{Prefix: "bellwether:", leases: redislease.New("redislock", rdb, redispipe.New(rdb), redisdial.Of(rdb))}
+	return &Locker{Prefix: "bellwether:", leases: redislease.New("redislock", rdb, redispipe.New(rdb), redisdial.Of(rdb), redissub.Share(rdb))}
 }
 
 // Close ends the subscription and all watches; an attempt to connect ends within the client's time-outs.

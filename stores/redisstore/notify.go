@@ -2,11 +2,13 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/redissub"
 )
@@ -16,8 +18,8 @@ import (
 // channel is the channel of changes, or "" without notices.
 func (s *Store) channel() string { return s.servers.Changes(s.Prefix, s.MaxNotice) }
 
-// Notify implements [driver.Notifier]. It subscribes to one channel on a connection of its own, and
-// reconnects after a loss.
+// Notify implements [driver.Notifier]. All calls for one store share a connection, subscribed to one channel. It is
+// made again after a loss.
 //
 // The channel is Prefix + "changes:" and the number of the database in the client's options. A notice comes
 // without its entry if its delay is unknown, because this process has sent its server no request in the last
@@ -29,11 +31,23 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 		<-ctx.Done()
 		return
 	}
-	redissub.Listen(ctx, s.rdb, s.channel(), redissub.Listener{Message: func(payload string) {
-		if n, err := s.notice(ctx, []byte(payload)); err == nil {
-			f(n)
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	s.servers.Pushes.Listen(ctx, s.channel(), redissub.Listener{Message: func(payload string) {
+		// The client's functions are user code, and other listeners share the goroutine.
+		err := fault.Guard(func() error {
+			if n, err := s.notice(ctx, []byte(payload)); err == nil {
+				f(n)
+			}
+			return nil
+		})
+		if err != nil {
+			fail(err)
 		}
 	}})
+	if failed, ok := errors.AsType[*fault.PanicError](context.Cause(ctx)); ok {
+		panic(failed)
+	}
 }
 
 // A published change is
