@@ -208,6 +208,48 @@ func TestPlan(t *testing.T) {
 }
 
 // TestEnd ends the looks of a request: the request ends when no look waits for it.
+// TestPlan_AfterAReply has a flight that plans its next look as soon as it has a reply.
+func TestPlan_AfterAReply(t *testing.T) {
+	const ms = time.Millisecond
+	inBubble(t, "silence", func(t *testing.T) {
+		b := newBench(t, func(context.Context) error { return errors.New("gone") })
+		one, _ := b.Plan(nil, "1", budget(), 10*ms), b.Plan(nil, "2", budget(), 10*ms)
+		time.Sleep(10 * ms)
+		b.want(one, "silence")
+		next := b.Plan(one, "1", budget(), 10*ms)
+		time.Sleep(10 * ms)
+		b.want(next, "alone")
+	})
+	t.Run("entry", func(t *testing.T) {
+		answer := make(chan struct{})
+		b := newBench(t, func(context.Context) error { <-answer; return nil })
+		one := b.New("1", budget())
+		var asking sync.WaitGroup
+		defer asking.Wait()
+		asking.Go(func() { b.Ask(t.Context(), []*Look{one}) })
+		for len(b.store.asked()) == 0 {
+			time.Sleep(ms)
+		}
+		b.mu.Lock() // as if the flight's next Plan were first
+		close(answer)
+		select {
+		case <-one.Reply():
+			b.mu.Unlock()
+			t.Fatal("a reply before the end of the look")
+		case <-time.After(20 * ms):
+		}
+		b.mu.Unlock()
+		if there := <-one.Reply(); there.Err != nil {
+			t.Error(there.Err)
+		}
+		if next := b.Plan(one, "1", budget(), time.Hour); next == one {
+			t.Error("the next plan is the look that has its reply")
+		} else {
+			b.End(next)
+		}
+	})
+}
+
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan struct{})

@@ -42,7 +42,7 @@ func (l *Lookout) ask(ctx context.Context, key string, tries int, patience time.
 		begin()
 		for _, p := range l.stillPresent(looks) {
 			p.budget.Spend(patience - budget.Left())
-			p.reply <- &Reply{Err: silence}
+			l.reply(p, &Reply{Err: silence})
 		}
 	}()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -55,8 +55,7 @@ func (l *Lookout) ask(ctx context.Context, key string, tries int, patience time.
 			return l.send(looks, cancel)
 		}, budget, func(i int, reply *Reply) {
 			looks[i].budget.Spend(lost)
-			looks[i].reply <- reply
-			l.End(looks[i])
+			l.reply(looks[i], reply)
 		})
 		begin() // without a turn there was no request
 		looks, silence = l.stillPresent(looks), err
@@ -66,6 +65,13 @@ func (l *Lookout) ask(ctx context.Context, key string, tries int, patience time.
 		key = looks[0].key
 		l.Silent(key, err)
 	}
+}
+
+// reply ends a look with its reply. It ends first: Plan would take a look with a reply for one under way, and the flight
+// would wait in vain for a second reply.
+func (l *Lookout) reply(p *Look, r *Reply) {
+	l.End(p)
+	p.reply <- r
 }
 
 // send begins a request for looks, of which some may be over, and returns the names of their keys.
