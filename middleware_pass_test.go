@@ -573,3 +573,22 @@ func TestPass_HeaderOfAPrivatePageComesAtOnce(t *testing.T) {
 		})
 	}
 }
+
+// A response past the cache that takes longer than RebuildTimeout stops no other client's requests without MaxPassThrough.
+func TestPass_OneSlowPrivateResponseStopsNoOtherClient(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Cookie") == "slow" {
+			time.Sleep(31 * time.Second)
+		}
+		w.Header().Set("Cache-Control", "private")
+		io.WriteString(w, r.Header.Get("Cookie"))
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.wantBody(t, "a", "http://a/p", "Cookie", "a")
+		time.Sleep(time.Second)
+		p.first.wantBody(t, "slow", "http://a/p", "Cookie", "slow")
+		time.Sleep(time.Second)
+		p.first.wantBody(t, "a", "http://a/p", "Cookie", "a")
+		p.second.wantBody(t, "a", "http://a/p", "Cookie", "a")
+	})
+}

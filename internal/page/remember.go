@@ -108,8 +108,8 @@ func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windo
 
 // prolong renews the record of unshareable responses in time, so no request queues to find out.
 func (m *Middleware) prolong(key string, it *Item, reason string, took time.Duration) {
-	if took > m.options.RebuildTimeout {
-		reason = reasonSlow
+	if m.options.PassThrough > 0 && took > m.options.RebuildTimeout {
+		reason = reasonSlow // without PassThrough no request would reach the handler
 	}
 	f := m.uncacheableFor(took)
 	if it.FreshUntil-m.cache.Now() < f.TTL/2 {
