@@ -565,3 +565,38 @@ func TestVary_VariantsWithoutALife(t *testing.T) {
 		}
 	})
 }
+
+// A request that needs a variant gets no page of the plain URL in place of the error that it waited for.
+func TestVary_NoOtherVariantInPlaceOfAnError(t *testing.T) {
+	for name, o := range map[string]bellwether.HTTPOptions{
+		"retargeted": {StaleIfError: time.Minute},
+		"key": {StaleIfError: time.Minute, Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{Variant: r.Header.Get("X-Forwarded-Host")}, true
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Cookie") != "" {
+					time.Sleep(time.Second)
+					w.WriteHeader(http.StatusInternalServerError)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				io.WriteString(w, "page of "+r.Header.Get("X-Forwarded-Host"))
+			}
+			inPairs(t, o, h, func(t *testing.T, p pair) {
+				p.first.wantBody(t, "page of ", "http://a/p")
+				time.Sleep(time.Second)
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				wg.Go(func() {
+					p.first.wantBody(t, "page of ", "http://a/p", "Cookie", "u=1", "Cache-Control", "no-cache") // in place of the 500
+				})
+				time.Sleep(100 * time.Millisecond)
+				if w := p.first.get("http://a/p", "Cookie", "u=1", "X-Forwarded-Host", "evil"); w.Code < 500 {
+					t.Errorf("got %d %q (%s)", w.Code, w.Body, w.Header().Get("Cache-Status"))
+				}
+			})
+		})
+	}
+}

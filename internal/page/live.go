@@ -82,7 +82,7 @@ func (r *reading) refusal(unanswerable bool) (reply func()) {
 // replyFailed answers if the handler has failed before its header: with the stale response, or the error.
 func (r *reading) replyFailed() {
 	spare, err := r.res.spare, r.live.failure
-	if spare == nil || !r.mayHave(spare.Value) {
+	if spare == nil || r.call.unanswerable() || !r.mayHave(spare.Value) {
 		r.replyError(r.call, r.answer, err)
 		return
 	}
