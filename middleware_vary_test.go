@@ -600,3 +600,48 @@ func TestVary_NoOtherVariantInPlaceOfAnError(t *testing.T) {
 		})
 	}
 }
+
+// A load that an unfinished response has led to leaves no signpost to itself after an invalidation.
+func TestVary_NoSignpostFromBeforeAnInvalidation(t *testing.T) {
+	for _, unsafe := range []bool{false, true} {
+		t.Run(fmt.Sprint("unsafe ", unsafe), func(t *testing.T) {
+			var version atomic.Int32
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPut {
+					version.Store(2)
+					return
+				}
+				page := fmt.Sprint("version ", version.Load())
+				w.Header().Set("Cache-Control", "max-age=60")
+				if r.Header.Get("A") == "1" {
+					w.Header().Set("Vary", "A")
+					w.(http.Flusher).Flush()
+					time.Sleep(time.Second)
+				} else {
+					time.Sleep(2500 * time.Millisecond)
+					w.Header().Set("Vary", "A, B")
+				}
+				io.WriteString(w, page)
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				version.Store(1)
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				wg.Go(func() { p.first.wantBody(t, "version 1", "http://a/p", "A", "1") })
+				time.Sleep(500 * time.Millisecond)
+				wg.Go(func() { p.first.wantBody(t, "version 1", "http://a/p", "A", "2") }) // it sees A=1 in progress, and goes on
+				time.Sleep(1500 * time.Millisecond)
+				if unsafe {
+					p.first.do(request(http.MethodPut, "http://a/p"))
+				} else {
+					version.Store(2)
+					if err := p.first.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+						t.Error(err)
+					}
+				}
+				time.Sleep(2 * time.Second)
+				p.first.wantBody(t, "version 2", "http://a/p", "A", "2")
+			})
+		})
+	}
+}

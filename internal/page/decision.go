@@ -211,6 +211,10 @@ func (l *load) pointTo(post *variance) *Response {
 	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
 	now := cache.Now()
 	switch old := l.owner.signpost; {
+	case old != nil && old.Value.live != nil:
+		// The old signpost is of a response that was unfinished then. The cache has another item in its place, or none
+		// after an invalidation.
+		f.TTL = l.m.options.UncacheableTTL
 	case old != nil:
 		// The new signpost only replaces the old: after an invalidation it would lead to older responses. The
 		// old variant's key gets it too, for near tiers with the old signpost.
