@@ -74,7 +74,7 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 	}
 	if !r.beginLoading(a) {
 		r.freeSlot()
-		r.leading.voids++
+		r.noteVoid()
 		return false
 	}
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
@@ -84,7 +84,7 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 		select {
 		case l := <-a.result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
-				r.leading.voids++
+				r.noteVoid()
 				return false
 			}
 			if l.err != nil && limited.Err() != nil {
@@ -117,6 +117,15 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 			return finish(ctx, loaded[V]{err: context.Cause(limited), ended: r.engine.clock.Now()})
 		}
 	}
+}
+
+// noteVoid notes a void load, and reports whether it is the flight's last. The cause may go on, so the next look
+// comes after a pause. No pause follows the first void load unless its commit was fenced.
+func (r *run[V]) noteVoid() (last bool) {
+	if r.leading.voids++; r.leading.voids > 1 {
+		r.looking.pause = minPoll << r.leading.voids
+	}
+	return r.leading.voids >= maxVoid
 }
 
 // noteLoss notes the loss of a lease, and reports whether it is the flight's first.
@@ -157,7 +166,6 @@ func (r *run[V]) startLoad(loading context.Context, a *attempt[V]) {
 	if a.seat != nil {
 		a.seat.Enter(a) // before user code, for which the other members do not wait
 	}
-	r.failure = nil                 // of an earlier load: this load may come to nothing before finish
 	watched := r.watchLoad(loading) // an observer may call Goexit
 	r.engine.count.loads.Add(1)
 	a.start(watched, r.slot)

@@ -9,6 +9,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file ends a flight with its load's result: the result is committed, and goes to the callers unless
@@ -51,10 +52,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	return true
 }
 
-// noteFailure notes and counts the failure of the load, nil for none.
+// noteFailure counts the failure of the load, nil for none, and tells the observers.
 func (r *run[V]) noteFailure(err error) {
-	if r.failure = err; err != nil {
+	if err != nil {
 		r.engine.count.loadFailures.Add(1)
+		r.tellOutcome(observe.OutcomeFailed, err)
 	}
 }
 
@@ -87,23 +89,16 @@ func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
 	r.built(l.took)
 	e.noteLoad(l.failure == nil)
 	written := r.commitOver(ctx, it, l.kept)
-	r.leading.fenced = written == commitFenced
+	if written != commitFenced {
+		r.releaseBehind(ctx) // the other processes ask the store while the callers here wake up
+	}
 	switch {
-	case !r.leading.fenced:
-		if written == commitNotTaken {
-			r.keepBeside(it)
-		}
-		r.committed = e.clock.Now()
-		// Before settle: the other processes ask the store while the callers here wake up.
-		r.releaseBehind(ctx)
-		if r.settle(it) {
-			return true
-		}
+	case r.settleUnlessFenced(it, written):
+		return true
 	case r.streaming():
 		r.end(errAgain) // the readers have the value
 		return true
-	}
-	if r.leading.voids++; r.leading.voids < maxVoid {
+	case !r.noteVoid():
 		return false
 	}
 	// The value is only for callers that asked before the load: each cause of a refusal came after them.
@@ -137,8 +132,7 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 	case r.streaming():
 		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
 		return true
-	}
-	if r.leading.voids++; r.leading.voids < maxVoid {
+	case !r.noteVoid():
 		return false
 	}
 	r.giveFailure(l.err, r.latest.loadBegan-1) // as in finishFound
@@ -148,15 +142,21 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 // finishTold is finishFailed for a failure told to other processes. It returns false for a void load.
 func (r *run[V]) finishTold(ctx context.Context, l loaded[V], remembered bool) bool {
 	it, written := r.commitFailure(ctx, l, remembered)
-	if it == nil {
-		return true
-	}
-	if written == commitNotTaken {
+	return it == nil || r.settleUnlessFenced(it, written)
+}
+
+// settleUnlessFenced is settle after the commit of the load's result. It returns false for a void load.
+func (r *run[V]) settleUnlessFenced(it *items.Item[V], written commitOutcome) bool {
+	switch written {
+	case commitFenced:
+		r.looking.pause = minPoll << 1
+		r.tellOutcome(observe.OutcomeFenced, nil)
+		return false
+	case commitNotTaken:
 		r.keepBeside(it)
 	}
-	r.leading.fenced = written == commitFenced
 	r.committed = r.engine.clock.Now()
-	return !r.leading.fenced && r.settle(it)
+	return r.settle(it)
 }
 
 // commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,

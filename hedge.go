@@ -77,8 +77,7 @@ func (r *run[V]) hedge(ctx context.Context) (ended, over bool) {
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {
 	if l.err != nil && !fault.NotFound(l.err) {
 		if ctx.Err() == nil { // otherwise Close ended the load
-			r.engine.count.loadFailures.Add(1)
-			r.hedgeFailed(l.err)
+			r.noteFailure(l.err)
 		}
 		return false // the holder goes on
 	}

@@ -15,17 +15,8 @@ import (
 // offered to callers as a stale item, or is no answer.
 
 func (r *run[V]) look(ctx context.Context) rebuildOutcome {
-	if r.leading.fenced || r.leading.voids > max(r.looking.voidsSeen, 1) {
-		r.leading.fenced = false
-		// The cause that voided the load may go on. Callers gather in this pause for the next load. Without
-		// it a quick load that invalidates its own key would answer no caller: all callers would have come
-		// after the load began.
-		select {
-		case <-time.After(minPoll << r.leading.voids):
-		case <-ctx.Done():
-		}
-	}
-	r.loaded, r.looking.voidsSeen = false, r.leading.voids
+	r.pauseAfterVoid(ctx)
+	r.loaded = false
 	r.declineElection(ctx)
 	var there *lookout.Reply
 	if r.member != nil && !r.looking.lookedOnce {
@@ -46,6 +37,20 @@ func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 	}
 	r.endFirstLook()
 	return outcomeNothing
+}
+
+// pauseAfterVoid is the pause between a void load and the next look. Callers gather in this pause for the next load.
+// Without it a quick load that invalidates its own key would answer no caller: all callers would have come after
+// the load began.
+func (r *run[V]) pauseAfterVoid(ctx context.Context) {
+	pause := r.looking.pause
+	if r.looking.pause = 0; pause == 0 {
+		return
+	}
+	select {
+	case <-time.After(pause):
+	case <-ctx.Done():
+	}
 }
 
 func (r *run[V]) endFirstLook() {

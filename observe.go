@@ -51,21 +51,15 @@ func (r *run[V]) unwatchLoad(ended bool) {
 	}
 	t := &w.Told
 	t.Took, t.LeaseLost = r.engine.clock.Now()-w.began, r.leading.losses > w.losses
-	switch {
-	case t.Outcome == observe.OutcomeFailed: // a hedge, see hedgeFailed
-	case r.leading.fenced:
-		t.Outcome = observe.OutcomeFenced
-	case r.failure != nil:
-		t.Outcome, t.Err = observe.OutcomeFailed, r.failure
-	case !ended || !r.loaded:
+	if t.Outcome == observe.OutcomeValue && !(ended && r.loaded) {
 		t.Outcome = observe.OutcomeAbandoned
 	}
 	w.End(r.herd)
 }
 
-// hedgeFailed notes the failure of a hedge's load: the flight goes on without the hedge.
-func (r *run[V]) hedgeFailed(err error) {
+// tellOutcome is for a load that makes no value for all waiting callers.
+func (r *run[V]) tellOutcome(is observe.Outcome, err error) {
 	if w := r.watched; w != nil {
-		w.Told.Outcome, w.Told.Err = observe.OutcomeFailed, err
+		w.Told.Outcome, w.Told.Err = is, err
 	}
 }

@@ -35,7 +35,6 @@ type run[V any] struct {
 	// For observers, see observe.go.
 	watched   *watchedLoad // nil: no observer hears of the load
 	loaded    bool         // the flight's own load has made the result
-	failure   error        // the failure of this load, nil if it succeeded
 	committed instant      // when the result was committed; 0 if not while the flight waited
 }
 
@@ -47,12 +46,12 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
-	lookedOnce  bool    // the first look is over; counters.awaitingFirstLook counts the flight no more
-	asked       instant // when the store was asked in the last look or claim; for a notice, a time before its change
-	askedBefore instant // the value of asked for the look before; after a notice, as asked
-	unfitEpoch  uint64  // the epoch of the latest fresh entry that did not answer the flight
-	mark                // found by the last look or claim
-	voidsSeen   int     // leadingState.voids at the last look
+	lookedOnce  bool          // the first look is over; counters.awaitingFirstLook counts the flight no more
+	asked       instant       // when the store was asked in the last look or claim; for a notice, a time before its change
+	askedBefore instant       // the value of asked for the look before; after a notice, as asked
+	unfitEpoch  uint64        // the epoch of the latest fresh entry that did not answer the flight
+	mark                      // found by the last look or claim
+	pause       time.Duration // before the next look, see noteVoid; 0: none
 }
 
 type standingState struct {
@@ -97,7 +96,6 @@ type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
 	epoch  uint64       // claimed for the load, or unshared in the state alone; 0: not yet, or no answer
 	again  bool         // the flight has led before, in vain
-	fenced bool         // the store refused the last commit
 	losses int          // leases lost
 	voids  int          // loads that came to nothing, see maxVoid
 }
