@@ -23,6 +23,9 @@ func (r *run[V]) electsAtOnce() bool {
 func (r *run[V]) readAndStand(ctx context.Context) lookout.Reply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())
+	if r.present == nil {
+		r.present, _ = e.near.Get(r.key) // the lease's length depends on the item
+	}
 	asked := e.clock.Now()
 	r.standing.asked, r.standing.length = asked, r.leaseLength()
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (*driver.Election, error) {
@@ -36,7 +39,7 @@ func (r *run[V]) readAndStand(ctx context.Context) lookout.Reply {
 		}
 		r.noAnswer(ctx, "taking the lease of", err)
 		r.standing.ballot = &ballot{}
-		return r.read(ctx, r.budget)
+		return r.persist(ctx, r.read(ctx, r.budget))
 	}
 	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.unfitEpoch; !answers || won.Lease != nil {
 		// An answer without lease and holder makes a ballot too, which counts as silence. With a nil

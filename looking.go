@@ -14,28 +14,34 @@ import (
 // This file is the state looking: the flight reads the store. The entry there ends the flight, is
 // offered to callers as a stale item, or is no answer.
 
+// look is the state looking. Each flight comes here first.
 func (r *run[V]) look(ctx context.Context) rebuildOutcome {
+	first := !r.looking.lookedOnce
+	r.looking.lookedOnce = true
+	if first && r.queues {
+		defer r.engine.count.awaitingFirstLook.Add(-1)
+	}
 	r.pauseAfterVoid(ctx)
 	r.loaded = false
 	r.declineElection(ctx)
 	var there *lookout.Reply
-	if r.member != nil && !r.looking.lookedOnce {
+	if first && r.member != nil {
 		there = r.member.firstReply(ctx)
 	}
-	var ended bool
+	ended := false
 	switch {
-	case ctx.Err() != nil:
-		return outcomeNothing // no caller waits for a look
+	case ctx.Err() != nil: // no caller waits for a look
 	case there != nil: // the batch has read the key after the flight began
 		ended = r.lookBy(ctx, r.replyAtHand(there))
-	default:
+	case r.electsAtOnce() && r.takeFreeSlot(): // the slot first, since the elected flight has to load
 		r.renewLook()
-		ended = r.lookAndStand(ctx)
+		ended = r.lookBy(ctx, r.readAndStand)
+	default:
+		ended = r.lookAnew(ctx)
 	}
 	if ended {
 		return outcomeAnswered
 	}
-	r.endFirstLook()
 	return outcomeNothing
 }
 
@@ -53,34 +59,13 @@ func (r *run[V]) pauseAfterVoid(ctx context.Context) {
 	}
 }
 
-func (r *run[V]) endFirstLook() {
-	if r.queues && !r.looking.lookedOnce {
-		r.engine.count.awaitingFirstLook.Add(-1)
-	}
-	r.looking.lookedOnce = true
-}
-
-// lookAndStand is look, with the election in the same request if the engine can. The flight takes a
-// slot first, since the elected flight has to load.
-func (r *run[V]) lookAndStand(ctx context.Context) bool {
-	if r.electsAtOnce() && r.takeFreeSlot() {
-		if r.present == nil {
-			r.present, _ = r.engine.near.Get(r.key) // the lease's length depends on the item
-		}
-		return r.lookBy(ctx, r.persistently(r.readAndStand))
-	}
-	return r.lookByRead(ctx)
-}
-
+// lookAnew looks without an election. It reports whether the flight has ended.
 func (r *run[V]) lookAnew(ctx context.Context) bool {
 	r.renewLook()
-	return r.lookByRead(ctx)
+	return r.lookBy(ctx, r.readWithLog)
 }
 
-func (r *run[V]) lookByRead(ctx context.Context) bool {
-	return r.lookBy(ctx, r.persistently(r.readWithLog))
-}
-
+// lookBy is a look by one of the reads of reading.go and election.go. It reports whether the flight has ended.
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) lookout.Reply) bool {
 	e := r.engine
 	r.looking.mark = mark{}

@@ -21,23 +21,20 @@ func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) lookout.Rep
 	return lookout.Reply{Entry: entry, Asked: asked, Came: e.clock.Now(), Err: err}
 }
 
-// persistently returns a function that reads the store, and repeats a read without an answer: one lost packet is
-// not an outage. A dead engine fails again, and opens its breaker or uses up the budget.
-func (r *run[V]) persistently(read func(context.Context) lookout.Reply) func(context.Context) lookout.Reply {
-	return func(ctx context.Context) lookout.Reply {
-		there := read(ctx)
-		for try := 1; try < gate.Trips && there.Silent() && ctx.Err() == nil && r.budget.Left() > 0 && r.engine.store.Retries(); try++ {
-			r.noAnswer(ctx, "reading", there.Err)
-			there = r.read(ctx, r.budget)
-		}
-		return there
+// persist returns the reply, or repeats a read without an answer: one lost packet is not an outage. A dead engine
+// fails again, and opens its breaker or uses up the budget.
+func (r *run[V]) persist(ctx context.Context, there lookout.Reply) lookout.Reply {
+	for try := 1; try < gate.Trips && there.Silent() && ctx.Err() == nil && r.budget.Left() > 0 && r.engine.store.Retries(); try++ {
+		r.noAnswer(ctx, "reading", there.Err)
+		there = r.read(ctx, r.budget)
 	}
+	return there
 }
 
 // readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
 func (r *run[V]) readWithLog(ctx context.Context) lookout.Reply {
 	if there := r.followLogAhead(ctx); there != nil {
-		return *there
+		return r.persist(ctx, *there)
 	}
 	// With a free turn the look is made at once. Without an Elector the look is a flight's only call of the store in
 	// turn. Under overload the turns then have to pass over the oldest looks, because their callers leave next.
@@ -46,7 +43,7 @@ func (r *run[V]) readWithLog(ctx context.Context) lookout.Reply {
 			return *there
 		}
 	}
-	return r.read(ctx, r.budget)
+	return r.persist(ctx, r.read(ctx, r.budget))
 }
 
 // replyAtHand returns a function in place of these reads, for a flight whose key has been read with others.

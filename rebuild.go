@@ -42,19 +42,18 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 // rebuild goes from state to state. It returns nil when the flight has landed, and otherwise the error that
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
-	defer r.endFirstLook()
 	defer func() {
 		r.declineElection(ctx)
 		r.releaseBehind(ctx) // Close may come between the election and leading
 	}()
 	for s := stateLooking; ; {
+		s = transitions[s][r.in(ctx, s)]
 		switch {
 		case s == stateLanded:
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
-		s = transitions[s][r.in(ctx, s)]
 	}
 }
 

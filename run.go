@@ -46,7 +46,7 @@ type watchedLoad struct {
 }
 
 type lookingState struct {
-	lookedOnce  bool          // the first look is over; counters.awaitingFirstLook counts the flight no more
+	lookedOnce  bool          // the first look has begun
 	asked       instant       // when the store was asked in the last look or claim; for a notice, a time before its change
 	askedBefore instant       // the value of asked for the look before; after a notice, as asked
 	unfitEpoch  uint64        // the epoch of the latest fresh entry that did not answer the flight
