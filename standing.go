@@ -15,20 +15,41 @@ import (
 // stand is the state standing. The outcome is elected, without a lease, also if there is no election.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	r.leading.epoch = 0
-	if r.looking.unshared != 0 {
+	b := r.standing.ballot
+	r.standing.waived = r.looking.unelected
+	switch {
+	case r.looking.unshared != 0:
 		r.declineElection(ctx)
 		return outcomeUnshared
-	}
-	if r.standing.waived = r.looking.unelected; r.standing.waived {
+	case r.standing.waived:
 		r.declineElection(ctx)
 		return outcomeElected // without a lease: no process waits for another's failure
-	}
-	if r.standing.ballot == nil && r.engine.Engine != nil && r.takesWrites(ctx) {
+	case b != nil:
+		r.standing.ballot = nil
+		if b.lease != nil {
+			r.leading.epoch = b.epoch // claimed in the election
+		}
+		return r.decide(b.lease, b.held)
+	case r.engine.Locker == nil, !r.takesWrites(ctx):
+		return outcomeElected // otherwise the elected processes would take turns to find that the store takes nothing
+	case r.engine.Engine != nil:
 		return outcomeOutdated // the look held no election; the flight has a slot now, so the next look does
 	}
-	lease, held, overtaken := r.elect(ctx)
-	switch {
-	case overtaken:
+	return r.elect(ctx)
+}
+
+// elect asks the locker for the lease. If a notice comes before the flight's turn, the flight does not stand: of a
+// thousand keys that expire together, most are rebuilt elsewhere by then.
+func (r *run[V]) elect(ctx context.Context) rebuildOutcome {
+	e, overtaken := r.engine, false
+	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
+		if overtaken = len(r.notices) > 0; overtaken {
+			return nil, context.Canceled // not recorded as the locker's failure
+		}
+		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), r.standing.length)
+	})
+	if overtaken {
 		r.freeSlot()
 		select {
 		case n := <-r.notices:
@@ -36,7 +57,24 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 		default: // the goroutine of rival, left by an earlier load, has taken the notice
 		}
 		return outcomeOutdated
-	case held != nil:
+	}
+	held, known := errors.AsType[*driver.HeldError](err)
+	switch {
+	case err == nil, known:
+	case errors.Is(err, driver.ErrHeld):
+		held = &driver.HeldError{Key: r.key}
+	default:
+		r.noAnswer(ctx, "acquiring the lease of", err)
+	}
+	return r.decide(lease, held)
+}
+
+// decide is the outcome of an election with its lease, with the present holder, or with neither for no answer.
+func (r *run[V]) decide(lease driver.Lease, held *driver.HeldError) rebuildOutcome {
+	if lease == nil && held == nil {
+		held = r.knownHolder()
+	}
+	if lease == nil && held != nil {
 		r.waitFor(held)
 		return outcomeHeld
 	}
@@ -57,51 +95,6 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 		}
 	}
 	w.holder = held
-}
-
-// elect stands for election. It returns the lease or the present holder, and neither without a locker or a
-// store that takes writes. Without an answer the holder is knownHolder's. overtaken: a notice came before the
-// flight's turn. Of a thousand keys that expire together, most are rebuilt elsewhere by then.
-func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
-	e := r.engine
-	if b := r.standing.ballot; b != nil {
-		r.standing.ballot = nil
-		switch {
-		case b.lease != nil:
-			r.leading.epoch = b.epoch // claimed in the election
-			return b.lease, nil, false
-		case b.held != nil:
-			return nil, b.held, false
-		}
-		return nil, r.knownHolder(), false
-	}
-	if e.Locker == nil || !r.takesWrites(ctx) {
-		return nil, nil, false // otherwise the elected processes would take turns to find that the store takes nothing
-	}
-	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
-	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
-		if overtaken = len(r.notices) > 0; overtaken {
-			return nil, context.Canceled // not recorded as the locker's failure
-		}
-		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), r.standing.length)
-	})
-	if err == nil {
-		return lease, nil, false
-	}
-	if overtaken {
-		return nil, nil, true
-	}
-	if held, ok := errors.AsType[*driver.HeldError](err); ok {
-		return nil, held, false
-	}
-	if errors.Is(err, driver.ErrHeld) {
-		return nil, &driver.HeldError{Key: r.key}, false
-	}
-	if ctx.Err() != nil {
-		return nil, nil, false
-	}
-	r.noAnswer(ctx, "acquiring the lease of", err)
-	return nil, r.knownHolder(), false
 }
 
 // takesWrites reports whether the store takes writes. After an outage it asks the store: otherwise each process's first
