@@ -207,7 +207,7 @@ func (r *run[V]) finishUntold(ctx context.Context, l loaded[V]) bool {
 		return r.settle(it)
 	}
 	it.TrustedUntil = r.trustedUntold(ctx)
-	return r.settleFor(it, max(it.TrustedUntil, r.latest.loadBegan)) // callers that asked before the load get the failure
+	return r.settleFor(it, max(it.TrustedUntil, r.latest.loadBegan), 0) // callers that asked before the load get the failure
 }
 
 // trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was

@@ -10,10 +10,11 @@ import (
 
 // settle puts the item into the near tier, and ends the flight with it for callers that began before
 // it.TrustedUntil. False: the key was invalidated since the last look, and the flight looks again.
-func (r *run[V]) settle(it *items.Item[V]) bool { return r.settleFor(it, it.TrustedUntil) }
+func (r *run[V]) settle(it *items.Item[V]) bool { return r.settleFor(it, it.TrustedUntil, 0) }
 
-// settleFor is settle for the callers that began before then.
-func (r *run[V]) settleFor(it *items.Item[V], then instant) bool {
+// settleFor is settle for the callers that began before then. Callers that began before suits take the item whatever
+// they want.
+func (r *run[V]) settleFor(it *items.Item[V], then, suits instant) bool {
 	e := r.engine
 	e.weigh(r.key, it) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
@@ -27,13 +28,13 @@ func (r *run[V]) settleFor(it *items.Item[V], then instant) bool {
 	if r.outdated() {
 		// Clients that read a response while it is written keep it. No other call gets it.
 		if r.streaming() {
-			r.land(nil, 0, errAgain)
+			r.land(func(s *flightState[V]) { s.err = errAgain })
 		}
 		return r.streaming()
 	}
 	// One lock for both: join sees the flight in the map, or the item in the near tier.
 	r.keepResult(spared)
-	r.land(spared, then, nil)
+	r.land(func(s *flightState[V]) { s.result, s.resultBefore, s.suitsBefore = spared, then, suits })
 	return true
 }
 
@@ -54,7 +55,7 @@ func (r *run[V]) give(it *items.Item[V], then instant) {
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.engine.advanceNear(r.key, it)
-	r.land(it, then, nil)
+	r.land(func(s *flightState[V]) { s.result, s.resultBefore = it, then })
 }
 
 // giveFailure is give for a failure. The key's item stays in the near tier.
@@ -63,14 +64,15 @@ func (r *run[V]) giveFailure(err error, then instant) {
 	it.Failures, it.RetryAt = 1, forever // the failure answers them, whatever else they want
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
-	r.land(it, then, nil)
+	r.land(func(s *flightState[V]) { s.result, s.resultBefore = it, then })
 }
 
-// land ends the flight with err, or an item for callers that began before then. shard.mu is held.
-func (r *run[V]) land(it *items.Item[V], then instant, err error) {
+// land ends the flight with a result or an error. shard.mu is held.
+func (r *run[V]) land(with func(*flightState[V])) {
 	r.alarm.Stop()
 	r.change(func(s *flightState[V]) {
-		s.landed, s.result, s.resultBefore, s.suitsBefore, s.err = true, it, then, r.waiting.suitsBefore, err
+		s.landed = true
+		with(s)
 	})
 	r.unlist()
 }
@@ -84,7 +86,7 @@ func (r *run[V]) end(err error) {
 		r.engine.count.flights.Add(-1)
 	}
 	if !r.state.Load().landed {
-		r.land(nil, 0, err)
+		r.land(func(s *flightState[V]) { s.err = err })
 	}
 }
 

@@ -128,7 +128,7 @@ func (r *run[V]) considerReply(there lookout.Reply, known *items.Item[V]) bool {
 // the last look. It reports whether the flight has ended. fromStore is false for an item that was at hand.
 func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
-	r.committed, r.waiting.suitsBefore = 0, 0
+	r.committed = 0
 	if it == nil {
 		return false
 	}
@@ -141,14 +141,19 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	if r.want.Fits != nil && !r.want.Fits(it) {
 		return false // the item answers other calls, never the call that began this flight
 	}
-	switch is := r.verdictOn(it, r.engine.clock.Now()); {
+	is, suits := r.verdictOn(it, r.engine.clock.Now()), instant(0)
+	declined := is == serve && r.declines(it, fromStore)
+	if declined && fromStore {
+		suits = r.laterLoad(it)
+	}
+	switch {
 	case is == rebuild:
-	case is == serveStale, is == serve && r.declines(it, fromStore):
+	case is == serveStale, declined && suits == 0:
 		// The call that began this flight declines the item or has it replaced. Other callers may take it.
 		r.offer(it, fromStore)
 	default:
 		r.noteOthersBuild(it)
-		if r.settle(it) {
+		if r.settleFor(it, it.TrustedUntil, suits) {
 			r.loaded = false // also in a look that follows a failed load
 			if fromStore {
 				r.engine.count.storeHits.Add(1)
@@ -189,7 +194,7 @@ func (r *run[V]) declines(it *items.Item[V], fromStore bool) bool {
 		older.Born -= now - r.looking.asked
 		judged = &older
 	}
-	return !r.want.Accept(judged, now) && !(fromStore && r.newEnough(it))
+	return !r.want.Accept(judged, now)
 }
 
 // noteOthersBuild records the build time of a value for which the flight has waited.
@@ -203,8 +208,8 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 	}
 }
 
-// newEnough reports whether another process's load began after this flight began to wait. If so, it sets
-// waiting.suitsBefore. The value then answers the waiting callers whatever they want, as the flight's own load
+// laterLoad returns when the item's load began in another process, if this load is later than the flight's wait, and
+// otherwise 0. The value answers the callers from before this load whatever they want, as the flight's own load
 // would. Otherwise each process with a client that wants a new value would load after the other.
 //
 // The order of events: this flight finds a holder at waiting.since. The holder's load began before,
@@ -212,15 +217,14 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 // enough if every lease held. After a lost lease two loads may have overlapped. So the entry's age
 // must agree: the load must not have begun before waiting.since. Both times are taken as early as
 // possible. A Build of 0 is a value without a flight, and its age says nothing about a load.
-func (r *run[V]) newEnough(it *items.Item[V]) bool {
+func (r *run[V]) laterLoad(it *items.Item[V]) instant {
 	if !r.waiting.sees(it.Epoch) {
-		return false
+		return 0
 	}
 	underWay := r.engine.clock.Now() - r.looking.asked // the longest that the reply can have taken
 	began := it.Born - it.Build - underWay
 	if it.Epoch == r.waiting.first || it.Build == 0 || began < r.waiting.since {
-		return false
+		return 0
 	}
-	r.waiting.suitsBefore = min(began, r.waiting.missing) + 1 // + 1 as in items.Item.LoadBegan
-	return true
+	return min(began, r.waiting.missing) + 1 // + 1 as in items.Item.LoadBegan
 }

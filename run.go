@@ -71,16 +71,14 @@ type ballot struct {
 }
 
 type waitingState struct {
-	holder  *driver.HeldError // the present or last holder; nil if the flight has never waited
-	since   instant           // when the flight first found a holder
-	known   uint64            // the epoch of the store's entry at since
-	first   uint64            // the epoch of the first commit seen after since, 0 if none yet
-	missing instant           // the last time at which that entry was not in the store
-	// Callers that began before suitsBefore take the result, whatever they want: another process's load began after them.
-	suitsBefore instant
-	leaseEnd    instant // when the lease ends unless it is renewed
-	freed       bool    // the lease was released before leaseEnd
-	hedge       hedgeState
+	holder   *driver.HeldError // the present or last holder; nil if the flight has never waited
+	since    instant           // when the flight first found a holder
+	known    uint64            // the epoch of the store's entry at since
+	first    uint64            // the epoch of the first commit seen after since, 0 if none yet
+	missing  instant           // the last time at which that entry was not in the store
+	leaseEnd instant           // when the lease ends unless it is renewed
+	freed    bool              // the lease was released before leaseEnd
+	hedge    hedgeState
 }
 
 // sees reports whether the epoch is of a change since the flight began to wait.
