@@ -29,7 +29,6 @@ type answer struct {
 type decision struct {
 	verdict
 	validated bool // the response is the stored response
-	backed    bool // there was a load.spare when the handler wrote its header
 	response  *Response
 	recording recording
 }
@@ -39,16 +38,17 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	failures := l.failures(l.m.cache.Now())
 	v := facts{
 		request: l.request(), status: a.status, header: a.header, judged: a.judged,
-		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL,
+		had: l.before != nil, servable: l.servable(), spare: l.spare() != nil, open: l.open(), shares: l.sharesByDefault(),
+		excluded: l.attempt.Excluded(), lost: !found,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
-	d := &decision{verdict: v, validated: a.validated, backed: l.spare() != nil}
+	d := &decision{verdict: v, validated: a.validated}
 	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}}
-	if d.ownersAlone() {
+	if v.audience == audience.Owner && !v.outcome.keeps() {
 		d.recording.limit = min(d.recording.limit, privateWindow)
 	}
 	s := &stream{
-		owner: &l.owner.place, audience: v.audience, kept: d.keeps(), decidedAt: now, age: a.judged.Age,
+		owner: &l.owner.place, audience: v.audience, kept: v.outcome.keeps(), decidedAt: now, age: a.judged.Age,
 		header:    httpcache.StoredHeader(a.header, a.judged.Directives, now),
 		announced: a.announced, trailers: a.trailers, qualified: a.judged.Directives.QualifiedFields(), excess: reasonTooLarge,
 		body: spool.New(d.recording.limit),
@@ -93,12 +93,6 @@ func (d *decision) variantKey() string {
 	return d.response.vary.id
 }
 
-// keeps reports whether the cache keeps anything of the response.
-func (d *decision) keeps() bool { return d.audience == audience.Everyone || d.checked }
-
-// ownersAlone reports whether the response is for the owner alone, and the cache keeps nothing.
-func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !d.checked }
-
 // joinableUntil is the moment from which new callers no longer join the response.
 //
 //   - A response for everyone takes callers while it is fresh or may be served stale (RFC 9111 section
@@ -115,27 +109,6 @@ func (d *decision) joinableUntil(now instant) instant {
 		return durations.Add(now+1, max(0, durations.Add(f.Lifetime, f.StaleWhileRevalidate)-res.live.age))
 	}
 	return forever
-}
-
-// failsForAll reports an error to a request with credentials, for a key that also answers such requests.
-func (l *load) failsForAll(d *decision) bool {
-	if !d.ownersAlone() || !l.request().Credentials || !httpcache.IsServerError(d.response.status) || l.before == nil {
-		return false
-	}
-	// An error in the page's place does not tell.
-	was := l.before.Value
-	shared, _ := l.m.learntAuthorized(l.attempt.Key())
-	return was.forAll || httpcache.IsServerError(was.status) && shared
-}
-
-// provesUncacheable reports whether this response makes the key uncacheable. Errors and responses to
-// credentials prove nothing about other clients. An earlier response for everyone stays while the cache
-// may serve it, and then until a second load brings a response for one client alone.
-func (l *load) provesUncacheable(d *decision) bool {
-	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.response.status) {
-		return false
-	}
-	return l.before == nil || !l.servable() && l.attempt.Excluded()
 }
 
 // signpost returns the signpost to a response with this header. Nil: the call's key already selects the
@@ -181,7 +154,7 @@ func (l *load) keep(d *decision) (*Response, error) {
 		d.recording.account.complete(cmp.Or(d.variantKey(), l.attempt.Key()), whole)
 	}
 	f := l.m.lifeOf(done, s.header, s.ageNow())
-	if d.checked {
+	if d.outcome == keepsChecked {
 		// The record about the key lives as long as the cache keeps the response.
 		done.kind, f = checked, items.Windows{TTL: keepFor}
 	}

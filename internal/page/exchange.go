@@ -88,7 +88,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 		return nil, x.failure(x.err)
 	case x.decision == nil:
 		return nil, errUnselected
-	case x.told, !x.decision.keeps():
+	case x.told, !x.decision.outcome.keeps():
 		return nil, &fault.NoResult{} // the audience has the response
 	}
 	return x.keep(x.decision)
@@ -159,7 +159,7 @@ func (x *exchange) begin(h heading) {
 // settle decides about an answer, and offers the response to its audience.
 func (x *exchange) settle(a answer, now time.Time) {
 	x.decision = x.decide(a, now)
-	if !a.validated && httpcache.IsServerError(a.status) {
+	if httpcache.IsServerError(a.status) {
 		x.attempt.SetFailure(serverError(a.status))
 	}
 	x.spool().OnIdle(func() {
@@ -214,70 +214,48 @@ func (x *exchange) overflow() {
 // offer gives the decided response to its audience while the handler writes it. If Publish has to
 // read the log of invalidations, the handler waits within its WriteHeader.
 func (x *exchange) offer() {
-	d := x.decision
-	failure := serverError(d.response.status)
-	switch {
-	case d.backed && !d.validated && httpcache.IsServerError(int(failure)):
-		x.refuse(x.failure(failure))
-	case !x.failsForAll(d):
-		x.share()
-	case x.publish(audience.Owner):
-		// The error's text may be about the client. The failure itself is for everyone.
-		x.unlink()
-		x.owner.follow(x.cancel)
-		x.fail(failure)
-	}
-}
-
-// share publishes a response to its audience. If the cache keeps nothing, the load ends.
-func (x *exchange) share() {
-	d := x.decision
+	d, key := x.decision, x.attempt.Key()
 	res := d.response
 	if x.request().Credentials && tellsAudience(res.status) {
-		x.m.learnAuthorized(x.attempt.Key(), d.audience == audience.Everyone)
+		x.m.learnAuthorized(key, d.audience == audience.Everyone)
 	}
-	to, remembered := d.audience, x.provesUncacheable(d)
-	if d.checked || remembered || to != audience.Everyone && x.attempt.Excluded() {
-		// All callers get the response, and callers outside its audience go to the handler. A
-		// first private page or error sends no caller there: the next response may be for everyone.
-		to = audience.Everyone
-	}
-	if !x.publish(to) || d.keeps() {
+	if d.outcome == yieldsToStale {
+		x.refuse(x.failure(serverError(res.status)))
 		return
 	}
-	x.unlink()
-	if d.audience == audience.Owner {
-		x.owner.follow(x.cancel)
-	} else {
-		// The load has its result below, and no longer bounds the body of its audience.
-		late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
-			x.spool().CloseWithError(fault.ErrRebuildTimeout)
-			x.cancel(fault.ErrRebuildTimeout)
-		})
-		context.AfterFunc(x.running, func() { late.Stop() })
+	if !x.attempt.Publish(x.ctx, res, d.joinableUntil(x.m.cache.Now()), d.answers) {
+		x.refuse(fault.ErrInvalidated) // the flight has given up the load
+		return
 	}
-	if remembered {
+	if d.outcome.keeps() {
+		return
+	}
+	x.outliveLoad()
+	switch d.outcome {
+	case keepsRecord:
 		x.forgo(res.reason)
-		return
+	case failsForAll:
+		x.fail(serverError(res.status))
+	default:
+		if x.fwd == httpcache.FwdStale && x.spare() != nil {
+			x.m.pauseRefresh(key, x.owner.client)
+		}
+		x.fail(&fault.NoResult{Failed: d.audience == audience.Alike})
 	}
-	if d.backed && x.fwd == httpcache.FwdStale {
-		x.m.pauseRefresh(x.attempt.Key(), x.owner.client)
-	}
-	if d.audience == audience.Alike {
-		x.fail(&fault.NoResult{Failed: true})
-		return
-	}
-	x.fail(&fault.NoResult{})
 }
 
-// publish shows the response to an audience, and returns false if the flight has given up the load.
-func (x *exchange) publish(to audience.Audience) bool {
-	d := x.decision
-	ok := x.attempt.Publish(x.ctx, d.response, d.joinableUntil(x.m.cache.Now()), to)
-	if !ok {
-		x.refuse(fault.ErrInvalidated)
+// outliveLoad separates the body from the load, which ends now: the body ends with its audience.
+func (x *exchange) outliveLoad() {
+	x.unlink()
+	if x.decision.audience == audience.Owner {
+		x.owner.follow(x.cancel)
+		return
 	}
-	return ok
+	late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
+		x.spool().CloseWithError(fault.ErrRebuildTimeout)
+		x.cancel(fault.ErrRebuildTimeout)
+	})
+	context.AfterFunc(x.running, func() { late.Stop() })
 }
 
 // refuse breaks the body off, and fails the load at once: the callers do not wait for the handler.

@@ -84,6 +84,20 @@ func (l *load) failures(now instant) uint32 {
 // sharesByDefault: the key's responses are for everyone, by TTL or because one was.
 func (l *load) sharesByDefault() bool { return l.m.options.TTL > 0 || l.before != nil }
 
+// open reports whether the load is for a request with credentials, and the key's responses answer such requests. If
+// an error is in the page's place, an earlier response has told.
+func (l *load) open() bool {
+	if !l.request().Credentials || l.before == nil {
+		return false
+	}
+	was := l.before.Value
+	if !was.forAll && httpcache.IsServerError(was.status) {
+		shared, _ := l.m.learntAuthorized(l.attempt.Key())
+		return shared
+	}
+	return was.forAll
+}
+
 // A condition asks a handler whether a stored response is still valid.
 type condition struct {
 	about  *Response

@@ -9,15 +9,32 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file decides the audience of a response before any client gets a byte of it.
+// This file decides the audience of a response, and the outcome of its load, before any client gets a byte of it.
 
 type verdict struct {
-	audience  audience.Audience // the cache keeps a response for Everyone
-	checked   bool              // the cache keeps the response for validation: the handler must confirm it for each request
-	reason    string            // why the response is not for everyone; for Cache-Status
-	pauses    bool              // the response is a server error, and its lifetime is the pause after it
+	audience  audience.Audience // the clients that may read the response
+	answers   audience.Audience // the callers that end their wait now; outside the audience they ask the handler themselves
+	outcome   outcome
+	reason    string // why the response is not for everyone; for Cache-Status
+	pauses    bool   // the response is a server error, and its lifetime is the pause after it
 	freshness httpcache.Freshness
 }
+
+// An outcome is the rest of a load after the handler's header. All but the first two end the load at once, while
+// the handler goes on.
+type outcome uint8
+
+const (
+	keepsResponse outcome = iota // the load goes on to the body's end, and the cache keeps the response, for Everyone
+	keepsChecked                 // the same, for validation alone: the handler must confirm the response for each request
+	keepsRecord                  // the cache keeps a record that the key is uncacheable
+	keepsNothing
+	failsForAll   // the load fails for all callers; only the owner reads the error's text, which may be about it
+	yieldsToStale // the load fails, and the callers get the stored response in place of the error
+)
+
+// keeps reports whether the cache keeps the response.
+func (o outcome) keeps() bool { return o <= keepsChecked }
 
 // facts are the whole input of a verdict.
 type facts struct {
@@ -27,13 +44,17 @@ type facts struct {
 	judged   httpcache.Judgement // by RFC 9111
 	had      bool                // the key has had a response for everyone
 	servable bool                // the cache may still serve that response, at least when loads fail
+	spare    bool                // the cache may serve that response in place of an error
+	open     bool                // the key's responses answer requests with credentials, as this one
+	shares   bool                // load.sharesByDefault
+	excluded bool                // the owner was outside the audience of an earlier load
 	lost     bool                // no request could find the response by its Vary
-	ttl      time.Duration       // HTTPOptions.TTL
 	pause    time.Duration       // until the next try, if the response is a failure
 }
 
 func (f facts) verdict() verdict {
-	v := verdict{audience: audience.Owner, checked: f.judged.Checked, reason: f.judged.Reason, freshness: f.judged.Freshness}
+	v := verdict{audience: audience.Owner, reason: f.judged.Reason, freshness: f.judged.Freshness}
+	checked := f.judged.Checked
 	if f.judged.Shared {
 		v.audience = audience.Everyone
 	}
@@ -43,14 +64,45 @@ func (f facts) verdict() verdict {
 		// not by Age. Otherwise it may be about its client, and answers only that client's waiting requests.
 		// It has no stale windows, because no response falls back on an error.
 		v.audience, v.freshness = audience.Alike, httpcache.Freshness{}
-		if f.judged.Directives.Public || f.ttl > 0 || f.had {
+		if f.judged.Directives.Public || f.shares {
 			v.audience, v.pauses, v.freshness.Lifetime = audience.Everyone, true, durations.Add(f.judged.Age, f.pause)
 		}
 	}
-	if reason := f.withheld(v.freshness); reason != "" && (v.audience != audience.Owner || v.checked) {
-		v.audience, v.checked, v.pauses, v.reason = audience.Owner, false, false, reason
+	if reason := f.withheld(v.freshness); reason != "" && (v.audience != audience.Owner || checked) {
+		v.audience, checked, v.pauses, v.reason = audience.Owner, false, false, reason
 	}
+	v.outcome = f.outcome(v.audience, checked)
+	v.answers = f.answers(v.audience, v.outcome)
 	return v
+}
+
+// outcome returns the outcome of a response for an audience. Errors and responses to credentials prove nothing about
+// other clients, and make no key uncacheable. An earlier response for everyone stays while the cache may serve it,
+// and then until a second load brings a response for one client alone.
+func (f facts) outcome(to audience.Audience, checked bool) outcome {
+	failed := httpcache.IsServerError(f.status)
+	switch {
+	case failed && f.spare:
+		return yieldsToStale
+	case to == audience.Everyone:
+		return keepsResponse
+	case checked:
+		return keepsChecked
+	case failed && f.open && to == audience.Owner:
+		return failsForAll
+	case !failed && !f.request.Credentials && (!f.had || !f.servable && f.excluded):
+		return keepsRecord
+	}
+	return keepsNothing
+}
+
+// answers returns the callers that end their wait with a response for an audience. A first private page or error
+// sends no caller outside its audience to the handler: the next response may be for everyone.
+func (f facts) answers(to audience.Audience, o outcome) audience.Audience {
+	if o == keepsChecked || o == keepsRecord || o == keepsNothing && f.excluded {
+		return audience.Everyone
+	}
+	return to
 }
 
 // unplannedError reports whether the response is a shareable server error without its own freshness.

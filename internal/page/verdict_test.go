@@ -73,10 +73,45 @@ func TestVerdict(t *testing.T) {
 		}
 		got := facts{
 			request: req, status: r.status, header: h, judged: httpcache.Judge(req, r.status, h, now, now, rules),
-			had: r.had, servable: r.had && !r.over, lost: r.lost, ttl: r.ttl, pause: pause,
+			had: r.had, servable: r.had && !r.over, shares: r.had || r.ttl > 0, lost: r.lost, pause: pause,
 		}.verdict()
-		if got.audience != r.want || got.checked != r.checked || got.pauses != r.pauses || got.freshness.Lifetime != r.lifetime || got.audience == audience.Owner && got.reason != r.reason {
+		if got.audience != r.want || (got.outcome == keepsChecked) != r.checked || got.pauses != r.pauses || got.freshness.Lifetime != r.lifetime || got.audience == audience.Owner && got.reason != r.reason {
 			t.Errorf("%s: %+v, want audience %d, checked %t, pauses %t, lifetime %v, reason %q", r.name, got, r.want, r.checked, r.pauses, r.lifetime, r.reason)
+		}
+	}
+}
+
+func TestVerdict_Outcome(t *testing.T) {
+	const all, alike, owner = audience.Everyone, audience.Alike, audience.Owner
+	creds := httpcache.Request{Credentials: true}
+	for name, test := range map[string]struct {
+		facts   facts
+		to      audience.Audience
+		checked bool
+		want    outcome
+		answers audience.Audience
+	}{
+		"for all":                                {facts{status: 200}, all, false, keepsResponse, all},
+		"to be validated for each":               {facts{status: 200}, owner, true, keepsChecked, all},
+		"private":                                {facts{status: 200}, owner, false, keepsRecord, all},
+		"private, to credentials":                {facts{status: 200, request: creds}, owner, false, keepsNothing, owner},
+		"private, after one for all":             {facts{status: 200, had: true}, owner, false, keepsNothing, owner},
+		"private again, after one for all":       {facts{status: 200, had: true, excluded: true}, owner, false, keepsRecord, all},
+		"private again, behind a stale one":      {facts{status: 200, had: true, servable: true, excluded: true}, owner, false, keepsNothing, all},
+		"an error for one client":                {facts{status: 500}, alike, false, keepsNothing, alike},
+		"an error for one client again":          {facts{status: 500, excluded: true}, alike, false, keepsNothing, all},
+		"a private error":                        {facts{status: 500}, owner, false, keepsNothing, owner},
+		"an error for all":                       {facts{status: 500}, all, false, keepsResponse, all},
+		"an error for all, behind a stale one":   {facts{status: 500, had: true, servable: true, spare: true}, all, false, yieldsToStale, all},
+		"a private error, behind a stale one":    {facts{status: 500, had: true, servable: true, spare: true}, owner, false, yieldsToStale, owner},
+		"an error of an open key":                {facts{status: 500, request: creds, had: true, open: true}, owner, false, failsForAll, owner},
+		"an error of an open key, again":         {facts{status: 500, request: creds, had: true, open: true, excluded: true}, owner, false, failsForAll, owner},
+		"an error for one client of an open key": {facts{status: 500, request: creds, had: true, open: true}, alike, false, keepsNothing, alike},
+		"a 404 of an open key":                   {facts{status: 404, request: creds, had: true, open: true}, owner, false, keepsNothing, owner},
+	} {
+		got := test.facts.outcome(test.to, test.checked)
+		if answers := test.facts.answers(test.to, got); got != test.want || answers != test.answers {
+			t.Errorf("%s: outcome %d for the callers %d, want %d for %d", name, got, answers, test.want, test.answers)
 		}
 	}
 }
