@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -37,8 +38,8 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 	return newExchange(m.newLoad(ctx, a, c)).carry(next, r)
 }
 
-// An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. The
-// load's end may run on another goroutine, which reads decision after decided is closed.
+// An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. The end of the
+// load's context may run on another goroutine, which reads body alone.
 type exchange struct {
 	load
 	run     int           // the number of the owner's run
@@ -48,16 +49,15 @@ type exchange struct {
 	running context.Context         // the handler's
 	// unlink separates the handler from the load's end. The result is false if one of them has ended.
 	unlink   func() bool
-	decided  chan struct{} // closed when decision is set
-	decision *decision     // nil before the handler has written its header
-	// told: the load has its result, and the handler goes on. telling counts the result's writes.
-	told    bool
-	telling sync.WaitGroup
-	err     error // the handler's
+	decision *decision                   // nil before the handler has written its header
+	body     atomic.Pointer[spool.Spool] // the decision's
+	ended    bool                        // the load has its result, and the handler goes on
+	records  sync.WaitGroup              // see endWithRecord
+	err      error                       // the handler's
 }
 
 func newExchange(l load) *exchange {
-	x := &exchange{load: l, decided: make(chan struct{})}
+	x := &exchange{load: l}
 	x.writer = writer{m: l.m, to: x, header: make(http.Header)}
 	return x
 }
@@ -65,7 +65,7 @@ func newExchange(l load) *exchange {
 // carry runs the handler and returns the value to keep of the exchange.
 func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
 	x.link(r)
-	defer x.telling.Wait()
+	defer x.records.Wait()
 	defer x.cancel(nil)
 	x.own = x.m.forEverybody(x.running, r)
 	if x.asks != nil {
@@ -73,23 +73,25 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	}
 	returned := false
 	defer func() {
-		if !returned && !x.told { // a Goexit: only this place can report whose failure it is
-			x.attempt.Tell(nil, x.failure(x.err))
+		if !returned && !x.ended { // a Goexit: only this place can report whose failure it is
+			x.end(x.publishFailure(x.err))
 		}
 	}()
 	x.serve(next, x.own)
 	returned = true
 	x.unlink()
 	switch {
-	case x.err != nil:
-		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
-			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has already ended without an error
+	case x.ended:
+		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && p.Value != http.ErrAbortHandler {
+			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended without this error
 		}
-		return nil, x.failure(x.err)
+		return nil, &fault.NoResult{}
+	case x.err != nil:
+		return nil, x.publishFailure(x.err)
 	case x.decision == nil:
 		return nil, errUnselected
-	case x.told, !x.decision.outcome.keeps():
-		return nil, &fault.NoResult{} // the audience has the response
+	case !x.decision.outcome.keeps():
+		return nil, &fault.NoResult{} // the flight has given up the load
 	}
 	return x.keep(x.decision)
 }
@@ -104,10 +106,8 @@ func (x *exchange) link(r *http.Request) {
 	// without readers ends the handler: a handler that heeds its context has not made a complete body.
 	x.unlink = context.AfterFunc(x.ctx, func() {
 		cause := context.Cause(x.ctx)
-		select {
-		case <-x.decided:
-			x.spool().CloseWithError(cause)
-		default: // a later decision is not published
+		if body := x.body.Load(); body != nil { // a later body is not published
+			body.CloseWithError(cause)
 		}
 		x.cancel(cause)
 	})
@@ -137,8 +137,6 @@ func (x *exchange) serve(next http.Handler, r *http.Request) {
 
 func (x *exchange) stream() *stream { return x.decision.recording.stream }
 
-func (x *exchange) spool() *spool.Spool { return x.stream().body }
-
 func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
 
 func (x *exchange) begin(h heading) {
@@ -162,14 +160,15 @@ func (x *exchange) settle(a answer, now time.Time) {
 	if httpcache.IsServerError(a.status) {
 		x.attempt.SetFailure(serverError(a.status))
 	}
-	x.spool().OnIdle(func() {
+	body := x.stream().body
+	body.OnIdle(func() {
 		x.decision.recording.account.close()
 		// The handler has no reader; or its load has ended, which is the cause then.
 		x.cancel(context.Cause(x.ctx))
 	})
 	// The owner's place comes before the first byte: it must not lose the start of an unkept body.
-	x.owner.attach(x.run, x.spool())
-	close(x.decided)
+	x.owner.attach(x.run, body)
+	x.body.Store(body)
 	x.offer()
 }
 
@@ -182,7 +181,7 @@ func (x *exchange) take(p []byte) (int, error) {
 
 func (x *exchange) flush() {
 	if x.decision != nil { // nil: a 304 for no client
-		x.spool().Flush()
+		x.stream().body.Flush()
 	}
 }
 
@@ -198,16 +197,16 @@ func (x *exchange) overflow() {
 		cancel()
 	}
 	switch {
-	case x.told:
+	case x.ended:
 	case !x.unlink():
 		// The load has already ended. A handler that ignores this decides nothing more about the
 		// key, and keeps its slot of MaxRebuilds until it returns.
 		s.body.CloseWithError(context.Cause(x.ctx))
 	case s.excess == reasonMemory:
 		// From here on the body belongs to its readers, and ends with the last reader.
-		x.fail(&fault.NoResult{}) // the limit proves nothing about the key
+		x.end(&fault.NoResult{}) // the limit proves nothing about the key
 	default:
-		x.forgo(s.excess)
+		x.endWithRecord(s.excess)
 	}
 }
 
@@ -220,11 +219,11 @@ func (x *exchange) offer() {
 		x.m.learnAuthorized(key, d.audience == audience.Everyone)
 	}
 	if d.outcome == yieldsToStale {
-		x.refuse(x.failure(serverError(res.status)))
+		x.breakOff(x.publishFailure(serverError(res.status)))
 		return
 	}
 	if !x.attempt.Publish(x.ctx, res, d.joinableUntil(x.m.cache.Now()), d.answers) {
-		x.refuse(fault.ErrInvalidated) // the flight has given up the load
+		x.breakOff(fault.ErrInvalidated) // the flight has given up the load
 		return
 	}
 	if d.outcome.keeps() {
@@ -233,14 +232,14 @@ func (x *exchange) offer() {
 	x.outliveLoad()
 	switch d.outcome {
 	case keepsRecord:
-		x.forgo(res.reason)
+		x.endWithRecord(res.reason)
 	case failsForAll:
-		x.fail(serverError(res.status))
+		x.end(serverError(res.status))
 	default:
 		if x.fwd == httpcache.FwdStale && x.spare() != nil {
 			x.m.pauseRefresh(key, x.owner.client)
 		}
-		x.fail(&fault.NoResult{Failed: d.audience == audience.Alike})
+		x.end(&fault.NoResult{Failed: d.audience == audience.Alike})
 	}
 }
 
@@ -252,26 +251,32 @@ func (x *exchange) outliveLoad() {
 		return
 	}
 	late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
-		x.spool().CloseWithError(fault.ErrRebuildTimeout)
+		x.stream().body.CloseWithError(fault.ErrRebuildTimeout)
 		x.cancel(fault.ErrRebuildTimeout)
 	})
 	context.AfterFunc(x.running, func() { late.Stop() })
 }
 
-// refuse breaks the body off, and fails the load at once: the callers do not wait for the handler.
+// breakOff breaks the body off, and ends the load at once: the callers do not wait for the handler.
 // A handler whose load the flight has given up keeps its slot of MaxRebuilds.
-func (x *exchange) refuse(err error) {
-	x.spool().CloseWithError(err)
+func (x *exchange) breakOff(err error) {
+	x.stream().body.CloseWithError(err)
 	if cause := context.Cause(x.ctx); cause == nil || errors.Is(cause, fault.ErrInvalidated) {
-		x.fail(err)
+		x.end(err)
 	}
 }
 
-// forgo ends the load with a response that the cache does not keep, while the handler goes on for
-// its readers. The write of the record into the store runs beside the handler.
-func (x *exchange) forgo(reason string) {
-	x.told = true
-	x.telling.Go(func() {
+// end ends the load without a value, while the handler goes on for its readers.
+func (x *exchange) end(err error) {
+	x.ended = true
+	x.attempt.Tell(nil, err)
+}
+
+// endWithRecord ends the load with the record of a response that the cache does not keep. The write of the
+// record into the store runs beside the handler.
+func (x *exchange) endWithRecord(reason string) {
+	x.ended = true
+	x.records.Go(func() {
 		var res *Response
 		fault.Run(func() error { // an adapter, or OnError, may panic or exit
 			res = x.remember(x.decision, reason)
@@ -280,26 +285,19 @@ func (x *exchange) forgo(reason string) {
 	})
 }
 
-func (x *exchange) fail(err error) {
-	x.told = true
-	x.attempt.Tell(nil, err)
-}
-
-// failure returns the load's failure for the handler's error. It may be about the client if the call is
-// personal, or if the key's responses are not for everyone by default. Then it answers only calls of the
-// same client, and the others ask again. A response to serve in place of the error goes to the client.
-func (x *exchange) failure(err error) error {
+// publishFailure publishes the handler's failure to its audience, and returns the load's error. The failure may be
+// about the client if the call is personal, or if the key's responses are not for everyone by default. Then it answers
+// only calls of the same client, and the others ask again. A response to serve in place of the error goes to the client.
+func (x *exchange) publishFailure(err error) error {
 	_, unread := err.(serverError) // no reader has any of the response
-	spare := x.spare()
+	personal, spare := x.owner.personal(), x.spare()
 	switch {
-	case x.told:
-		return err // the load has its result
 	case x.decision != nil && !unread: // broken off, for all its readers
-		if x.owner.personal() {
+		if personal {
 			return &fault.NoResult{Failed: true, Err: err}
 		}
 		return err
-	case !x.owner.personal() && x.sharesByDefault():
+	case !personal && x.sharesByDefault():
 		return err
 	case spare != nil && x.fwd == httpcache.FwdStale:
 		return err // all callers get the stale response, and one of them tries again after a pause
