@@ -329,12 +329,10 @@ func (x *exchange) answered(h heading, now time.Time) answer {
 
 // confirmed judges the stored response after a 304, with the fields of the 304.
 func (x *exchange) confirmed(h heading, now time.Time) answer {
-	said, about, rules := httpcache.CanonicalHeader(h.header), x.asks.about, x.m.options.Rules
-	age := httpcache.InitialAge(said, x.sent, now)
-	fresh := httpcache.Freshen(x.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
+	said, about := httpcache.CanonicalHeader(h.header), x.asks.about
+	fresh, judged := x.asks.freshened(x.asked(), said, x.sent, now, x.m.options.Rules)
 	return answer{
 		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
-		trailers: trailerNames(said), fwdStatus: h.status, validated: true,
-		judged: httpcache.JudgeAged(x.asked(), about.status, fresh, age, now, rules),
+		trailers: trailerNames(said), fwdStatus: h.status, validated: true, judged: judged,
 	}
 }

@@ -120,6 +120,13 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	return &condition{res, h}
 }
 
+// freshened returns the stored header with the fields of a 304, and the judgement of the stored response after the
+// 304 (RFC 9111 section 4.3.4). The 304 has the canonical header said, and answers a request sent at sent.
+func (c *condition) freshened(req httpcache.Request, said http.Header, sent, now time.Time, rules httpcache.Options) (http.Header, httpcache.Judgement) {
+	fresh := httpcache.Freshen(c.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
+	return fresh, httpcache.JudgeAged(req, c.about.status, fresh, httpcache.InitialAge(said, sent, now), now, rules)
+}
+
 // ownRoute returns ctx with a copy of its chi routing context, if any. chi reuses the original when the
 // request ends, and our handler still reads it. And a router continues where the last run left it.
 func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }

@@ -84,13 +84,13 @@ func (m *Middleware) fits(h http.Header) bool {
 // valid, the stored response is the answer. Each request asks: one client's answer is not for another.
 func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
-	kept := it.Value
-	stale := kept.head()
-	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may be asked a second time
-	if !httpcache.ValidatedFor(q.request, stale, q.m.options.Rules) || !httpcache.SetConditions(r.Header, stale) {
+	kept, asks := it.Value, q.m.condition(it.Value, q.request)
+	if asks == nil {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
 		return
 	}
+	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may be asked a second time
+	httpcache.SetConditions(r.Header, asks.header)
 	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w, m: q.m}, client: q.w}
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
@@ -98,7 +98,7 @@ func (q *query) passChecked(key string, it *Item) {
 		switch {
 		case j.Shared:
 			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
-		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
+		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(asks.header, header)):
 			// A response that changes with each request is not worth keeping. The next flight will see.
 			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(w.sent)))
 		}
@@ -112,18 +112,16 @@ func (q *query) passChecked(key string, it *Item) {
 	w.reset()
 	now := time.Now()
 	header := within(w.held.sent, w.outer)
-	if !httpcache.Selects(stale, header) {
+	if !httpcache.Selects(asks.header, header) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
-	d := httpcache.ResponseDirectives(header, q.m.options.Rules.Targets...)
-	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
-	age := httpcache.InitialAge(header, w.sent, now)
-	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.options.Rules).Shared {
+	fresh, j := asks.freshened(q.request, header, w.sent, now, q.m.options.Rules)
+	if j.Shared {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
 	status.FwdStatus = http.StatusNotModified
-	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
+	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, j.Age, now}, status)
 }
 
 // passUnsafe hands an unsafe request to the handler, and invalidates the outdated responses (RFC 9111 section
