@@ -28,7 +28,7 @@ func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.
 
 func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	u := &watchedWriter{ResponseWriter: w, m: m}
-	u.before = func(int) { why.AppendTo(w.Header()) }
+	u.before = func(int) httpcache.Status { return why }
 	u.run(u, next, r)
 }
 
@@ -60,13 +60,13 @@ func (q *query) passUncacheable(key string, it *Item) {
 	}
 	cacheable := false
 	u := &watchedWriter{ResponseWriter: q.w, m: q.m}
-	u.before = func(status int) {
+	u.before = func(status int) httpcache.Status {
 		header, j, now := u.judge(q.request, status)
 		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
 			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(u.sent))
 		}
-		why.AppendTo(u.Header())
+		return why
 	}
 	u.run(u, q.next, q.r)
 	if cacheable {
@@ -93,7 +93,7 @@ func (q *query) passChecked(key string, it *Item) {
 	httpcache.SetConditions(r.Header, asks.header)
 	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w, m: q.m}, client: q.w}
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
-	w.before = func(code int) {
+	w.before = func(code int) httpcache.Status {
 		header, j, _ := w.judge(q.request, code)
 		switch {
 		case j.Shared:
@@ -103,7 +103,7 @@ func (q *query) passChecked(key string, it *Item) {
 			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(w.sent)))
 		}
 		status.FwdStatus = code
-		status.AppendTo(q.w.Header())
+		return status
 	}
 	w.run(w, q.next, r)
 	if w.held == nil {
@@ -143,9 +143,9 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	}
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed httpcache.Changed
-	u.before = func(status int) {
+	u.before = func(status int) httpcache.Status {
 		changed = m.changedBy(t, status, u.Header())
-		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
+		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.heard = func() { m.invalidateChanged(r.Context(), changed) }
 	u.run(u, next, r)
@@ -164,7 +164,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 			draft.Forgive()
 		}
 	}
-	u.before = func(status int) {
+	u.before = func(status int) httpcache.Status {
 		changed = m.changedBy(t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
 		own, j, now := u.judge(m.request(r, t, m.directives(r)), status)
@@ -173,7 +173,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
 			u.keepAs(status, own, j, now)
 		}
-		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
+		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.runBelowServer(next)
 	if res, f, ok := u.kept(); ok {
@@ -227,8 +227,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 		}
 	}
 	shared := false
-	u.before = func(status int) {
-		why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
+	u.before = func(status int) httpcache.Status {
 		header := httpcache.CanonicalHeader(u.Header())
 		own, j, now := u.judge(q.request, status)
 		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
@@ -237,12 +236,12 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 			m.learnAuthorized(key, false)
 		case shared && u.keep != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader:
 			u.keepAs(status, own, j, now)
-			why = httpcache.Status{
+			return httpcache.Status{
 				Fwd: httpcache.FwdURIMiss, FwdStatus: status, Stored: true, Key: m.statusKey(key),
 				TTL: httpcache.Delta{Set: true, Duration: j.Freshness.Lifetime - j.Age},
 			}
 		}
-		why.AppendTo(u.Header())
+		return httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
 	}
 	u.runBelowServer(q.next)
 	u.finish()
@@ -294,11 +293,11 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	}
 	defer end()
 	u := &watchedWriter{ResponseWriter: w, m: m, taken: end}
-	u.before = func(status int) {
-		why.AppendTo(w.Header())
+	u.before = func(status int) httpcache.Status {
 		if status == http.StatusSwitchingProtocols || isEventStream(w.Header()) {
 			end() // granted: from now on it may last
 		}
+		return why
 	}
 	u.run(u, next, r)
 	return true

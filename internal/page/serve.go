@@ -249,7 +249,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		case len(m.hidden) == 0:
 			cached(w, r)
 		default: // also hides fields of an outer middleware
-			u := &watchedWriter{ResponseWriter: w, m: m, before: func(int) {}}
+			u := &watchedWriter{ResponseWriter: w, m: m}
 			u.run(u, cached, r)
 		}
 	})

@@ -22,13 +22,13 @@ import (
 // It hides HiddenFields: with such fields, one is around all that answers a request, see Handler.
 type watchedWriter struct {
 	http.ResponseWriter
-	m      *Middleware // whose request it is
-	before func(status int)
-	heard  func()      // called before the client can see the response, and when the handler has returned; may be nil
-	taken  func()      // called when the handler has taken over the connection; may be nil
-	cut    func()      // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
-	sent   time.Time   // when the handler began
-	outer  http.Header // the real writer's header then
+	m      *Middleware                       // whose request it is
+	before func(status int) httpcache.Status // returns our member of Cache-Status; nil: there is none
+	heard  func()                            // called before the client can see the response, and when the handler has returned; may be nil
+	taken  func()                            // called when the handler has taken over the connection; may be nil
+	cut    func()                            // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
+	sent   time.Time                         // when the handler began
+	outer  http.Header                       // the real writer's header then
 	done   bool
 	early  bool // the client may have seen the response before the end
 	size   int  // bytes written
@@ -66,7 +66,9 @@ func (u *watchedWriter) look(status int) {
 		return
 	}
 	u.done = true
-	u.before(status)
+	if u.before != nil {
+		u.before(status).AppendTo(u.Header())
+	}
 	u.m.hidden.Remove(u.ResponseWriter.Header())
 }
 
