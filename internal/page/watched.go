@@ -183,14 +183,16 @@ const maxKept = smallBody
 type keptWriter struct {
 	watchedWriter
 	request *http.Request
-	body    bytes.Buffer
+	copied  *responseCopy                  // nil: the response is not to be kept
+	keep    func(*Response, items.Windows) // nil: the owner of the writer keeps the response at the end
+}
 
-	keeping  bool
+type responseCopy struct {
 	response *Response // without its body
 	header   http.Header
 	age      time.Duration // at decided
 	decided  time.Time
-	keep     func(*Response, items.Windows) // nil: the owner of the writer keeps the response at the end
+	body     bytes.Buffer
 }
 
 func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
@@ -199,9 +201,10 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 
 // keepAs keeps the response with the header own and the judgement j.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
-	u.keeping, u.decided = true, now
-	u.response = &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()}
-	u.header, u.age = httpcache.StoredHeader(own, j.Directives, now), j.Age
+	u.copied = &responseCopy{
+		response: &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()},
+		header:   httpcache.StoredHeader(own, j.Directives, now), age: j.Age, decided: now,
+	}
 }
 
 // runBelowServer is run for a handler whose response may be kept, see withServer.
@@ -216,25 +219,32 @@ func (u *keptWriter) runBelowServer(next http.Handler) {
 
 // kept returns the response, if kept. Without a length, a left client's handler may have stopped midway.
 func (u *keptWriter) kept() (*Response, items.Windows, bool) {
+	c := u.copied
 	n, announced := contentLength(u.Header())
-	if !u.keeping || announced && n != int64(u.body.Len()) || !announced && u.request.Context().Err() != nil {
+	if c == nil || announced && n != int64(c.body.Len()) || !announced && u.request.Context().Err() != nil {
 		return nil, items.Windows{}, false
 	}
-	u.response.complete(u.header, spool.BodyOf(bytes.Clone(u.body.Bytes())))
-	return u.response, u.m.lifeOf(u.response, u.header, u.age+time.Since(u.decided)), true
+	c.response.complete(c.header, spool.BodyOf(bytes.Clone(c.body.Bytes())))
+	return c.response, u.m.lifeOf(c.response, c.header, c.age+time.Since(c.decided)), true
 }
 
 func (u *keptWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
-	size := int64(u.body.Len() + len(p))
-	if u.keeping = u.keeping && size <= min(maxKept, u.m.options.MaxBody); u.keeping {
-		u.body.Write(p)
+	if c := u.copied; c != nil {
+		size := int64(c.body.Len() + len(p))
+		if size > min(maxKept, u.m.options.MaxBody) {
+			u.copied = nil
+			return u.watchedWriter.Write(p)
+		}
+		c.body.Write(p)
 		if n, ok := contentLength(u.Header()); ok && n == size {
 			u.finish() // before the client has the whole body, and asks again
 		}
 	}
 	n, err := u.watchedWriter.Write(p)
-	u.keeping = u.keeping && err == nil
+	if err != nil {
+		u.copied = nil
+	}
 	return n, err
 }
 
@@ -244,7 +254,7 @@ func (u *keptWriter) finish() {
 		return
 	}
 	if res, f, ok := u.kept(); ok {
-		u.keeping = false
+		u.copied = nil
 		u.keep(res, f)
 	}
 }
@@ -252,7 +262,9 @@ func (u *keptWriter) finish() {
 // Hijack is the real writer's. Later bytes are not watched, so the response is not kept.
 func (u *keptWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := u.watchedWriter.Hijack()
-	u.keeping = u.keeping && err != nil
+	if err == nil {
+		u.copied = nil
+	}
 	return conn, rw, err
 }
 
@@ -263,7 +275,7 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 		return n, err
 	}
 	var rest int64
-	if u.keeping {
+	if u.copied != nil {
 		rest, err = io.Copy(struct{ io.Writer }{u}, r)
 	} else {
 		rest, err = u.watchedWriter.ReadFrom(r)
