@@ -25,14 +25,14 @@ func (e *engine[V]) advanceNear(key string, it *items.Item[V]) {
 	e.near.Replace(key, it.Forgetting(e.clock.Now()), func(old *items.Item[V]) bool { return old.Epoch <= it.Epoch })
 }
 
-// holdsNear reports whether the near tier has the item, by its epoch. An item whose life has ended
-// counts as held if the tier has none.
+// holdsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
+// by its birth. An item whose life has ended counts as held if the tier has none.
 func (e *engine[V]) holdsNear(key string, it *items.Item[V]) bool {
 	there, now := e.near.Get(key)
 	if there == nil {
 		return it.End() <= now
 	}
-	return there.Epoch == it.Epoch
+	return there.Epoch == it.Epoch && (it.Epoch != 0 || there.Born == it.Born)
 }
 
 // trustedUntil is the instant until which the near tier trusts the store's answer from the time now.
