@@ -85,7 +85,7 @@ func (l *load) failures(now instant) uint32 {
 func (l *load) sharesByDefault() bool { return l.m.options.TTL > 0 || l.before != nil }
 
 // open reports whether the load is for a request with credentials, and the key's responses answer such requests. If
-// an error is in the page's place, an earlier response has told.
+// an error has replaced the response, the answer is learntAuthorized's.
 func (l *load) open() bool {
 	if !l.request().Credentials || l.before == nil {
 		return false

@@ -35,7 +35,7 @@ func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
 		f.Keep = keepFor
 	default:
-		// The next may be an error or private: sharesByDefault and provesUncacheable need this one.
+		// The next may be an error or private: sharesByDefault and facts.outcome need this one.
 		f.Keep = m.options.UncacheableTTL
 	}
 	return f
