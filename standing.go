@@ -58,15 +58,19 @@ func (r *run[V]) elect(ctx context.Context) rebuildOutcome {
 		}
 		return outcomeOutdated
 	}
+	if err == nil {
+		return r.decide(lease, nil)
+	}
+	// A lease beside an error does not count: it may be a nil pointer.
 	held, known := errors.AsType[*driver.HeldError](err)
 	switch {
-	case err == nil, known:
+	case known:
 	case errors.Is(err, driver.ErrHeld):
 		held = &driver.HeldError{Key: r.key}
 	default:
 		r.noAnswer(ctx, "acquiring the lease of", err)
 	}
-	return r.decide(lease, held)
+	return r.decide(nil, held)
 }
 
 // decide is the outcome of an election with its lease, with the present holder, or with neither for no answer.
