@@ -3,6 +3,8 @@ package redissub
 import (
 	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -33,44 +35,53 @@ type link struct {
 	stop  context.CancelFunc
 	ended chan struct{}
 
-	// mu guards the fields below, and is held while a listener's function runs: their functions do not overlap.
+	// mu guards the fields below. It is held while Connect, Up or Down runs, which have no user code.
 	mu        sync.Mutex
 	up        bool
-	listeners map[*Listener]string // the channels
+	listeners map[*listening]struct{}
+}
+
+// A listening is a call of Listen. Its busy is held while Message runs, which may be user code that hangs: other
+// listeners come and go meanwhile. busy is taken before other locks.
+type listening struct {
+	Listener
+	channel string
+	busy    sync.Mutex
 }
 
 // Listen listens to channel until ctx ends or the client is closed. Its first listener begins to connect. A listener
 // that comes to a confirmed subscription is Up at once.
 func (s *Shared) Listen(ctx context.Context, channel string, l Listener) {
-	in := s.join(channel, &l)
+	mine := &listening{Listener: l, channel: channel}
+	in := s.join(mine)
 	select {
 	case <-ctx.Done():
 	case <-in.ended:
 	}
-	if s.leave(in, &l, ctx.Err()) {
+	if s.leave(in, mine, ctx.Err()) {
 		<-in.ended
 	}
 }
 
-func (s *Shared) join(channel string, l *Listener) *link {
+func (s *Shared) join(l *listening) *link {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	in := s.link
 	if in != nil {
 		in.mu.Lock()
 		defer in.mu.Unlock()
-		in.listeners[l] = channel
+		in.listeners[l] = struct{}{}
 		if in.up {
 			call(l.Up)
 		}
 		return in
 	}
-	channels := []string{channel}
+	channels := []string{l.channel}
 	if s.Channels != nil {
 		channels = s.Channels()
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	in = &link{stop: stop, ended: make(chan struct{}), listeners: map[*Listener]string{l: channel}}
+	in = &link{stop: stop, ended: make(chan struct{}), listeners: map[*listening]struct{}{l: {}}}
 	s.link = in
 	go s.keep(ctx, channels, in)
 	return in
@@ -93,7 +104,9 @@ func (s *Shared) keep(ctx context.Context, channels []string, in *link) {
 }
 
 // leave takes a listener off, which is Down then. The last one ends the connection.
-func (s *Shared) leave(in *link, l *Listener, why error) (last bool) {
+func (s *Shared) leave(in *link, l *listening, why error) (last bool) {
+	l.busy.Lock()
+	defer l.busy.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	in.mu.Lock()
@@ -158,10 +171,23 @@ func (l *Listener) down(why error) {
 
 func (in *link) message(channel, payload string) {
 	in.mu.Lock()
-	defer in.mu.Unlock()
-	for l, of := range in.listeners {
-		if of == channel && l.Message != nil {
-			l.Message(payload)
+	listeners := slices.Collect(maps.Keys(in.listeners))
+	in.mu.Unlock()
+	for _, l := range listeners {
+		if l.channel == channel && l.Message != nil {
+			in.tell(l, payload)
 		}
+	}
+}
+
+// tell gives a listener a message, unless it has left.
+func (in *link) tell(l *listening, payload string) {
+	l.busy.Lock()
+	defer l.busy.Unlock()
+	in.mu.Lock()
+	_, listens := in.listeners[l]
+	in.mu.Unlock()
+	if listens {
+		l.Message(payload)
 	}
 }
