@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -95,7 +96,13 @@ func (s *Shared) keep(ctx context.Context, channels []string, in *link) {
 	}, func(err error) {
 		if err != nil {
 			in.lost(err)
-			go s.keep(ctx, channels, in)
+			go func() {
+				select { // each message may end the goroutine again
+				case <-time.After(maxPause):
+				case <-ctx.Done():
+				}
+				s.keep(ctx, channels, in)
+			}()
 			return
 		}
 		s.forget(in)
