@@ -120,7 +120,7 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 }
 
 // noteVoid notes a void load, and reports whether it is the flight's last. The cause may go on, so the next look
-// comes after a pause. No pause follows the first void load unless its commit was fenced.
+// comes after a pause. No pause follows the first void load unless its commit was fenced (settleUnlessFenced).
 func (r *run[V]) noteVoid() (last bool) {
 	if r.leading.voids++; r.leading.voids > 1 {
 		r.looking.pause = minPoll << r.leading.voids
