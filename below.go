@@ -40,8 +40,9 @@ func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
 
 func (b below) Wait(w *page.Waiting, by page.Binder) {
 	c := b.engine.waiter(w.Ctx, w.Key, w.Stale)
-	c.want, c.budget = w.Want, w.Budget
+	c.want, c.budget, c.tallied = w.Want, w.Budget, w.Want.Counted
 	c.wait(pageBinder{by})
+	w.Want.Counted = c.tallied
 	w.Budget, w.Early, w.Err = c.budget, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
 	if c.answer.live != nil {

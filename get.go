@@ -48,23 +48,36 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 // hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
 // is due. If ok is false, the item is for the end of the caller's patience, or nil.
 func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
+	it, is, early := e.atHand(key)
+	return it, early, e.countHit(it, is)
+}
+
+// atHand returns the key's near item if it is good for serve, serveOnly or serveStale now. early: its rebuild is due.
+func (e *engine[V]) atHand(key string) (it *items.Item[V], is verdict, early bool) {
 	it, now := e.near.Get(key)
 	if it == nil || now >= it.TrustedUntil {
-		return nil, false, false
+		return nil, rebuild, false
 	}
-	switch judge(&it.Lifetime, now) {
+	switch is = judge(&it.Lifetime, now); is {
 	case serve:
-		if e.answers(it.Value) {
-			e.count.hits.add()
-		}
-		return it, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh), true
-	case serveOnly:
-		e.count.stale.Add(1)
-		return it, false, true
-	case serveStale:
-		return it, false, false
+		return it, is, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh)
+	case serveOnly, serveStale:
+		return it, is, false
 	}
-	return nil, false, false
+	return nil, is, false
+}
+
+// countHit counts a call that the item at hand answers. It reports whether the item does.
+func (e *engine[V]) countHit(it *items.Item[V], is verdict) bool {
+	switch {
+	case is == serveOnly:
+		e.count.stale.Add(1)
+	case is != serve:
+		return false
+	case e.answers(it.Value):
+		e.count.hits.add()
+	}
+	return true
 }
 
 // hitFor is hit for a call that may refuse items.
@@ -73,6 +86,10 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 		if it, now := e.near.Get(key); it == nil || !w.Takes(it, now, now) {
 			return nil, false, false
 		}
+	}
+	if w.Counted {
+		it, is, early := e.atHand(key)
+		return it, early, is == serve || is == serveOnly
 	}
 	return e.hit(key)
 }

@@ -12,6 +12,8 @@ type Want[V any] struct {
 	Fits func(it *Item[V]) bool
 	// Client is equal for the calls of one client, see audience.Alike.
 	Client string
+	// Counted: the request has waited before, for an item that led it on to this key, and was counted then.
+	Counted bool
 	// Personal: the load may be slow because of the call, and a time-out answers only its client.
 	Personal bool
 }

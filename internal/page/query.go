@@ -28,6 +28,8 @@ type query struct {
 	budget *gate.Budget
 	owns   bool // see ownHeader
 	broken bool // a response has broken off before the client had any of it
+	// counted: the counters of calls have the request, which may have waited for a signpost.
+	counted bool
 }
 
 // ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the
@@ -43,11 +45,10 @@ func (q *query) ownHeader() {
 
 // want returns the request's conditions on an answer under key. The usual request has none.
 func (q *query) want(key string) Want {
-	d := q.directives
+	d, w := q.directives, Want{Counted: q.counted}
 	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
-		return Want{}
+		return w
 	}
-	var w Want
 	if q.unanswerable(key) {
 		w.Fits = func(it *Item) bool {
 			return it.Kind != driver.KindValue || it.Value.vary != nil || it.Value.kind != plain && it.Value.kind != checked

@@ -171,7 +171,7 @@ func (q *query) wait(c *call, stale *Item) (Answer, error) {
 	wait := &c.waiting
 	*wait = Waiting{Ctx: q.r.Context(), Key: c.key, Stale: stale, Want: w, Budget: q.budget}
 	m.cache.Wait(wait, c)
-	q.budget = wait.Budget
+	q.budget, q.counted = wait.Budget, wait.Want.Counted
 	if wait.Early {
 		q.refresh(c.hop, wait.Answer.Item)
 	}
