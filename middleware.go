@@ -83,7 +83,7 @@ type HTTPOptions struct {
 	Key func(r *http.Request) (key Key, ok bool)
 
 	// CredentialFields are request fields with credentials, beside Authorization and client certificates.
-	// Name Cookie if handlers answer by it without private. Nil: none.
+	// Name Cookie if handlers answer by it and say neither private nor Vary: Cookie. Nil: none.
 	CredentialFields []string
 
 	// TargetedFields are response fields that replace Cache-Control for this cache (RFC 9213). The
