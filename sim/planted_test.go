@@ -56,8 +56,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "spool that is closed early", File: "internal/page/exchange.go",
-		Old: "x.spool().CloseWithError(cause)",
-		New: "x.spool().Close()",
+		Old: "body.CloseWithError(cause)",
+		New: "body.Close()",
 	},
 	{
 		Name: "broken body that is closed as a whole one", File: "internal/page/exchange.go",
@@ -104,13 +104,13 @@ var bugs = []bug{
 	},
 	{
 		Name: "no re-read after winning", File: "looking.go",
-		Old: "r.committed, r.waiting.suitsBefore = 0, 0\n\tif it == nil {",
-		New: "r.committed, r.waiting.suitsBefore = 0, 0\n\tif it == nil || r.waiting.freed {",
+		Old: "r.committed = 0\n\tif it == nil {",
+		New: "r.committed = 0\n\tif it == nil || r.waiting.freed {",
 	},
 	{
 		Name: "waiter that loads by itself", File: "standing.go",
-		Old: "return nil, held, false\n\t}\n\tif errors.Is(err, driver.ErrHeld)",
-		New: "if r.waiting.holder != nil && e.clock.Now()-r.waiting.since > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, driver.ErrHeld)",
+		Old: "held, known := errors.AsType[*driver.HeldError](err)\n",
+		New: "held, known := errors.AsType[*driver.HeldError](err)\n\tif known && r.waiting.holder != nil && e.clock.Now()-r.waiting.since > e.LeaseTTL {\n\t\treturn outcomeElected\n\t}\n",
 	},
 	{
 		Name: "context error that is remembered", File: "finishing.go",
