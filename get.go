@@ -46,10 +46,26 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 }
 
 // hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
-// is due. If ok is false, the item is for the end of the caller's patience, or nil.
+// is due. If ok is false, the item is for the end of the caller's patience, or nil. It is hitFor without conditions,
+// in one function: calls of atHand and countHit would cost a hit a tenth of its time.
 func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
-	it, is, early := e.atHand(key)
-	return it, early, e.countHit(it, is)
+	it, now := e.near.Get(key)
+	if it == nil || now >= it.TrustedUntil {
+		return nil, false, false
+	}
+	switch judge(&it.Lifetime, now) {
+	case serve:
+		if e.answers(it.Value) {
+			e.count.hits.add()
+		}
+		return it, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh), true
+	case serveOnly:
+		e.count.stale.Add(1)
+		return it, false, true
+	case serveStale:
+		return it, false, false
+	}
+	return nil, false, false
 }
 
 // atHand returns the key's near item if it is good for serve, serveOnly or serveStale now. early: its rebuild is due.
@@ -67,17 +83,14 @@ func (e *engine[V]) atHand(key string) (it *items.Item[V], is verdict, early boo
 	return nil, is, false
 }
 
-// countHit counts a call that the item at hand answers. It reports whether the item does.
-func (e *engine[V]) countHit(it *items.Item[V], is verdict) bool {
+// countHit counts a call that the item at hand answers.
+func (e *engine[V]) countHit(it *items.Item[V], is verdict) {
 	switch {
 	case is == serveOnly:
 		e.count.stale.Add(1)
-	case is != serve:
-		return false
-	case e.answers(it.Value):
+	case is == serve && e.answers(it.Value):
 		e.count.hits.add()
 	}
-	return true
 }
 
 // hitFor is hit for a call that may refuse items.
@@ -87,11 +100,11 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 			return nil, false, false
 		}
 	}
-	if w.Counted {
-		it, is, early := e.atHand(key)
-		return it, early, is == serve || is == serveOnly
+	it, is, early := e.atHand(key)
+	if !w.Counted {
+		e.countHit(it, is)
 	}
-	return e.hit(key)
+	return it, early, is.hits()
 }
 
 // refresh begins a flight that replaces the item it, unless the key has a flight. It does not wait.

@@ -645,3 +645,38 @@ func TestVary_NoSignpostFromBeforeAnInvalidation(t *testing.T) {
 		})
 	}
 }
+
+// While the store is down, the signpost of a load from before an invalidation replaces no later signpost.
+func TestVary_NoOlderSignpostWhileTheStoreIsDown(t *testing.T) {
+	inBubble(t, "down", func(t *testing.T) {
+		var version atomic.Int32
+		version.Store(1)
+		h := func(w http.ResponseWriter, r *http.Request) {
+			page := fmt.Sprint("version ", version.Load())
+			w.Header().Set("Vary", "A")
+			w.Header().Set("Cache-Control", "max-age=1")
+			if r.Header.Get("Slow") != "" {
+				time.Sleep(3 * time.Second)
+				w.Header().Set("Vary", "A, B")
+				w.Header().Set("Cache-Control", "max-age=60")
+			}
+			io.WriteString(w, page)
+		}
+		store := wiredTo(memstore.New())
+		store.set(refuse)
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, h)
+		time.Sleep(time.Second)
+		s.get("http://a/other")
+		s.wantBody(t, "version 1", "http://a/p", "A", "1")
+		time.Sleep(2 * time.Second)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		wg.Go(func() { s.get("http://a/p", "A", "1", "Slow", "1") })
+		time.Sleep(time.Second)
+		version.Store(2)
+		s.mw.Invalidate(t.Context(), "http://a/p")
+		s.wantBody(t, "version 2", "http://a/p", "A", "2")
+		time.Sleep(3 * time.Second)
+		s.wantBody(t, "version 2", "http://a/p", "A", "1")
+	})
+}

@@ -87,8 +87,8 @@ func New(rdb redis.UniversalClient) *Engine {
 // channels are the channels of the engine's one connection. Of a commit with its release, the notice comes first.
 func (e *Engine) channels() []string {
 	channels := []string{redislease.Released(e.servers.UniversalClient, e.Prefix)}
-	if e.MaxNotice >= 0 {
-		channels = append(channels, e.servers.Changes(e.Prefix, e.MaxNotice))
+	if changes := e.where().Channel; changes != "" {
+		channels = append(channels, changes)
 	}
 	return channels
 }

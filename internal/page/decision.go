@@ -184,14 +184,13 @@ func (l *load) pointTo(post *variance) *Response {
 	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
 	now := cache.Now()
 	switch old := l.owner.signpost; {
-	case old != nil && old.Value.live != nil:
-		// The old signpost is of a response that was unfinished then. The cache has another item in its place, or none
-		// after an invalidation.
-		f.TTL = l.m.options.UncacheableTTL
 	case old != nil:
 		// The new signpost only replaces the old: after an invalidation it would lead to older responses. The
-		// old variant's key gets it too, for near tiers with the old signpost.
-		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
+		// old variant's key gets it too, for near tiers with the old signpost. If the old one is of a response that was
+		// unfinished then, the cache has another item in its place, or none after an invalidation.
+		if old.Value.live == nil {
+			cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
+		}
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
 		// The signpost displaces a response without the names, which moves to its own variant key.

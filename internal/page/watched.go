@@ -230,14 +230,12 @@ func (u *keptWriter) kept() (*Response, items.Windows, bool) {
 
 func (u *keptWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
+	if c := u.copied; c != nil && int64(c.body.Len()+len(p)) > min(maxKept, u.m.options.MaxBody) {
+		u.copied = nil
+	}
 	if c := u.copied; c != nil {
-		size := int64(c.body.Len() + len(p))
-		if size > min(maxKept, u.m.options.MaxBody) {
-			u.copied = nil
-			return u.watchedWriter.Write(p)
-		}
 		c.body.Write(p)
-		if n, ok := contentLength(u.Header()); ok && n == size {
+		if n, ok := contentLength(u.Header()); ok && n == int64(c.body.Len()) {
 			u.finish() // before the client has the whole body, and asks again
 		}
 	}
