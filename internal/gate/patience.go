@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 )
@@ -66,6 +67,7 @@ func (s *patiences) fireAt(due time.Time) {
 
 // fire counts a step of all calls.
 func (s *patiences) fire() {
+	runtime.Gosched() // a timer's goroutine goes before all others: here it waits as long as one that brings an answer
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, next := time.Now(), step
