@@ -136,6 +136,9 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
 	for n, name := range sh.names {
 		_, err := data(n)
+		if err == nil || errors.Is(err, redis.Nil) {
+			continue
+		}
 		rediscluster.Doubt(s.rdb, err)
 		if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
 			moved[n] = follow.Get(ctx, name)

@@ -150,14 +150,14 @@ func (s *Store) get(ctx context.Context, key string) (driver.Entry, error) {
 // entryOf is the entry in the reply to a GET, with its Age at now.
 func entryOf(key string, data []byte, err error, now time.Duration) (driver.Entry, error) {
 	switch {
+	case err == nil:
+		return redisentry.Decode(key, data, now)
 	case errors.Is(err, redis.Nil):
 		return driver.Entry{}, driver.ErrNotFound
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
 		return driver.Entry{}, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
-	case err != nil:
-		return driver.Entry{}, err
 	}
-	return redisentry.Decode(key, data, now)
+	return driver.Entry{}, err
 }
 
 // Claim implements [driver.Store].
