@@ -24,7 +24,8 @@ type loaded[V any] struct {
 
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
-	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
+	// A value that is past its windows is not kept, see Result.
+	if served := items.NewLifetime(0, w); l.marks != nil && l.marks.Validator != "" && served.End() > 0 {
 		w.Keep = validatorKeep
 	}
 	return w

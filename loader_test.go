@@ -10,6 +10,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // A Request has the latest value and its validator, of any process and after the windows. It has
@@ -53,6 +54,44 @@ func TestNewLoader_Previous(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A value with a validator is kept for an hour, also if it was stale when its load returned, or a moment later.
+func TestNewLoader_PreviousThatWasNeverFresh(t *testing.T) {
+	for name, test := range map[string]struct {
+		freshness bellwether.Freshness
+		want      bool
+	}{
+		"stale at once":     {bellwether.Freshness{StaleWhileRevalidate: time.Minute}, true},
+		"stale by its age":  {bellwether.Freshness{Age: time.Minute, TTL: time.Minute, StaleIfError: time.Minute}, true},
+		"past its windows":  {bellwether.Freshness{Age: time.Hour, TTL: time.Minute, StaleIfError: time.Minute}, false},
+		"without a window":  {bellwether.Freshness{}, false},
+		"fresh for a while": {bellwether.Freshness{TTL: time.Minute}, true},
+	} {
+		for _, shared := range []bool{false, true} {
+			inBubble(t, fmt.Sprintf("%s shared=%t", name, shared), func(t *testing.T) {
+				var saw []bool
+				load := func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+					saw = append(saw, r.Found && r.Previous == "value" && r.Validator == "tag")
+					return bellwether.Result[string]{Value: "value", Validator: "tag", Freshness: &test.freshness}, nil
+				}
+				o := bellwether.Options{TTL: time.Hour}
+				if shared {
+					o.Fleet = bellwether.Fleet{Engine: memstore.New()}
+				}
+				c := loaderOf(t, load, o)
+				for range 2 {
+					if v, err := c.Get(t.Context(), "k"); v != "value" || err != nil {
+						t.Errorf("Get = %q, %v", v, err)
+					}
+					time.Sleep(30 * time.Minute)
+				}
+				if len(saw) != 2 || saw[1] != test.want {
+					t.Errorf("the loads saw a Previous: %v; want false and %v", saw, test.want)
+				}
+			})
+		}
+	}
 }
 
 // NotModified prolongs the value in the fleet. The store gets the value again only if it has lost it.
