@@ -16,15 +16,15 @@ import (
 type KeyRule struct{ rule keyrules.Rule }
 
 // WithoutQuery drops the query parameters with these names. A final * stands for any ending, as in
-// "utm_*". Names are compared decoded, and case counts. Parameters refused by [net/url.ParseQuery]
-// stay. WithoutQuery panics on an empty name and on another *.
+// "utm_*". Names are compared decoded, and case counts. A parameter with a semicolon or a name that
+// cannot be decoded has no name, and stays. WithoutQuery panics on an empty name and on another *.
 func WithoutQuery(names ...string) KeyRule {
 	checkParameters("WithoutQuery", names)
 	return KeyRule{keyrules.Without(names)}
 }
 
-// OnlyQuery drops all query parameters except those with these names, see [WithoutQuery], and drops
-// parameters refused by [net/url.ParseQuery]. Without names it drops the query.
+// OnlyQuery drops all query parameters except those with these names, see [WithoutQuery]. Without names
+// it drops the query.
 func OnlyQuery(names ...string) KeyRule {
 	checkParameters("OnlyQuery", names)
 	return KeyRule{keyrules.Only(names)}
@@ -39,7 +39,7 @@ func checkParameters(option string, names []string) {
 }
 
 // SortedQuery sorts the query parameters by decoded name, and keeps the order of equal names. A query
-// with a parameter refused by [net/url.ParseQuery] stays as sent. Handlers must ignore the names' order.
+// with a parameter without a name, see [WithoutQuery], stays as sent. Handlers must ignore the names' order.
 func SortedQuery() KeyRule { return KeyRule{keyrules.Rule{Sorts: true}} }
 
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such a

@@ -44,6 +44,7 @@ func TestKeys_Query(t *testing.T) {
 		{[]bellwether.KeyRule{bellwether.WithoutQuery("*")}, "a&b", ""},
 		{[]bellwether.KeyRule{only}, "id=1&page=2&pages=3", "id=1&page=2&pages=3"},
 		{[]bellwether.KeyRule{only}, "&x=1&id=1&id%zz=1&id=2;y=1&", "id=1"},
+		{[]bellwether.KeyRule{only}, "x=%zz&id=%zz", "id=%zz"},
 		{[]bellwether.KeyRule{only, bellwether.WithoutQuery("pages")}, "id=1&pages=2&page=3", "id=1&page=3"},
 		{[]bellwether.KeyRule{only, bellwether.OnlyQuery("id")}, "id=1&pages=2", "id=1"},
 		{[]bellwether.KeyRule{bellwether.OnlyQuery()}, "id=1", ""},
@@ -52,6 +53,7 @@ func TestKeys_Query(t *testing.T) {
 		{[]bellwether.KeyRule{sorted}, "b&a=2&%61=1&a=0", "a=2&%61=1&a=0&b"},
 		{[]bellwether.KeyRule{sorted}, "b=1;a=2&a=1", "b=1;a=2&a=1"},
 		{[]bellwether.KeyRule{sorted}, "b&%zz&a", "b&%zz&a"},
+		{[]bellwether.KeyRule{sorted}, "b=%zz&a", "a&b=%zz"},
 		{[]bellwether.KeyRule{sorted, drop}, "b=1&utm_x=1&a=2", "a=2&b=1"},
 		{[]bellwether.KeyRule{only, sorted}, "page=1&%zz&id=2", "id=2&page=1"},
 	} {
