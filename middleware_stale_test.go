@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -150,15 +151,16 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 			}
 		}
 	}
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(http.StatusNotFound)
+	for _, status := range []int{404, 501, 505, 507} { // answers, and no failures (RFC 5861 section 4)
+		inBubble(t, strconv.Itoa(status), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+			s.get("http://a/p")
+			synctest.Wait()
+			if got := s.mw.Stats(); got.Loads != 1 || got.LoadFailures != 0 {
+				t.Errorf("of %d loads %d are counted as failures", got.Loads, got.LoadFailures)
+			}
 		})
-		s.get("http://a/p")
-		if got := s.mw.Stats(); got.Loads != 1 || got.LoadFailures != 0 {
-			t.Errorf("of %d loads that found nothing %d are counted as failures", got.Loads, got.LoadFailures)
-		}
-	})
+	}
 }
 
 // A page without stale windows that was fresh when the handler began, and is not when it fails, is no answer in place

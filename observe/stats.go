@@ -20,7 +20,7 @@ type Stats struct {
 	// Loads are the loads begun by this process. A batch load counts once for each of its keys.
 	Loads uint64 `json:"loads"`
 	// LoadFailures are failed loads. ErrNotFound is no failure. With a Middleware, a response with
-	// a 5xx status is a failure.
+	// the status 500, 502, 503 or 504 is a failure.
 	LoadFailures uint64 `json:"load_failures"`
 	// StoreHits are flights answered by an entry of the store: a fresh value, or a failure or stale
 	// value while no try is due.
