@@ -65,7 +65,8 @@ type HTTPOptions struct {
 	// bodies stream, and clients of the eldest are cut off. Zero means 256 MiB, or a larger MaxBodyBytes.
 	MaxHeldBytes int64
 	// HitForMissTTL is how long an unshareable response sends its key's requests straight to the
-	// handler. Further such responses prolong it, and a cacheable response ends it. Zero means 10 s.
+	// handler, at least twice the time to its header. Further such responses prolong it, and a cacheable
+	// response ends it. Zero means 10 s.
 	HitForMissTTL time.Duration
 	// MaxPassThrough is how many requests at a time ask the handler after MaxWait. Zero or negative: off.
 	MaxPassThrough int

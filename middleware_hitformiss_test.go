@@ -222,6 +222,23 @@ func TestHitForMiss_OnceTooLarge(t *testing.T) {
 	})
 }
 
+// The record of a slow response lasts until the next such response at least. Otherwise its clients would queue.
+func TestHitForMiss_SlowOutlivesTheTTL(t *testing.T) {
+	for pause, want := range map[time.Duration]string{7 * time.Second: "fwd=bypass", 9 * time.Second: "fwd=uri-miss"} {
+		inBubble(t, pause.String(), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{HitForMissTTL: time.Second}, func(w http.ResponseWriter, _ *http.Request) {
+				time.Sleep(4 * time.Second)
+				w.Header().Set("Cache-Control", "private")
+			})
+			s.get("http://a/p")
+			time.Sleep(pause)
+			if status := s.get("http://a/p").Header().Get("Cache-Status"); !strings.Contains(status, want) {
+				t.Errorf("%v after a header that took 4 s: %s, want %s", pause, status, want)
+			}
+		})
+	}
+}
+
 func TestHitForMiss_NotModifiedDoesNotProlong(t *testing.T) {
 	for name, fields := range map[string][]string{"304": {"If-None-Match", `"v"`}, "206": {"Range", "bytes=0-1"}} {
 		t.Run(name, func(t *testing.T) {
