@@ -190,6 +190,40 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 	}
 }
 
+// In the pause after a failure Refresh does not ask the handler. An error page that clients share is a page to it.
+func TestMiddleware_Refresh_InAPause(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail  http.HandlerFunc
+		stale time.Duration
+		want  int32 // runs of the handler after the page's
+		err   string
+	}{
+		"panic":               {func(http.ResponseWriter, *http.Request) { panic("no page") }, 0, 1, "no page"},
+		"panic, stale page":   {func(http.ResponseWriter, *http.Request) { panic("no page") }, time.Hour, 1, "no page"},
+		"500, stale page":     {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, time.Hour, 1, "500"},
+		"500 for all clients": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 0, 2, ""},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var s *site
+			o := bellwether.HTTPOptions{TTL: time.Second, StaleIfError: c.stale, ErrorTTL: time.Minute}
+			s = newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				if s.calls.Load() > 1 {
+					c.fail(w, r)
+				}
+			})
+			s.get("http://a/p")
+			time.Sleep(2 * time.Second)
+			s.get("http://a/p")
+			time.Sleep(time.Second)
+			err := s.mw.Refresh(s.handler, request(http.MethodGet, "http://a/p"))
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("Refresh: %v, want %q", err, c.err)
+			}
+			s.wantCalls(t, 1+c.want)
+		})
+	}
+}
+
 // Refresh returns nil exactly if the run that it has begun is what the next client gets.
 func TestMiddleware_Refresh_Outcome(t *testing.T) {
 	const url = "http://h.example/p"
