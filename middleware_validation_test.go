@@ -304,7 +304,7 @@ func TestValidation_Variants(t *testing.T) {
 // An error with the page's validator is not validated with it (RFC 9110 section 13.2.1).
 func TestValidation_NoneOfAnError(t *testing.T) {
 	for _, status := range []int{301, 404, 410, 500, 503} {
-		for _, lifetime := range []string{"", "max-age=10, stale-if-error=60"} {
+		for _, lifetime := range []string{"", "max-age=10, stale-if-error=60", "no-cache"} {
 			synctest.Test(t, func(t *testing.T) {
 				o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}}
 				var there atomic.Bool
