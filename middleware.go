@@ -46,7 +46,8 @@ type HTTPOptions struct {
 	Patience time.Duration
 	// MaxWait is how long other requests wait. Zero means RebuildTimeout plus Fleet.LeaseTTL.
 	MaxWait time.Duration
-	// RebuildTimeout is the time limit of a run of the handler. Zero means 30 s.
+	// RebuildTimeout is the time limit of a run of the handler, for a response to one client until its
+	// header. Zero means 30 s.
 	RebuildTimeout time.Duration
 
 	// Fleet joins the middlewares of several processes. Zero: this process is alone.
