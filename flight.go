@@ -188,11 +188,12 @@ func (f *flight[V]) endIfDeserted() {
 	f.member.callersLeft()
 }
 
-// noteReturn notes that the flight's load has returned.
+// noteReturn notes that the flight's load has returned, after all Refreshes so far: also after one of this instant.
 func (f *flight[V]) noteReturn() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.returned = f.engine.clock.Now()
+	f.refreshed = min(f.refreshed, f.returned)
 }
 
 // refreshBehind notes a Refresh at an instant. It reports whether the call has to wait for the flight's end: an

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -285,6 +286,32 @@ func TestRefresh_BehindAFlight(t *testing.T) {
 		c.Refresh(t.Context(), "k")
 		c.Close() // waits for the Refresh
 	})
+}
+
+// The load under way counts for a Refresh of its last instant, also for the load's own. In a bubble of synctest all
+// loads without a wait are of one instant.
+func TestRefresh_InTheInstantOfALoad(t *testing.T) {
+	for name, store := range map[string]driver.Elector{"alone": nil, "fleet": memstore.New()} {
+		inBubble(t, name, func(t *testing.T) {
+			var c *bellwether.Cache[string]
+			loads := 0
+			c = bellwether.New(func(ctx context.Context, key string) (string, error) {
+				if loads++; loads < 10 {
+					return "v", c.Refresh(ctx, key)
+				}
+				return "v", nil
+			}, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Engine: store, Namespace: "n"}})
+			defer c.Close()
+			for i := range 2 {
+				time.Sleep(2 * time.Hour)
+				wantValue(t, c, "k", "v")
+				synctest.Wait()
+				if loads != i+1 {
+					t.Errorf("%d loads, want %d: each of them refreshes its own key", loads, i+1)
+				}
+			}
+		})
+	}
 }
 
 // Many Refreshes of a key whose flight has no load yet share its load, also if the load fails without a pause.
