@@ -166,7 +166,7 @@ func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
 // Otherwise the waiting processes would be elected one after another, each to fail for its own callers.
 func (r *run[V]) waiveElections(ctx context.Context, took time.Duration) {
 	e, epoch := r.engine, r.latest.epoch
-	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.unshared != 0 || r.looking.unelected {
+	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.waives() {
 		return
 	}
 	switch err := r.writeAndRelease(ctx, markFor(driver.KindUnelected, epoch, took)); {

@@ -2,12 +2,12 @@ package bellwether
 
 import "context"
 
-// This file is the states leading and alone: the flight has the lease, or needs none.
+// This file is the state leading: the flight has the lease, or needs none.
 
 // lead is the state leading, with r.leading.lease or without an election. The load takes over the
 // flight's slot, because the load may outlast the flight.
 func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
-	e := r.engine
+	e, waived := r.engine, r.looking.waives() // the claim is another look, which may find no mark
 	r.setElected()
 	defer func() {
 		if r.leading.lease != nil {
@@ -23,14 +23,14 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	if r.claim(ctx) {
 		return outcomeAnswered
 	}
-	if ctx.Err() != nil || r.looking.unshared != 0 {
-		return outcomeOutdated
+	if ctx.Err() != nil || r.looking.unshared != 0 && r.looking.unshared != r.leading.epoch {
+		return outcomeOutdated // the claim found a mark, under which the flight loads without an election
 	}
-	if r.leading.epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
+	if r.leading.lease != nil && (r.leading.epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx)) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
-	if r.degraded() {
+	if r.degraded(waived) {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
@@ -44,13 +44,6 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 }
 
 // degraded reports whether the load begins without an engine's answer.
-func (r *run[V]) degraded() bool {
-	return r.leading.epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !r.standing.waived
-}
-
-// loadAlone is the state alone: the store has the KindUnshared entry of a holder's load.
-func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
-	defer r.freeSlot() // build may return before the load takes the slot
-	r.leading.epoch = r.looking.unshared
-	return ending(r.build(ctx, nil, r.finish))
+func (r *run[V]) degraded(waived bool) bool {
+	return r.leading.epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !waived
 }

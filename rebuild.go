@@ -19,23 +19,21 @@ const (
 	stateQueueing                         // takes a slot of MaxRebuilds
 	stateStanding                         // stands for election
 	stateLeading                          // claims, loads, commits and releases
-	stateAlone                            // loads a value that stays in this process
 	stateWaiting                          // waits for the lease's holder: another process, or a void stream of this process
 	stateLanded                           // the flight has ended; callers that it does not answer begin a new flight
 	stateCount
 )
 
 func (s rebuildState) String() string {
-	return [...]string{"", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed"}[s]
+	return [...]string{"", "looking", "queueing", "standing", "leading", "waiting", "landed"}[s]
 }
 
 // transitions lead from a state and its outcome to the next state. docs/design.md has this table.
 var transitions = [stateCount][outcomeCount]rebuildState{
 	stateLooking:  {outcomeAnswered: stateLanded, outcomeNothing: stateQueueing},
 	stateQueueing: {outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking},
-	stateStanding: {outcomeAnswered: stateLanded, outcomeElected: stateLeading, outcomeUnshared: stateAlone, outcomeHeld: stateWaiting, outcomeOutdated: stateLooking},
+	stateStanding: {outcomeAnswered: stateLanded, outcomeElected: stateLeading, outcomeHeld: stateWaiting, outcomeOutdated: stateLooking},
 	stateLeading:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
-	stateAlone:    {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
 	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
 }
 
@@ -70,8 +68,6 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 		return r.stand(ctx)
 	case stateLeading:
 		return r.lead(ctx)
-	case stateAlone:
-		return r.loadAlone(ctx)
 	case stateWaiting:
 		return r.awaitHolder(ctx)
 	}

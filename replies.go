@@ -16,6 +16,9 @@ type mark struct {
 	unelected bool   // a KindUnelected entry below its TTL: the process loads without an election
 }
 
+// waives reports whether the next load needs no election: no process waits for it.
+func (m mark) waives() bool { return m != mark{} }
+
 // A timedNotice is a notice with the times of the engine's clock before its change and when it came.
 type timedNotice struct {
 	driver.Notice

@@ -55,7 +55,6 @@ type lookingState struct {
 }
 
 type standingState struct {
-	waived bool          // no election: the last look found a KindUnelected entry
 	asked  instant       // when the flight stood for election
 	length time.Duration // the length of the requested lease
 	// ballot is the Elector's answer in the last look. It is nil after a look without an election,
@@ -92,7 +91,7 @@ type hedgeState struct {
 
 type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
-	epoch  uint64       // claimed for the load, or unshared in the state alone; 0: not yet, or no answer
+	epoch  uint64       // claimed for the load, or unshared; 0: not yet, or no answer
 	again  bool         // the flight has led before, in vain
 	losses int          // leases lost
 	voids  int          // loads that came to nothing, see maxVoid
@@ -105,14 +104,13 @@ const (
 	outcomeNothing                            // no entry answers the flight, or the store is silent
 	outcomePlace                              // the flight has a slot of MaxRebuilds
 	outcomeElected                            // the flight has the lease, or there is no election
-	outcomeUnshared                           // the store has a KindUnshared entry for the key
 	outcomeHeld                               // another flight has the lease
 	outcomeOutdated                           // the last look is void, or the state ended without a result
 	outcomeCount
 )
 
 func (o rebuildOutcome) String() string {
-	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated"}[o]
+	return [...]string{"", "answered", "nothing", "a place", "elected", "held", "outdated"}[o]
 }
 
 func ending(ended bool) rebuildOutcome {

@@ -16,14 +16,11 @@ import (
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	r.leading.epoch = 0
 	b := r.standing.ballot
-	r.standing.waived = r.looking.unelected
 	switch {
-	case r.looking.unshared != 0:
+	case r.looking.waives():
 		r.declineElection(ctx)
-		return outcomeUnshared
-	case r.standing.waived:
-		r.declineElection(ctx)
-		return outcomeElected // without a lease: no process waits for another's failure
+		r.leading.epoch = r.looking.unshared // no claim: a new epoch would make all others load again
+		return outcomeElected
 	case b != nil:
 		r.standing.ballot = nil
 		if b.lease != nil {

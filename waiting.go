@@ -127,7 +127,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 
 // givesUp reports whether the flight waits no more: it could not see the holder's value in the store.
 func (r *run[V]) givesUp() bool {
-	return r.storeDown || r.looking.unshared != 0 || r.looking.unelected
+	return r.storeDown || r.looking.waives()
 }
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
