@@ -13,7 +13,7 @@ import (
 
 // get answers a call that takes any answer. With a window the flight begins in the window's batch.
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
-	it, early, ok := e.hit(key)
+	it, early, ok := e.hit(key, false)
 	if !ok {
 		c := e.waiter(ctx, key, it)
 		if w == nil || w.join(c) {
@@ -46,51 +46,28 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 }
 
 // hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
-// is due. If ok is false, the item is for the end of the caller's patience, or nil. It is hitFor without conditions,
-// in one function: calls of atHand and countHit would cost a hit a tenth of its time.
-func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
+// is due. If ok is false, the item is for the end of the caller's patience, or nil. counted is Want.Counted. It is one
+// function: two calls within it would cost a hit a tenth of its time.
+func (e *engine[V]) hit(key string, counted bool) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
 	if it == nil || now >= it.TrustedUntil {
 		return nil, false, false
 	}
 	switch judge(&it.Lifetime, now) {
 	case serve:
-		if e.answers(it.Value) {
+		if !counted && e.answers(it.Value) {
 			e.count.hits.add()
 		}
 		return it, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh), true
 	case serveOnly:
-		e.count.stale.Add(1)
+		if !counted {
+			e.count.stale.Add(1)
+		}
 		return it, false, true
 	case serveStale:
 		return it, false, false
 	}
 	return nil, false, false
-}
-
-// atHand returns the key's near item if it is good for serve, serveOnly or serveStale now. early: its rebuild is due.
-func (e *engine[V]) atHand(key string) (it *items.Item[V], is verdict, early bool) {
-	it, now := e.near.Get(key)
-	if it == nil || now >= it.TrustedUntil {
-		return nil, rebuild, false
-	}
-	switch is = judge(&it.Lifetime, now); is {
-	case serve:
-		return it, is, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh)
-	case serveOnly, serveStale:
-		return it, is, false
-	}
-	return nil, is, false
-}
-
-// countHit counts a call that the item at hand answers.
-func (e *engine[V]) countHit(it *items.Item[V], is verdict) {
-	switch {
-	case is == serveOnly:
-		e.count.stale.Add(1)
-	case is == serve && e.answers(it.Value):
-		e.count.hits.add()
-	}
 }
 
 // hitFor is hit for a call that may refuse items.
@@ -100,11 +77,7 @@ func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], earl
 			return nil, false, false
 		}
 	}
-	it, is, early := e.atHand(key)
-	if !w.Counted {
-		e.countHit(it, is)
-	}
-	return it, early, is.hits()
+	return e.hit(key, w.Counted)
 }
 
 // refresh begins a flight that replaces the item it, unless the key has a flight. It does not wait.

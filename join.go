@@ -200,7 +200,7 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 // answerByNear answers the call with a near item, if the item needs no flight.
 func (c *waiter[V]) answerByNear(it *items.Item[V], now instant) bool {
 	is := judge(&it.Lifetime, now)
-	if !is.hits() && is != fail || !c.want.Takes(it, now, c.began) {
+	if is == rebuild || is == serveStale || !c.want.Takes(it, now, c.began) {
 		return false
 	}
 	if is == serve && !c.tallied && c.engine.answers(it.Value) {

@@ -45,9 +45,6 @@ const (
 	fail                      // answer with the last failure; the next try is not due
 )
 
-// hits reports whether an item with this verdict answers a call at once.
-func (is verdict) hits() bool { return is == serve || is == serveOnly }
-
 func judge(l *items.Lifetime, now instant) verdict {
 	switch {
 	case l.Fresh(now):
