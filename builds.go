@@ -6,28 +6,12 @@ import (
 
 // This file is what a flight knows of the time of builds: when to expect a value, and when a build is slow.
 
-// usual is the expected time of the key's rebuild: as its last took, else the process's median. 0: unknown.
-func (r *run[V]) usual() time.Duration {
-	if last := r.lastBuild(); last > 0 {
-		return last
+// buildTime is the expected time of the key's rebuild: as its last took, else as others, of this process. 0: unknown.
+func (r *run[V]) buildTime(others time.Duration) time.Duration {
+	if it := r.present; it != nil && it.Build > 0 {
+		return it.Build
 	}
-	return r.engine.builds.Usual()
-}
-
-// soonest is usual with the lower quartile of this process's rebuilds in place of their median. By the
-// median, polls would see a short build late where most are long.
-func (r *run[V]) soonest() time.Duration {
-	if last := r.lastBuild(); last > 0 {
-		return last
-	}
-	return r.engine.builds.Quicker()
-}
-
-func (r *run[V]) lastBuild() time.Duration {
-	if r.present == nil {
-		return 0
-	}
-	return r.present.Build
+	return others
 }
 
 // minHedge is a holder's least time before a hedge, however quick the key's builds: its value
@@ -40,10 +24,7 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	if e.Hedge == 0 || e.Locker == nil {
 		return 0
 	}
-	usual := e.builds.Slower()
-	if it := r.present; it != nil && it.Build > 0 {
-		usual = it.Build
-	}
+	usual := r.buildTime(e.builds.Slower())
 	if usual == 0 {
 		return 0
 	}

@@ -17,7 +17,8 @@ import (
 // leaseLength is the length of the lease that the flight asks for. While a stale item can be served
 // for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
 func (r *run[V]) leaseLength() time.Duration {
-	e, it, usual := r.engine, r.present, r.usual()
+	e, it := r.engine, r.present
+	usual := r.buildTime(e.builds.Usual())
 	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}

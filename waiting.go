@@ -117,7 +117,8 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	pause := lookPause
 	// The locker pushes when the holder is done. Only looks find a value that a hedge commits earlier.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
-		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
+		// Not by the median: polls would see a short build late where most are long.
+		pause = pollBuild(e.clock.Now()-w.since, r.buildTime(e.builds.Quicker()))
 	}
 	if r.state.Load().offered != nil {
 		pause = min(pause, e.confirmEvery()*4/5) // a look confirms the offer in time, or finds the value
