@@ -114,7 +114,7 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 			}
 			r.noteReturn()
 			noteEnd()
-			return finish(ctx, loaded[V]{err: context.Cause(limited), ended: r.engine.clock.Now()})
+			return finish(ctx, loaded[V]{basis: a.basis, err: context.Cause(limited), ended: r.engine.clock.Now()})
 		}
 	}
 }
@@ -186,6 +186,6 @@ func (r *run[V]) beginLoading(a *attempt[V]) bool {
 	}
 	r.present = e.afterSweeps(f.key, r.present) // sweeps while the flight queued
 	a.present, a.loadBegan, a.position = r.present, e.clock.Now()+1, e.sweeps.Log().Position()
-	r.latest, f.current, f.goesOn = a.basis, a, true
+	f.current, f.goesOn = a, true
 	return true
 }

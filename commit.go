@@ -144,7 +144,7 @@ func (k *storeKey[V]) refused(ctx context.Context, err error, epoch uint64, sile
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
-		since = r.latest.loadBegan - 1
+		since = it.LoadBegan - 1
 	}
 	r.engine.setBeside(it, r.present, since, r.looking.unshared)
 }
@@ -164,8 +164,8 @@ func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
 
 // waiveElections commits a KindUnelected entry after a load that has failed for its caller's client alone.
 // Otherwise the waiting processes would be elected one after another, each to fail for its own callers.
-func (r *run[V]) waiveElections(ctx context.Context, took time.Duration) {
-	e, epoch := r.engine, r.latest.epoch
+func (r *run[V]) waiveElections(ctx context.Context, epoch uint64, took time.Duration) {
+	e := r.engine
 	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.waives() {
 		return
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -25,7 +24,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	r.loaded, r.committed = true, 0
 	if nothing, ok := l.err.(*fault.NoResult); ok {
 		r.noteFailure(cmp.Or(nothing.Err, l.failure))
-		return r.finishNothing(ctx, nothing, l.took)
+		return r.finishNothing(ctx, nothing, l)
 	}
 	switch {
 	case l.err == nil || fault.NotFound(l.err):
@@ -61,7 +60,7 @@ func (r *run[V]) noteFailure(err error) {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, took time.Duration) bool {
+func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, l loaded[V]) bool {
 	e := r.engine
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
@@ -70,18 +69,18 @@ func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, too
 		e.keepNear(r.key, it, func() bool { return !r.outdated() })
 	}
 	if nothing.Failed && (r.present == nil || !r.present.Held) {
-		r.waiveElections(ctx, took)
+		r.waiveElections(ctx, l.epoch, l.took)
 	}
 	r.end(errAgain) // callers without the published value begin a new flight
 	return true
 }
 
 func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
-	e, a, now := r.engine, r.latest, l.ended // a hedge has asked the store since
+	e, now := r.engine, l.ended // a hedge has asked the store since
 	// The position is the load's, so that the sweeps during the load count.
 	it := &items.Item[V]{
-		Kind: driver.KindNotFound, Epoch: a.epoch, Build: l.took, LoadBegan: a.loadBegan, Position: a.position,
-		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, a.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
+		Kind: driver.KindNotFound, Epoch: l.epoch, Build: l.took, LoadBegan: l.loadBegan, Position: l.position,
+		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, l.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
 	}
 	if l.err == nil {
 		it.Kind, it.Value = driver.KindValue, l.value
@@ -104,7 +103,7 @@ func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
 	// The value is only for callers that asked before the load: each cause of a refusal came after them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
-	r.give(&given, a.loadBegan-1)
+	r.give(&given, l.loadBegan-1)
 	return true
 }
 
@@ -135,7 +134,7 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 	case !r.noteVoid():
 		return false
 	}
-	r.giveFailure(l.err, r.latest.loadBegan-1) // as in finishFound
+	r.giveFailure(l.err, l.loadBegan-1) // as in finishFound
 	return true
 }
 
@@ -177,7 +176,7 @@ func (r *run[V]) commitFailure(ctx context.Context, l loaded[V], remembered bool
 			}
 		}
 		it := r.failureOf(l, remembered)
-		it.Epoch, it.Beside = r.latest.epoch, false
+		it.Epoch, it.Beside = l.epoch, false
 		switch {
 		case r.repeat(), // settle refuses the item
 			it.Epoch == 0: // the store did not answer the claim, and answers now
@@ -206,17 +205,17 @@ func (r *run[V]) finishUntold(ctx context.Context, l loaded[V]) bool {
 		r.keepBeside(it)
 		return r.settle(it)
 	}
-	it.TrustedUntil = r.trustedUntold(ctx)
-	return r.settleFor(it, max(it.TrustedUntil, r.latest.loadBegan), 0) // callers that asked before the load get the failure
+	it.TrustedUntil = r.trustedUntold(ctx, l.asked, l.epoch)
+	return r.settleFor(it, max(it.TrustedUntil, l.loadBegan), 0) // callers that asked before the load get the failure
 }
 
 // trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was
 // invalidated elsewhere after the claim. So the trust counts from the claim, or from now if a Fencer knows of nothing
 // later, or is silent: its silence cannot void the failure.
-func (r *run[V]) trustedUntold(ctx context.Context) instant {
-	e, asked := r.engine, r.latest.asked
-	if e.fencer != nil && r.latest.epoch != 0 {
-		if now := e.clock.Now(); !r.askFenced(ctx, r.budget, r.latest.epoch) {
+func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
+	e := r.engine
+	if e.fencer != nil && epoch != 0 {
+		if now := e.clock.Now(); !r.askFenced(ctx, r.budget, epoch) {
 			asked = now
 		}
 	}
@@ -227,7 +226,7 @@ func (r *run[V]) trustedUntold(ctx context.Context) instant {
 // so that later sweeps count against the item.
 func (r *run[V]) failureOf(l loaded[V], remembered bool) *items.Item[V] {
 	e, now := r.engine, l.ended
-	it := &items.Item[V]{Position: r.latest.position}
+	it := &items.Item[V]{Position: l.position}
 	it.Born = now
 	if r.present != nil {
 		it = r.present.Unweighed()
@@ -246,7 +245,7 @@ func (r *run[V]) failureOf(l loaded[V], remembered bool) *items.Item[V] {
 		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
 	}
 	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
-	it.Err, it.TrustedUntil, it.LoadBegan = l.err, e.trustedUntil(now), r.latest.loadBegan
+	it.Err, it.TrustedUntil, it.LoadBegan = l.err, e.trustedUntil(now), l.loadBegan
 	if !it.Stale(now) && now >= it.KeepUntil {
 		var zero V
 		it.Held, it.Kind, it.Value = false, driver.KindNone, zero

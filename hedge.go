@@ -63,7 +63,7 @@ func (r *run[V]) hedge(ctx context.Context) (ended, over bool) {
 	watching, end := context.WithCancel(ctx)
 	defer end()
 	ended = r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
-	if !ended && r.latest.epoch != r.leading.epoch {
+	if !ended && r.current == nil { // only this goroutine sets current
 		// No load has begun: the round of the slot has begun without the flight, or the key was invalidated. The flight
 		// looks and queues, and may hedge again.
 		e.hedges.Earn(1)

@@ -14,9 +14,10 @@ import (
 // This file runs the user's load, with a goroutine and a context of its own. A panic, a Goexit and
 // an endless load end in a failure here.
 
-// A loaded is a product whose windows are set, with the load's error and times.
+// A loaded is a product whose windows are set, with the load's basis, error and times.
 type loaded[V any] struct {
 	product[V]
+	basis[V]
 	err   error
 	ended instant // when the value has its windows' age
 	took  time.Duration
@@ -71,7 +72,7 @@ func (a *attempt[V]) start(ctx context.Context, free func()) {
 func (a *attempt[V]) tell(p product[V], err error) {
 	a.told.Do(func() {
 		now := a.engine.clock.Now()
-		result := loaded[V]{product: p, err: err, ended: now, took: now - (a.loadBegan - 1)}
+		result := loaded[V]{product: p, basis: a.basis, err: err, ended: now, took: now - (a.loadBegan - 1)}
 		if p.windows == nil {
 			result.windows = &a.engine.windows
 		}

@@ -62,6 +62,6 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 // call: a call that refused the failure would begin flight after flight.
 func (r *run[V]) finishOverloaded(ctx context.Context) bool {
 	now := r.engine.clock.Now()
-	r.latest = basis[V]{loadBegan: now + 1, asked: now, position: r.engine.sweeps.Log().Position()}
-	return r.finishFailed(ctx, loaded[V]{err: ErrOverloaded, ended: now})
+	from := basis[V]{loadBegan: now + 1, asked: now, position: r.engine.sweeps.Log().Position()}
+	return r.finishFailed(ctx, loaded[V]{basis: from, err: ErrOverloaded, ended: now})
 }

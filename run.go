@@ -18,7 +18,6 @@ type run[V any] struct {
 	// present is the key's latest known item. It is served if the load fails, and counts the failures. A
 	// load has attempt.present.
 	present *items.Item[V]
-	latest  basis[V] // of the flight's latest load
 	// storeDown is true if the last look or claim had no answer. The flight then goes on without
 	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
