@@ -202,7 +202,7 @@ func (f *flight[V]) refreshBehind(at instant) (waits bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	waits = f.refreshed == 0 || !f.listed()
-	f.refreshed = max(f.refreshed, at+1) // + 1 as in items.Item.LoadBegan
+	f.refreshed = max(f.refreshed, at)
 	return waits
 }
 

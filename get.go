@@ -91,6 +91,7 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 // refreshNow begins a flight that takes no value of a load that returned before the call.
 func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
 	c := e.rebuilder(context.WithoutCancel(ctx), key)
+	c.began++ // a load of this instant has returned before the call, so its LoadBegan must not count as later
 	c.takesLater()
 	if c.join(b); c.flight != nil && c.collapsed {
 		if c.flight.refreshBehind(c.began) {

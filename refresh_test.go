@@ -314,6 +314,25 @@ func TestRefresh_InTheInstantOfALoad(t *testing.T) {
 	}
 }
 
+// A Refresh in the instant in which a load has returned begins another load.
+func TestRefresh_InTheInstantAfterALoad(t *testing.T) {
+	for name, store := range map[string]driver.Elector{"alone": nil, "fleet": memstore.New()} {
+		inBubble(t, name, func(t *testing.T) {
+			loads := 0
+			c := bellwether.New(func(context.Context, string) (string, error) { loads++; return "v", nil },
+				bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Engine: store, Namespace: "n"}})
+			defer c.Close()
+			wantValue(t, c, "k", "v")
+			if err := c.Refresh(t.Context(), "k"); err != nil {
+				t.Error(err)
+			}
+			if synctest.Wait(); loads != 2 {
+				t.Errorf("%d loads, want 2", loads)
+			}
+		})
+	}
+}
+
 // Many Refreshes of a key whose flight has no load yet share its load, also if the load fails without a pause.
 func TestRefresh_ManyBehindAFlight(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
