@@ -174,6 +174,34 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 	})
 }
 
+// A log of sweeps that is too large for the store forgets its oldest sweeps: a refused log would end all later sweeps.
+// Entries older than the forgotten sweeps count as swept.
+func TestInvalidateMatching_LogIsTooLarge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int64
+		store := wiredTo(memstore.New())
+		store.limit = func(e driver.Entry) error {
+			if len(e.Value) > 4<<10 {
+				return driver.ErrTooLarge
+			}
+			return nil
+		}
+		all := sites(t, 2, quiet{store}, tagged(&calls))
+		all[0].get("http://example.com/old?tag=t0")
+		for i := range 200 {
+			if i == 199 {
+				all[0].get("http://example.com/young")
+			}
+			sweep(t, all[i%2], bellwether.Match{Tags: []string{fmt.Sprint("t", i)}})
+		}
+		time.Sleep(1001 * time.Millisecond) // until the other process has read the log
+		all[1].wantBody(t, "2", "http://example.com/young")
+		all[1].wantBody(t, "3", "http://example.com/old?tag=t0")
+		sweep(t, all[0], bellwether.Match{Tags: []string{strings.Repeat("x", 5<<10)}}) // alone too large
+		all[0].wantBody(t, "4", "http://example.com/young")
+	})
+}
+
 // After the store has lost the log, older entries count as swept.
 func TestInvalidateMatching_LogIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

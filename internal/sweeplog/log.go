@@ -95,7 +95,7 @@ type Log struct {
 const (
 	// MaxSweeps bounds the sweeps that the log remembers. Each reader fetches the whole log.
 	MaxSweeps = 500
-	// maxBytes is about the largest size of a log: a store may refuse a larger log for ever.
+	// maxBytes is about the largest size of a log.
 	maxBytes = 256 << 10
 )
 
@@ -140,11 +140,15 @@ func (l *Log) and(at uint64, more []Sweep) *Log {
 		}
 		first--
 	}
-	if first > 0 {
-		next.Since = next.Sweeps[first-1].At
-		next.Sweeps = slices.Clone(next.Sweeps[first:])
+	return next.without(first)
+}
+
+// without returns the log without its first n sweeps.
+func (l *Log) without(n int) *Log {
+	if n == 0 {
+		return l
 	}
-	return next
+	return &Log{Since: l.Sweeps[n-1].At, Sweeps: slices.Clone(l.Sweeps[n:]), At: l.At}
 }
 
 // hear gives each sweep the instant of this process's knowledge: now, unless known has the sweep.

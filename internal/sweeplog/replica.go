@@ -351,11 +351,21 @@ func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep,
 		return l, nil // another process has begun the log
 	}
 	l = l.and(at, more)
+	for {
+		err := r.put(ctx, budget, l, epoch)
+		if !errors.Is(err, driver.ErrTooLarge) || len(l.Sweeps) == 0 {
+			return l, err
+		}
+		l = l.without((len(l.Sweeps) + 1) / 2) // or the store would refuse all later sweeps too
+	}
+}
+
+func (r *Replica) put(ctx context.Context, budget *gate.Budget, l *Log, epoch uint64) error {
 	value, err := json.Marshal(l)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return l, gate.AskErr(ctx, r.Writes, Key, budget, func(ctx context.Context) error {
+	return gate.AskErr(ctx, r.Writes, Key, budget, func(ctx context.Context) error {
 		return r.Store.Commit(ctx, r.Name, driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: ttl})
 	})
 }
