@@ -60,7 +60,7 @@ end
 local about = tonumber(ARGV[3]) or read()
 local latest = about + ARGV[4] * 1000
 local function elect(name, lease, past, void, token, ttl, message)
-	local kept = redis.pcall('GETRANGE', name, 0, largest)
+	local kept = part(name, 0, largest)
 	local _, floor = marks(kept)
 	local fresh = floor and #kept >= 118 and tonumber(string.sub(kept, 103, 118)) or 0
 	local _, ends, whose = note(kept)

@@ -147,6 +147,22 @@ func TestEngine_NoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
+// TestEngine_NoLeaveToRead has a user lose the right to read. A commit that finds no claim would be fenced off.
+func TestEngine_NoLeaveToRead(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	rdb := dial(t, srv.Addr)
+	eng := over(t, rdb)
+	won := elect(t, eng, "k", 0)
+	must(t, rdb.Do(t.Context(), "acl", "setuser", "default", "-getrange").Err())
+	commit := eng.CommitAndRelease(t.Context(), "k", value(won.Epoch), won.Lease)
+	_, elect := eng.Elect(t.Context(), "l", 0, time.Minute)
+	for call, err := range map[string]error{"commit": commit, "elect": elect} {
+		if err == nil || !strings.Contains(err.Error(), "can't run this command") {
+			t.Errorf("%s: %v, want that a command is not permitted", call, err)
+		}
+	}
+}
+
 func elect(tb testing.TB, eng driver.Elector, key string, past uint64) driver.Election {
 	tb.Helper()
 	won, err := eng.Elect(tb.Context(), key, past, time.Minute)

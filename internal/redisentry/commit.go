@@ -26,7 +26,7 @@ import (
 const CommitLua = `
 local function commit(name, args, at, read)
 	local epoch, data = tonumber(args[at + 1]), args[at + 3]
-	local head = redis.pcall('GETRANGE', name, 0, 69)
+	local head = part(name, 0, 69)
 	local counter, floor = marks(head)
 	if not counter or epoch < floor or epoch > counter then
 		return 0

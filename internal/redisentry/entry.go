@@ -60,8 +60,18 @@ const (
 )
 
 // Lua has the functions with which the scripts read and write a value. A key of another type counts
-// as missing: the error of GETRANGE is caught, and SET ignores the type.
+// as missing: part catches the error, and SET ignores the type.
 const Lua = `
+-- part returns a part of a value. All errors but that of the type end the script: to a user without the right to
+-- read, each commit would seem to be fenced off.
+local function part(name, first, last)
+	local found = redis.pcall('GETRANGE', name, first, last)
+	if type(found) == 'table' and not string.find(found.err, 'WRONGTYPE', 1, true) then
+		redis.call('GETRANGE', name, first, last) -- raises the error, in each version of Redis
+	end
+	return found
+end
+
 local function digits(n)
 	return string.format('%016.0f', n)
 end

@@ -120,3 +120,24 @@ func TestErrors_SayWhoseTheyAre(t *testing.T) {
 		})
 	}
 }
+
+// TestErrors_NoLeaveToRead has a user lose the right to read. A commit that finds no claim would be fenced off.
+func TestErrors_NoLeaveToRead(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	s, rdb := open(t, srv.Addr, "bellwether:")
+	_, epoch, err := s.Claim(t.Context(), "k")
+	must(t, err)
+	must(t, rdb.Do(t.Context(), "acl", "setuser", "default", "-getrange").Err())
+	fenced, err := s.Fenced(t.Context(), "k", epoch)
+	all := map[string]error{"fenced": err, "invalidate": s.Invalidate(t.Context(), "k")}
+	all["commit"] = s.Commit(t.Context(), "k", driver.Entry{Kind: driver.KindValue, Epoch: epoch, TTL: time.Hour})
+	_, _, all["claim"] = s.Claim(t.Context(), "k")
+	for call, err := range all {
+		if err == nil || !strings.Contains(err.Error(), "can't run this command") {
+			t.Errorf("%s: %v, want that a command is not permitted", call, err)
+		}
+	}
+	if fenced {
+		t.Error("the claim counts as fenced off")
+	}
+}

@@ -70,7 +70,7 @@ var (
 	// claim: name; retention in ms, the largest reply. Returns the value or nil without an entry, the
 	// new epoch, the time. A value longer than the largest reply is cut to that length.
 	claimScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + `
-local kept, now = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1), time()
+local kept, now = part(KEYS[1], 0, ARGV[2] - 1), time()
 local entry, epoch = claim(KEYS[1], kept, now, ARGV[1])
 return {entry, epoch, digits(now)}
 `)
@@ -78,14 +78,14 @@ return {entry, epoch, digits(now)}
 	// fenced: name; epoch. Returns whether a commit of the epoch would be refused, unless carried out.
 	fencedScript = redisscript.New(redisentry.Lua + `
 local epoch = tonumber(ARGV[1])
-local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
+local counter, floor = marks(part(KEYS[1], 0, 31))
 return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 `)
 
 	// invalidate: name; retention in ms, channel, key. Returns the time.
 	invalidateScript = redisscript.New(redisentry.Lua + `
 local now = time()
-local kept = redis.pcall('GETRANGE', KEYS[1], 0, 69)
+local kept = part(KEYS[1], 0, 69)
 local counter = marks(kept) or 0
 local epoch = math.max(counter + 1, now)
 local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch) .. note(kept), 'PX', ARGV[1])
