@@ -17,10 +17,12 @@ func (r *run[V]) electsAtOnce() bool {
 }
 
 // readAndStand is read for an Elector. The flight stands in the same request, unless the entry is fresh and
-// later than the entries that it has refused. The election has half of the flight's budget, and after silence a read
-// has the rest: an engine that takes no writes may still have a fresh entry.
+// later than the entries that it has refused. The log has its own request: a request for both cannot hold an
+// election. The election has half of the flight's budget, and after silence a read has the rest: an engine
+// that takes no writes may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context) lookout.Reply {
 	e := r.engine
+	e.sweeps.Follow(ctx, r.budget, r.logAge())
 	if r.present == nil {
 		r.present, _ = e.near.Get(r.key) // the lease's length depends on the item
 	}

@@ -167,7 +167,7 @@ func (r *run[V]) commitFailure(ctx context.Context, l loaded[V], remembered bool
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
 		if r.looking.unshared == 0 {
 			present := r.present
-			if r.lookBy(ctx, r.readOrQueue) {
+			if r.lookBy(ctx, r.readWithLog) {
 				return nil, commitTaken
 			}
 			r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure

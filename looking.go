@@ -32,7 +32,7 @@ func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 	switch {
 	case ctx.Err() != nil: // no caller waits for a look
 	case there != nil: // the batch has read the key after the flight began
-		ended = r.lookBy(ctx, replyAtHand(there))
+		ended = r.lookBy(ctx, r.replyAtHand(there))
 	case r.electsAtOnce() && r.takeFreeSlot(): // the slot first, since the elected flight has to load
 		r.renewLook()
 		ended = r.lookBy(ctx, r.readAndStand)
@@ -62,7 +62,7 @@ func (r *run[V]) pauseAfterVoid(ctx context.Context) {
 // lookAnew looks without an election. It reports whether the flight has ended.
 func (r *run[V]) lookAnew(ctx context.Context) bool {
 	r.renewLook()
-	return r.lookBy(ctx, r.readOrQueue)
+	return r.lookBy(ctx, r.readWithLog)
 }
 
 // lookBy is a look by one of the reads of reading.go and election.go. It reports whether the flight has ended.
@@ -85,7 +85,6 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) lookout.
 			r.offer(held, false)
 		}
 	}
-	e.sweeps.Follow(ctx, r.budget, r.logAge())
 	there := read(ctx)
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, there.Asked
 	if there.Entry.Fresh() {

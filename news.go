@@ -25,7 +25,7 @@ func (r *run[V]) lookByReply(ctx context.Context, there *lookout.Reply) bool {
 	if there == nil || there.Silent() || !r.renewLookAsOf(there.Asked) {
 		return r.lookAnew(ctx)
 	}
-	return r.lookBy(ctx, replyAtHand(there))
+	return r.lookBy(ctx, r.replyAtHand(there))
 }
 
 // lookPause is how often a flight looks although its locker pushes: a push may die with its engine.

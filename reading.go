@@ -7,9 +7,10 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/lookout"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
-// This file reads the store for a flight: alone, or with other flights' looks.
+// This file reads the store for a flight: alone, with the log of sweeps, or with other flights' looks.
 
 func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) lookout.Reply {
 	e := k.engine
@@ -30,9 +31,13 @@ func (r *run[V]) persist(ctx context.Context, there lookout.Reply) lookout.Reply
 	return there
 }
 
-// readOrQueue reads the key, with a free turn at once. Without an Elector the look is a flight's only call of the store
-// in turn. Under overload the turns then have to pass over the oldest looks, because their callers leave next.
-func (r *run[V]) readOrQueue(ctx context.Context) lookout.Reply {
+// readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
+func (r *run[V]) readWithLog(ctx context.Context) lookout.Reply {
+	if there := r.followLogAhead(ctx); there != nil {
+		return r.persist(ctx, *there)
+	}
+	// With a free turn the look is made at once. Without an Elector the look is a flight's only call of the store in
+	// turn. Under overload the turns then have to pass over the oldest looks, because their callers leave next.
 	if e := r.engine; e.Engine != nil && e.lookout.SharesWithin(r.budget) && e.store.Crowded() {
 		if there := e.lookout.InQueue(ctx, r.key, r.budget); there != nil {
 			return *there
@@ -42,8 +47,11 @@ func (r *run[V]) readOrQueue(ctx context.Context) lookout.Reply {
 }
 
 // replyAtHand returns a function in place of these reads, for a flight whose key has been read with others.
-func replyAtHand(there *lookout.Reply) func(context.Context) lookout.Reply {
-	return func(context.Context) lookout.Reply { return *there }
+func (r *run[V]) replyAtHand(there *lookout.Reply) func(context.Context) lookout.Reply {
+	return func(ctx context.Context) lookout.Reply {
+		r.engine.sweeps.Follow(ctx, r.budget, r.logAge())
+		return *there
+	}
 }
 
 // logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
@@ -53,4 +61,40 @@ func (r *run[V]) logAge() time.Duration {
 		return 0
 	}
 	return r.engine.NearTTL / 2
+}
+
+// followLogAhead follows the log for a flight before it reads its key. A store that answers for many keys gets
+// both keys in one call, and the result is the answer for the flight's key. Otherwise the result is nil.
+func (r *run[V]) followLogAhead(ctx context.Context) (key *lookout.Reply) {
+	e := r.engine
+	if !e.lookout.Shares() {
+		e.sweeps.Follow(ctx, r.budget, r.logAge())
+		return nil
+	}
+	turn := e.sweeps.Turn(ctx, r.budget, r.logAge())
+	if turn == nil {
+		return nil
+	}
+	defer turn.End()
+	var log *lookout.Reply
+	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
+	err := e.lookout.ReadMany(ctx, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *lookout.Reply) {
+		switch {
+		case i == 1:
+			key = reply
+		case reply.Err == nil:
+			// At once: other keys must not wait for the server of this key.
+			turn.Took(ctx, r.budget, reply.Entry, nil)
+		default:
+			log = reply
+		}
+	})
+	if !turn.Over() {
+		if log == nil {
+			// The key's answer does not count without the log's.
+			log, key = &lookout.Reply{Err: err}, nil
+		}
+		turn.Took(ctx, r.budget, log.Entry, log.Err)
+	}
+	return key
 }

@@ -86,8 +86,8 @@ func TestInvalidateMatching_LeaseHeld(t *testing.T) {
 	})
 }
 
-// The log is read at the start, and then by the first request that finds the log old.
-func TestSweep_LogIsReadWhenOld(t *testing.T) {
+// The log is read at the start, and then in the GetMany of the first request that finds the log old.
+func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
 		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, page(0, ""))
@@ -96,21 +96,82 @@ func TestSweep_LogIsReadWhenOld(t *testing.T) {
 			t.Errorf("%d calls to begin the log, want 3", n)
 		}
 		for i, want := range []struct {
-			after time.Duration
-			get   int
+			after         time.Duration
+			get, together int
 		}{
-			{0, 1},                      // the log was just read
-			{501 * time.Millisecond, 2}, // half of NearTTL
-			{0, 1},
-			{time.Hour, 2},
+			{0, 1, 0},                      // the log was just read
+			{501 * time.Millisecond, 0, 1}, // half of NearTTL
+			{0, 1, 0},
+			{time.Hour, 0, 1},
 		} {
 			time.Sleep(want.after)
 			store.reset()
 			s.get(fmt.Sprint("http://example.com/", i))
-			if get := store.count("get"); get != want.get {
-				t.Errorf("request %d: %d reads, want %d", i, get, want.get)
+			if get, together := store.count("get"), store.count("getmany"); get != want.get || together != want.together {
+				t.Errorf("request %d: %d reads, %d of two keys; want %d and %d", i, get, together, want.get, want.together)
 			}
 		}
+	})
+}
+
+// An entry that is read together with the log is not used without the log, because it may be swept.
+func TestSweep_HalfAnAnswer(t *testing.T) {
+	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
+		inBubble(t, fmt.Sprintf("none for %q", mute), func(t *testing.T) {
+			kept := memstore.New()
+			other := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: kept}}, page(0, "kept"))
+			var said []error
+			s := newSite(t, bellwether.HTTPOptions{
+				Fleet:   bellwether.Fleet{Store: muted(kept, map[string]bool{mute: true})},
+				OnError: func(_ string, err error) { said = append(said, err) },
+			}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
+			other.get("http://example.com/")
+			time.Sleep(time.Second)
+			start := time.Now()
+			s.wantBody(t, "its own", "http://example.com/") // the stored response may be swept
+			if took := time.Since(start); took > 600*time.Millisecond {
+				t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
+			}
+			if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
+				t.Errorf("OnError got %v", said)
+			}
+		})
+	}
+}
+
+// A silent server delays requests for its own keys only, even if one of them finds the log old first.
+func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const silent, sound = 12, 5
+		dead := map[string]bool{}
+		for i := range silent {
+			dead[fmt.Sprint("dead.com/", i)] = true
+		}
+		store := muted(memstore.New(), dead)
+		store.set(func(ctx context.Context, op string) error { time.Sleep(time.Millisecond); return nil })
+		s := newSite(t, bellwether.HTTPOptions{
+			Fleet: bellwether.Fleet{Store: store}, OnError: func(key string, err error) {
+				if !dead[key] {
+					t.Errorf("%q: %v", key, err)
+				}
+			},
+		}, page(0, ""))
+		time.Sleep(time.Hour)
+		var wg sync.WaitGroup
+		for i := range silent {
+			wg.Go(func() { s.get(fmt.Sprint("http://dead.com/", i)) })
+			synctest.Wait()
+		}
+		for i := range sound {
+			wg.Go(func() {
+				start := time.Now()
+				s.get(fmt.Sprint("http://sound.com/", i))
+				if took := time.Since(start); took > 10*time.Millisecond {
+					t.Errorf("a key of a sound server took %v", took)
+				}
+			})
+		}
+		wg.Wait()
 	})
 }
 

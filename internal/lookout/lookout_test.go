@@ -365,7 +365,7 @@ func TestReadMany(t *testing.T) {
 		})
 		var taken []int
 		spends := budget()
-		err := b.readMany(t.Context(), "x", func() []string { return []string{"x", "y", "z"} }, spends, func(i int, _ *Reply) { taken = append(taken, i) })
+		err := b.ReadMany(t.Context(), "x", func() []string { return []string{"x", "y", "z"} }, spends, func(i int, _ *Reply) { taken = append(taken, i) })
 		each(0, driver.Entry{}, nil)
 		if !slices.Equal(taken, []int{1}) {
 			t.Errorf("answers: got %v, want [1]", taken)

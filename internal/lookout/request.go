@@ -50,7 +50,7 @@ func (l *Lookout) ask(ctx context.Context, key string, tries int, patience time.
 	defer context.AfterFunc(l.Open, cancel)()
 	for ; ; tries-- {
 		lost := patience - budget.Left()
-		err := l.readMany(ctx, key, func() []string {
+		err := l.ReadMany(ctx, key, func() []string {
 			begin()
 			return l.send(looks, cancel)
 		}, budget, func(i int, reply *Reply) {
@@ -94,11 +94,11 @@ func (l *Lookout) stillPresent(looks []*Look) []*Look {
 	return present(looks)
 }
 
-// readMany reads many keys in one request, which the gate judges as a request for key. It calls named for their names in
+// ReadMany reads many keys in one request, which the gate judges as a request for key. It calls named for their names in
 // the store when the request's turn has come, and take for each answer at once, one call at a time. The error is the
 // reason why other keys have no answer. Each answer begins the time limit anew: a store that goes on answering has all
 // the time.
-func (l *Lookout) readMany(ctx context.Context, key string, named func() []string, budget *gate.Budget, take func(i int, reply *Reply)) error {
+func (l *Lookout) ReadMany(ctx context.Context, key string, named func() []string, budget *gate.Budget, take func(i int, reply *Reply)) error {
 	var (
 		mu       sync.Mutex // guards the fields below, until over
 		silence  = errors.New("no answer for the key")

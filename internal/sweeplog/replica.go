@@ -93,41 +93,15 @@ func (r *Replica) Asked(item durations.Instant) durations.Instant {
 // Doubt lets the log be read again at the next occasion.
 func (r *Replica) Doubt() { r.asked.Store(0) }
 
-// Follow reads the log if the replica is older than age. If the store has no log, or has lost the log that the replica
-// knows, Follow begins one.
+// Follow reads the log if the replica is older than age.
 func (r *Replica) Follow(ctx context.Context, budget *gate.Budget, age time.Duration) {
-	if r == nil || r.Store == nil || budget.Left() <= 0 {
+	turn := r.Turn(ctx, budget, age)
+	if turn == nil {
 		return
 	}
-	began := r.Now()
-	old := func() bool {
-		asked := durations.Instant(r.asked.Load())
-		return asked == 0 || began > durations.Add(asked, age)
-	}
-	if !old() {
-		return
-	}
-	// Callers that come during a read wait for it: with a log that is too old, an item from the store
-	// would count as certain for no time at all.
-	select {
-	case r.reading <- struct{}{}:
-	case <-ctx.Done():
-		return
-	}
-	var told []error
-	defer func() {
-		<-r.reading // before Silent: an observer may call the cache, which may read the log
-		for _, err := range told {
-			r.Silent(err)
-		}
-	}()
-	switch silent := durations.Instant(r.silent.Load()); {
-	case silent > 0 && (silent > began || !old()):
-		// The caller has waited out the store's silence. A second read would last as long for the next.
-		budget.Spend(r.Now() - began)
-	case old():
-		r.readAndLearn(ctx, budget, func(err error) { told = append(told, err) })
-	}
+	defer turn.End()
+	entry, err := r.read(ctx, budget)
+	turn.Took(ctx, budget, entry, err)
 }
 
 func (r *Replica) read(ctx context.Context, budget *gate.Budget) (driver.Entry, error) {
@@ -136,12 +110,72 @@ func (r *Replica) read(ctx context.Context, budget *gate.Budget) (driver.Entry, 
 	})
 }
 
-// readAndLearn is Follow for the one reader.
-func (r *Replica) readAndLearn(ctx context.Context, budget *gate.Budget, tell func(error)) {
-	asked, known := r.Now(), r.Log().Position()
-	entry, err := r.read(ctx, budget)
+// A Turn is held by the reader of the log.
+type Turn struct {
+	replica *Replica
+	asked   durations.Instant
+	known   uint64 // the replica's position at asked
+	over    bool
+}
+
+// Turn waits for the turn to read the log. It returns nil if no read is needed: there is no store, or
+// the replica was no older than age when the wait began.
+func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
+	if r == nil || r.Store == nil || budget.Left() <= 0 {
+		return nil
+	}
+	began := r.Now()
+	old := func() bool {
+		asked := durations.Instant(r.asked.Load())
+		return asked == 0 || began > durations.Add(asked, age)
+	}
+	if !old() {
+		return nil
+	}
+	// Callers that come during a read wait for it: with a log that is too old, an item from the store
+	// would count as certain for no time at all.
+	select {
+	case r.reading <- struct{}{}:
+	case <-ctx.Done():
+		return nil
+	}
+	turn := &Turn{replica: r, asked: r.Now(), known: r.Log().Position()}
+	switch silent := durations.Instant(r.silent.Load()); {
+	case silent > 0 && (silent > began || !old()):
+		// The caller has waited out the store's silence. A second read would last as long for the next.
+		budget.Spend(turn.asked - began)
+	case old():
+		return turn
+	}
+	turn.End()
+	return nil
+}
+
+// End gives the turn back. A second call does nothing.
+func (t *Turn) End() {
+	if !t.over {
+		t.over = true
+		<-t.replica.reading
+	}
+}
+
+// Over reports whether the turn was given back.
+func (t *Turn) Over() bool { return t.over }
+
+// Took takes the store's answer in and ends the turn. If the store has no log, or has lost the log that the replica
+// knows, Took begins one.
+func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry, err error) {
+	r := t.replica
+	var told []error
+	defer func() {
+		t.End() // before Silent: an observer may call the cache, which may need the turn
+		for _, err := range told {
+			r.Silent(err)
+		}
+	}()
+	tell := func(err error) { told = append(told, err) }
 	switch {
-	case err == nil && (logOf(entry).At >= known || !r.lost(ctx, budget, known)):
+	case err == nil && (logOf(entry).At >= t.known || !r.lost(ctx, budget, t.known)):
 		r.Learn(entry)
 	case err == nil, errors.Is(err, driver.ErrNotFound), errors.Is(err, driver.ErrCorrupt):
 		if err = r.begin(ctx, budget, tell); !errors.Is(err, driver.ErrFenced) {
@@ -161,7 +195,7 @@ func (r *Replica) readAndLearn(ctx context.Context, budget *gate.Budget, tell fu
 	}
 	// A store that does not answer cannot report sweeps.
 	r.silent.Store(int64(silent))
-	r.asked.Store(int64(max(1, asked)))
+	r.asked.Store(int64(max(1, t.asked)))
 }
 
 // Learn takes in the log of a store's entry.
