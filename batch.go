@@ -241,7 +241,7 @@ func (c *manyCall[V]) beginBatch(together []*waiter[V]) {
 		m := &member[V]{batch: b}
 		a.join(m)
 		if m.gathered == nil {
-			c.places.Release(1) // the place of a flight that the key did not need
+			c.places.Release(1) // the key has begun no flight, which would free its place (member.end)
 		}
 	}
 }

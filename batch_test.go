@@ -283,6 +283,22 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 	})
 }
 
+// A key that joins another call's flight has no place for a flight of its own.
+func TestGetMany_JoinedKeysHoldOnePlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{})
+		keys := manyKeys(5000)
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { getAll(t, c, keys[:4000]) })
+		synctest.Wait()
+		wg.Go(func() { getAll(t, c, keys) }) // 4,000 keys join, and 1,000 begin flights beside them
+		wg.Wait()
+		wantTook(t, start, time.Second)
+	})
+}
+
 func TestGetMany_RebuildTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cause atomic.Value

@@ -48,7 +48,7 @@ type caller[V any] struct {
 
 // A joining is a call's place in the flight for which it waits.
 type joining[V any] struct {
-	flight    *flight[V] // nil before joining
+	flight    *flight[V] // begun by this call or, if collapsed, by another; nil before joining
 	looked    bool       // the waiter has looked at flight
 	joined    bool       // flight.callers, or after the answer answer.live, counts the waiter, and so does flight.herd
 	collapsed bool       // another call began flight

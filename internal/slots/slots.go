@@ -59,9 +59,9 @@ type Slots struct {
 	queued atomic.Int64 // rebuilds, and batches, that wait for a slot
 	most   int64        // of queued
 
-	mu      sync.Mutex // guards the fields below, and each Load's waits
+	mu      sync.Mutex // guards the fields below, and each Load's calls
 	held    int        // loads with a slot
-	waiting int        // loads with a slot that wait for another key
+	waiting int        // loads with a slot that wait for another key: from 0 to held
 	asked   list.List  // *requests for which loads wait, the newest last
 	others  list.List  // all other *requests, the newest last
 }
@@ -200,18 +200,18 @@ func (s *Slots) LookPause(least time.Duration) time.Duration {
 // A Load is a load that holds a slot.
 type Load struct {
 	slots *Slots
-	waits int         // guarded by slots.mu: the load's calls that wait for other keys
+	calls int         // guarded by slots.mu: the load's calls that wait for other keys
 	ended atomic.Bool // set with slots.mu held
 }
 
 // Begin makes l a load with a slot of s.
 func (l *Load) Begin(s *Slots) { l.slots = s }
 
-// Wait notes that the load waits for another key, until Resume. Waits for several keys count once.
+// Wait notes that a call of the load waits for another key, until Resume. The load waits while one of its calls does.
 func (l *Load) Wait() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()
-	if l.waits++; l.waits == 1 && !l.ended.Load() {
+	if l.calls++; l.calls == 1 && !l.ended.Load() {
 		l.slots.waiting++
 		l.slots.dispatch()
 	}
@@ -221,7 +221,7 @@ func (l *Load) Wait() {
 func (l *Load) Resume() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()
-	if l.waits--; l.waits == 0 && !l.ended.Load() {
+	if l.calls--; l.calls == 0 && !l.ended.Load() {
 		l.slots.waiting--
 	}
 }
@@ -230,7 +230,7 @@ func (l *Load) Resume() {
 func (l *Load) End() {
 	l.slots.mu.Lock()
 	defer l.slots.mu.Unlock()
-	if !l.ended.Swap(true) && l.waits > 0 {
+	if !l.ended.Swap(true) && l.calls > 0 {
 		l.slots.waiting--
 	}
 }
