@@ -147,7 +147,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		changed = m.changedBy(t, status, u.Header())
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
-	u.heard = func() { m.invalidateChanged(r.Context(), changed) }
+	u.invalidate = func() { m.invalidateChanged(r.Context(), changed) }
 	u.run(u, next, r)
 }
 
@@ -159,7 +159,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	defer draft.End()
 	u := m.newKeptWriter(w, r)
 	var changed httpcache.Changed
-	u.heard = func() {
+	u.invalidate = func() {
 		if m.invalidateChanged(r.Context(), changed) {
 			draft.Forgive()
 		}

@@ -24,14 +24,15 @@ type watchedWriter struct {
 	http.ResponseWriter
 	m      *Middleware                       // whose request it is
 	before func(status int) httpcache.Status // returns our member of Cache-Status; nil: there is none
-	heard  func()                            // called before the client can see the response, and when the handler has returned; may be nil
-	taken  func()                            // called when the handler has taken over the connection; may be nil
-	cut    func()                            // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
-	sent   time.Time                         // when the handler began
-	outer  http.Header                       // the real writer's header then
-	done   bool
-	early  bool // the client may have seen the response before the end
-	size   int  // bytes written
+	// invalidate is called before the client can see the response, and again when the handler has returned; may be nil.
+	invalidate func()
+	taken      func()      // called when the handler has taken over the connection; may be nil
+	cut        func()      // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
+	sent       time.Time   // when the handler began
+	outer      http.Header // the real writer's header then
+	done       bool
+	early      bool // the client may have seen the response before the end
+	size       int  // bytes written
 }
 
 // judge judges the response to req by the handler's part of the header, which it also returns.
@@ -40,15 +41,15 @@ func (u *watchedWriter) judge(req httpcache.Request, status int) (own http.Heade
 	return own, httpcache.Judge(req, status, own, u.sent, now, u.m.options.Rules), now
 }
 
-// unheard is how much of a response net/http buffers at least until the handler returns.
-const unheard = 2 << 10
+// unseen is how much of a response net/http buffers at least until the handler returns.
+const unseen = 2 << 10
 
 // Hijack is the real writer's. Later bytes are not watched.
 func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(u.ResponseWriter).Hijack()
 	if err == nil { // on an error the handler answers in another way
 		u.look(http.StatusOK)
-		u.tell()
+		u.invalidateEarly()
 		if u.taken != nil {
 			u.taken()
 		}
@@ -92,20 +93,21 @@ func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.R
 	returned = true
 }
 
-// end completes the response. Without a header, net/http sends 200.
+// end completes the response. Without a header, net/http sends 200. It invalidates also after invalidateEarly: another
+// client may have read old data since then.
 func (u *watchedWriter) end() {
 	u.look(http.StatusOK)
 	u.m.hidden.Remove(u.ResponseWriter.Header()) // trailers
-	if u.heard != nil {
-		u.heard()
+	if u.invalidate != nil {
+		u.invalidate()
 	}
 }
 
-// tell calls heard before the first bytes that the client may see.
-func (u *watchedWriter) tell() {
-	if u.heard != nil && !u.early {
+// invalidateEarly invalidates before the first bytes that the client may see.
+func (u *watchedWriter) invalidateEarly() {
+	if u.invalidate != nil && !u.early {
 		u.early = true
-		u.heard()
+		u.invalidate()
 	}
 }
 
@@ -124,8 +126,8 @@ func (u *watchedWriter) WriteHeader(status int) {
 
 func (u *watchedWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
-	if u.size += len(p); u.size > unheard {
-		u.tell()
+	if u.size += len(p); u.size > unseen {
+		u.invalidateEarly()
 	}
 	if u.cut != nil && u.size-len(p) > maxUnsent {
 		return 0, http.ErrBodyNotAllowed
@@ -148,7 +150,7 @@ func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 	if !more {
 		return n, err
 	}
-	u.tell()
+	u.invalidateEarly()
 	rest, err := io.Copy(u.ResponseWriter, r)
 	return n + rest, err
 }
@@ -168,7 +170,7 @@ func (u *watchedWriter) Flush() { u.FlushError() }
 // FlushError is for http.ResponseController: it tells whether the writer can flush.
 func (u *watchedWriter) FlushError() error {
 	u.look(http.StatusOK)
-	u.tell()
+	u.invalidateEarly()
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
