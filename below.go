@@ -71,31 +71,24 @@ type pageBinder struct{ page.Binder }
 func (b pageBinder) bind() loader[*page.Response] {
 	load := b.Bind()
 	return func(ctx context.Context, a *attempt[*page.Response]) (product[*page.Response], error) {
-		its := &pageAttempt{attempt: a}
-		res, err := load(ctx, its)
-		return its.product(res), err
+		p, err := load(ctx, pageAttempt{a})
+		return productOf(p), err
 	}
 }
 
-type pageAttempt struct {
-	attempt *attempt[*page.Response]
-	windows *items.Windows // of the load's result; nil: the options' windows
-	failure error          // the failure that an error page tells, nil for other results
+func productOf(p page.Product) product[*page.Response] {
+	return product[*page.Response]{value: p.Value, windows: &p.Windows, failure: p.Failure}
 }
 
-func (a *pageAttempt) product(res *page.Response) product[*page.Response] {
-	return product[*page.Response]{value: res, windows: a.windows, failure: a.failure}
-}
+type pageAttempt struct{ attempt *attempt[*page.Response] }
 
-func (a *pageAttempt) Key() string                        { return a.attempt.key }
-func (a *pageAttempt) Present() *page.Item                { return a.attempt.present }
-func (a *pageAttempt) Position() uint64                   { return a.attempt.position }
-func (a *pageAttempt) Excluded() bool                     { return a.attempt.excluded }
-func (a *pageAttempt) Tell(res *page.Response, err error) { a.attempt.tell(a.product(res), err) }
-func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.attempt.callers.awaitNone(done) }
-func (a *pageAttempt) SetWindows(w items.Windows)         { a.windows = &w }
-func (a *pageAttempt) SetFailure(err error)               { a.failure = err }
-func (a *pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
+func (a pageAttempt) Key() string                       { return a.attempt.key }
+func (a pageAttempt) Present() *page.Item               { return a.attempt.present }
+func (a pageAttempt) Position() uint64                  { return a.attempt.position }
+func (a pageAttempt) Excluded() bool                    { return a.attempt.excluded }
+func (a pageAttempt) Tell(p page.Product, err error)    { a.attempt.tell(productOf(p), err) }
+func (a pageAttempt) AwaitReaders(done <-chan struct{}) { a.attempt.callers.awaitNone(done) }
+func (a pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
 	return a.attempt.publish(ctx, res, until, to)
 }
 

@@ -1,7 +1,6 @@
 package bellwether
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -23,7 +22,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 	}
 	r.loaded, r.committed = true, 0
 	if nothing, ok := l.err.(*fault.NoResult); ok {
-		r.noteFailure(cmp.Or(nothing.Err, l.failure))
+		r.noteFailure(nothing.Err)
 		return r.finishNothing(ctx, nothing, l)
 	}
 	switch {

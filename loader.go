@@ -52,7 +52,7 @@ type product[V any] struct {
 	windows *items.Windows // of the value or of its absence; nil: the options' windows
 	marks   *items.Marks   // nil: none
 	kept    *items.Item[V] // the item whose value stays; nil: the value is new
-	failure error          // the load has failed, although it has answered its callers; nil if it succeeded
+	failure error          // the failure that the value, an error page, tells; nil for other values
 }
 
 func requestOf[V any](key string, from *items.Item[V]) Request[V] {

@@ -45,7 +45,7 @@ var (
 type NoResult struct {
 	// Failed is true if the answer was a failure. It may be about the audience: another caller's load may succeed.
 	Failed bool
-	// Err is the failure of a load without a value, nil for an error page.
+	// Err is the failure, of the load or told by its answer; nil if there is none.
 	Err error
 }
 

@@ -108,7 +108,14 @@ type Live interface {
 type Binder interface{ Bind() Loader }
 
 // A Loader is a load: it may publish a response on the flight before the return.
-type Loader func(ctx context.Context, a Attempt) (*Response, error)
+type Loader func(ctx context.Context, a Attempt) (Product, error)
+
+// A Product is the result of a load.
+type Product struct {
+	Value   *Response
+	Windows items.Windows // how long Value is served and kept
+	Failure error         // the failure that Value, an error page, tells; nil for other values
+}
 
 // An Attempt is a load of a flight, with its initial state. The flight may give up the load and go on.
 type Attempt interface {
@@ -123,15 +130,9 @@ type Attempt interface {
 	// of the audience that come before until. The result is false if the flight has given up the load.
 	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool
 	// Tell ends the load with its result before the load returns.
-	Tell(res *Response, err error)
+	Tell(p Product, err error)
 	// AwaitReaders waits until all callers have their places among the readers, or for done.
 	AwaitReaders(done <-chan struct{})
-	// SetWindows sets how long the load's result is served and kept. It comes before the result, on
-	// the same goroutine or ordered by the load.
-	SetWindows(w items.Windows)
-	// SetFailure says that the load has failed, although it may have a result or an answer for its callers: an error
-	// page. It comes before the result, as SetWindows does.
-	SetFailure(err error)
 }
 
 // An Access is work on a key without a flight. It asks a silent engine only once.

@@ -135,8 +135,8 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 	return post, true
 }
 
-// keep returns the value to keep under the key for a complete response.
-func (l *load) keep(d *decision) (*Response, error) {
+// keep returns the load's product for a complete response.
+func (l *load) keep(d *decision) (Product, error) {
 	live := d.response
 	s := live.live
 	done := &Response{
@@ -148,7 +148,7 @@ func (l *load) keep(d *decision) (*Response, error) {
 	} else {
 		whole, ok := s.body.Body()
 		if !ok {
-			return nil, errors.New("bellwether: complete body without bytes")
+			return Product{}, errors.New("bellwether: complete body without bytes")
 		}
 		done.complete(s.header, whole)
 		d.recording.account.complete(cmp.Or(d.variantKey(), l.attempt.Key()), whole)
@@ -161,28 +161,27 @@ func (l *load) keep(d *decision) (*Response, error) {
 	return l.record(d, done, f), nil
 }
 
-// remember returns an unshareable response's record, or a signpost: an unshareable response makes only its own
-// variant uncacheable, not all other users' variants.
-func (l *load) remember(d *decision, reason string) *Response {
+// remember returns the product for an unshareable response: a record, or a signpost. An unshareable response makes
+// only its own variant uncacheable, not all other users' variants.
+func (l *load) remember(d *decision, reason string) Product {
 	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.response.live.decidedAt.Sub(l.sent)))
 }
 
-// record returns the value to keep under the load's key for the result res. A variant is written
-// under its own key first, so a process that reads the signpost finds the variant.
-func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
-	if d.response.vary == nil || res.kind == uncacheable && l.owner.signpost != nil {
-		l.attempt.SetWindows(f)
-		return res
+// record returns the load's product for the result res. A variant is written under its own key first, so a
+// process that reads the signpost finds the variant.
+func (l *load) record(d *decision, res *Response, f items.Windows) Product {
+	if d.response.vary != nil && (res.kind != uncacheable || l.owner.signpost == nil) {
+		l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position(), nil)
+		res, f = l.pointTo(d.response.vary)
 	}
-	l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position(), nil)
-	return l.pointTo(d.response.vary)
+	return Product{res, f, failureOf(d.response.status)}
 }
 
 // pointTo keeps a signpost under the URL's key, and returns it for the load's own key, maybe the same.
-func (l *load) pointTo(post *variance) *Response {
-	cache, base, f := l.m.cache, l.base(), items.Windows{TTL: varyingTTL}
-	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
-	now := cache.Now()
+func (l *load) pointTo(post *variance) (kept *Response, f items.Windows) {
+	cache, base, now := l.m.cache, l.base(), l.m.cache.Now()
+	kept = &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
+	f = items.Windows{TTL: varyingTTL}
 	switch old := l.owner.signpost; {
 	case old != nil:
 		// The new signpost only replaces the old: after an invalidation it would lead to older responses. The
@@ -196,6 +195,5 @@ func (l *load) pointTo(post *variance) *Response {
 		// The signpost displaces a response without the names, which moves to its own variant key.
 		cache.Put(l.ctx, l.m.variantKey(post, base, nil), l.before.Value, l.before.Windows(now), l.before.Position, nil)
 	}
-	l.attempt.SetWindows(f)
-	return kept
+	return kept, f
 }

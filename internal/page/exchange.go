@@ -22,8 +22,8 @@ import (
 // errUnselected: the handler's 304 is not about the stored response (RFC 9111 section 4.3.4).
 var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
 
-// fetch is the load: it runs the handler, with validation, and returns the value to keep under the key.
-func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
+// fetch is the load: it runs the handler, with validation.
+func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (Product, error) {
 	l := m.newLoad(ctx, a, c)
 	switch it := a.Present(); {
 	case it == nil && c.signpost != nil:
@@ -31,9 +31,9 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
 		l.asks = m.condition(it.Value, l.request())
 	}
-	res, err := newExchange(l).carry(next, r)
+	p, err := newExchange(l).carry(next, r)
 	if !errors.Is(err, errUnselected) {
-		return res, err
+		return p, err
 	}
 	return newExchange(m.newLoad(ctx, a, c)).carry(next, r)
 }
@@ -62,8 +62,8 @@ func newExchange(l load) *exchange {
 	return x
 }
 
-// carry runs the handler and returns the value to keep of the exchange.
-func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
+// carry runs the handler and returns the product of the exchange.
+func (x *exchange) carry(next http.Handler, r *http.Request) (Product, error) {
 	x.link(r)
 	defer x.records.Wait()
 	defer x.cancel(nil)
@@ -85,13 +85,13 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && p.Value != http.ErrAbortHandler {
 			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended without this error
 		}
-		return nil, &fault.NoResult{}
+		return Product{}, &fault.NoResult{}
 	case x.err != nil:
-		return nil, x.publishFailure(x.err)
+		return Product{}, x.publishFailure(x.err)
 	case x.decision == nil:
-		return nil, errUnselected
+		return Product{}, errUnselected
 	case !x.decision.outcome.keeps():
-		return nil, &fault.NoResult{} // the flight has given up the load
+		return Product{}, &fault.NoResult{} // the flight has given up the load
 	}
 	return x.keep(x.decision)
 }
@@ -157,9 +157,6 @@ func (x *exchange) begin(h heading) {
 // settle decides about an answer, and offers the response to its audience.
 func (x *exchange) settle(a answer, now time.Time) {
 	x.decision = x.decide(a, now)
-	if httpcache.IsServerError(a.status) {
-		x.attempt.SetFailure(serverError(a.status))
-	}
 	body := x.stream().body
 	body.OnIdle(func() {
 		x.decision.recording.account.close()
@@ -204,7 +201,7 @@ func (x *exchange) overflow() {
 		s.body.CloseWithError(context.Cause(x.ctx))
 	case s.excess == reasonMemory:
 		// From here on the body belongs to its readers, and ends with the last reader.
-		x.end(&fault.NoResult{}) // the limit proves nothing about the key
+		x.end(&fault.NoResult{Err: failureOf(x.decision.response.status)}) // the limit proves nothing about the key
 	default:
 		x.endWithRecord(s.excess)
 	}
@@ -239,7 +236,7 @@ func (x *exchange) offer() {
 		if x.fwd == httpcache.FwdStale && x.spare() != nil {
 			x.m.pauseRefresh(key, x.owner.client)
 		}
-		x.end(&fault.NoResult{Failed: d.audience == audience.Alike})
+		x.end(&fault.NoResult{Failed: d.audience == audience.Alike, Err: failureOf(res.status)})
 	}
 }
 
@@ -269,7 +266,7 @@ func (x *exchange) breakOff(err error) {
 // end ends the load without a value, while the handler goes on for its readers.
 func (x *exchange) end(err error) {
 	x.ended = true
-	x.attempt.Tell(nil, err)
+	x.attempt.Tell(Product{}, err)
 }
 
 // endWithRecord ends the load with the record of a response that the cache does not keep. The write of the
@@ -277,11 +274,11 @@ func (x *exchange) end(err error) {
 func (x *exchange) endWithRecord(reason string) {
 	x.ended = true
 	x.records.Go(func() {
-		var res *Response
+		var p Product
 		fault.Run(func() error { // an adapter, or OnError, may panic or exit
-			res = x.remember(x.decision, reason)
+			p = x.remember(x.decision, reason)
 			return nil
-		}, func(err error) { x.attempt.Tell(res, err) })
+		}, func(err error) { x.attempt.Tell(p, err) })
 	})
 }
 

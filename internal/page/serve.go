@@ -192,7 +192,7 @@ func (c *call) Bind() Loader {
 	if t := q.target.url; t != q.r {
 		retarget(r, t)
 	}
-	return func(ctx context.Context, a Attempt) (*Response, error) {
+	return func(ctx context.Context, a Attempt) (Product, error) {
 		return q.m.fetch(ctx, a, c, q.next, r)
 	}
 }

@@ -24,6 +24,14 @@ func (e serverError) Error() string {
 	return fmt.Sprintf("bellwether: handler answered with a server error: %d", int(e))
 }
 
+// failureOf returns the failure that a response with the status tells, or nil.
+func failureOf(status int) error {
+	if httpcache.IsServerError(status) {
+		return serverError(status)
+	}
+	return nil
+}
+
 // errBroken is the error of callers whose response broke off before they had any of it.
 var errBroken = errors.New("bellwether: response broken off")
 
