@@ -82,7 +82,6 @@ func productOf(p page.Product) product[*page.Response] {
 
 type pageAttempt struct{ attempt *attempt[*page.Response] }
 
-func (a pageAttempt) Key() string                       { return a.attempt.key }
 func (a pageAttempt) Present() *page.Item               { return a.attempt.present }
 func (a pageAttempt) Position() uint64                  { return a.attempt.position }
 func (a pageAttempt) Excluded() bool                    { return a.attempt.excluded }

@@ -119,7 +119,6 @@ type Product struct {
 
 // An Attempt is a load of a flight, with its initial state. The flight may give up the load and go on.
 type Attempt interface {
-	Key() string
 	// Present is the latest known item of the key, nil if there is none.
 	Present() *Item
 	// Position is the position of the log of sweeps that was known when the load began.

@@ -151,7 +151,7 @@ func (l *load) keep(d *decision) (Product, error) {
 			return Product{}, errors.New("bellwether: complete body without bytes")
 		}
 		done.complete(s.header, whole)
-		d.recording.account.complete(cmp.Or(d.variantKey(), l.attempt.Key()), whole)
+		d.recording.account.complete(cmp.Or(d.variantKey(), l.owner.key), whole)
 	}
 	f := l.m.lifeOf(done, s.header, s.ageNow())
 	if d.outcome == keepsChecked {

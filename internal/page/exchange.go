@@ -27,7 +27,7 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 	l := m.newLoad(ctx, a, c)
 	switch it := a.Present(); {
 	case it == nil && c.signpost != nil:
-		c.signpost.Value.vary.built.of(c.query.needsVariant).add(a.Key(), m.cache.Now())
+		c.signpost.Value.vary.built.of(c.query.needsVariant).add(c.key, m.cache.Now())
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
 		l.asks = m.condition(it.Value, l.request())
 	}
@@ -83,7 +83,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (Product, error) {
 	switch {
 	case x.ended:
 		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && p.Value != http.ErrAbortHandler {
-			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended without this error
+			x.m.cache.OnError(x.owner.key, x.err) // the rebuild has ended without this error
 		}
 		return Product{}, &fault.NoResult{}
 	case x.err != nil:
@@ -210,7 +210,7 @@ func (x *exchange) overflow() {
 // offer gives the decided response to its audience while the handler writes it. If Publish has to
 // read the log of invalidations, the handler waits within its WriteHeader.
 func (x *exchange) offer() {
-	d, key := x.decision, x.attempt.Key()
+	d, key := x.decision, x.owner.key
 	res := d.response
 	if x.request().Credentials && tellsAudience(res.status) {
 		x.m.learnAuthorized(key, d.audience == audience.Everyone)

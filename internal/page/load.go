@@ -92,7 +92,7 @@ func (l *load) open() bool {
 	}
 	was := l.before.Value
 	if !was.forAll && httpcache.IsServerError(was.status) {
-		shared, _ := l.m.learntAuthorized(l.attempt.Key())
+		shared, _ := l.m.learntAuthorized(l.owner.key)
 		return shared
 	}
 	return was.forAll
