@@ -176,9 +176,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.runBelowServer(next)
-	if res, f, ok := u.kept(); ok {
-		draft.Keep(res, f)
-	}
+	u.keep = draft.Keep // only now: the invalidation at the end would drop the response
+	u.finish()
 }
 
 // passCredentials hands a request with credentials to the handler, unless the key's responses are known to be

@@ -186,7 +186,7 @@ type keptWriter struct {
 	watchedWriter
 	request *http.Request
 	copied  *responseCopy                  // nil: the response is not to be kept
-	keep    func(*Response, items.Windows) // nil: the owner of the writer keeps the response at the end
+	keep    func(*Response, items.Windows) // nil: the response is not complete before the handler has returned
 }
 
 type responseCopy struct {
@@ -219,17 +219,6 @@ func (u *keptWriter) runBelowServer(next http.Handler) {
 	u.run(u, next, r)
 }
 
-// kept returns the response, if kept. Without a length, a left client's handler may have stopped midway.
-func (u *keptWriter) kept() (*Response, items.Windows, bool) {
-	c := u.copied
-	n, announced := contentLength(u.Header())
-	if c == nil || announced && n != int64(c.body.Len()) || !announced && u.request.Context().Err() != nil {
-		return nil, items.Windows{}, false
-	}
-	c.response.complete(c.header, spool.BodyOf(bytes.Clone(c.body.Bytes())))
-	return c.response, u.m.lifeOf(c.response, c.header, c.age+time.Since(c.decided)), true
-}
-
 func (u *keptWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
 	if c := u.copied; c != nil && int64(c.body.Len()+len(p)) > min(maxKept, u.m.options.MaxBody) {
@@ -248,15 +237,16 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// finish keeps a response, complete by Content-Length, if keep is set.
+// finish keeps a complete response. Without a length, a left client's handler may have stopped midway.
 func (u *keptWriter) finish() {
-	if u.keep == nil {
+	c := u.copied
+	n, announced := contentLength(u.Header())
+	if u.keep == nil || c == nil || announced && n != int64(c.body.Len()) || !announced && u.request.Context().Err() != nil {
 		return
 	}
-	if res, f, ok := u.kept(); ok {
-		u.copied = nil
-		u.keep(res, f)
-	}
+	u.copied = nil
+	c.response.complete(c.header, spool.BodyOf(bytes.Clone(c.body.Bytes())))
+	u.keep(c.response, u.m.lifeOf(c.response, c.header, c.age+time.Since(c.decided)))
 }
 
 // Hijack is the real writer's. Later bytes are not watched, so the response is not kept.
