@@ -36,7 +36,6 @@ type Options[K, R any] struct {
 type Group[K, R any] struct {
 	Options[K, R]
 	Demand slots.Demand // whether a load waits for a member
-	shared *slots.Shared
 	began  time.Time
 
 	mu            sync.Mutex   // guards the fields below, and all fields of members
@@ -44,12 +43,13 @@ type Group[K, R any] struct {
 	loaded        bool         // the first round has begun
 	queued        int          // members that wait for a slot
 	admitted      bool         // the queued members may wait
+	hand          *hand        // the slot that no round has taken yet, for further members; nil if there is none
 	open          *round[K, R] // the members that are ready to load; nil if there are none
 }
 
 // New returns a group without members.
 func New[K, R any](o Options[K, R]) *Group[K, R] {
-	return &Group[K, R]{Options: o, shared: o.Slots.Share(o.Running), began: time.Now()}
+	return &Group[K, R]{Options: o, began: time.Now()}
 }
 
 // A Member is a rebuild of a group. It implements [slots.Source].
@@ -89,64 +89,6 @@ func (m *Member[K, R]) turnTo(s state) {
 	m.turn(s)
 }
 
-// Try implements [slots.Source].
-func (m *Member[K, R]) Try() (free func()) {
-	if m.group.Load == nil {
-		return m.group.Slots.Try()
-	}
-	return m.take(m.group.shared.Try())
-}
-
-// Request implements [slots.Source].
-func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
-	if m.group.Load == nil {
-		return m.group.Slots.Request(d)
-	}
-	return &request[K, R]{m.group.shared.Request(d), m}
-}
-
-type request[K, R any] struct {
-	*slots.Hand
-	member *Member[K, R]
-}
-
-func (r *request[K, R]) End() (free func()) { return r.member.take(r.Hand.End()) }
-
-func (m *Member[K, R]) take(h *slots.Hand) (free func()) {
-	if h == nil {
-		return nil
-	}
-	m.group.mu.Lock()
-	defer m.group.mu.Unlock()
-	if m.state == seated {
-		m.turn(looking) // the member goes on after a load
-	}
-	s := &Seat[K, R]{member: m, hand: h}
-	m.seat = s
-	return func() { s.leave(nil) }
-}
-
-// Queue implements [slots.Source]. Members count once in MaxQueued: many keys must not refuse themselves.
-func (m *Member[K, R]) Queue() bool {
-	g := m.group
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.queued++; g.queued == 1 {
-		g.admitted = g.Slots.Queue()
-	}
-	return g.admitted
-}
-
-// Unqueue implements [slots.Source].
-func (m *Member[K, R]) Unqueue() {
-	g := m.group
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.queued--; g.queued == 0 {
-		g.Slots.Unqueue()
-	}
-}
-
 // A round is a call of the group's load.
 type round[K, R any] struct {
 	group  *Group[K, R]
@@ -160,7 +102,7 @@ type round[K, R any] struct {
 	seats   []*Seat[K, R]           // fixed when the load begins
 	present int                     // seats whose members have not left
 	awaited int                     // seats whose members have neither entered nor left since the round began
-	hand    *slots.Hand             // the load's slot, once the round has begun
+	hand    *hand                   // the load's slot, once the round has begun
 	timer   *time.Timer             // begins the round when it is due; nil at first
 	due     time.Time               // when the round begins unless a member moves
 	values  context.Context         // has the values for the load's context; nil until a member has called Load
@@ -186,7 +128,7 @@ type Seat[K, R any] struct {
 	round  *round[K, R] // nil before Ready
 
 	// Guarded by Group.mu.
-	hand    *slots.Hand // nil: the member has left
+	hand    *hand // nil: the member has left
 	entered bool
 }
 
@@ -196,9 +138,9 @@ func (m *Member[K, R]) Ready() *Seat[K, R] {
 	g, s := m.group, m.seat
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if s.hand.Spent() {
-		s.hand.Release() // this may free the slot: the round's load has ended, or its members have left
-		if s.hand = g.shared.Try(); s.hand == nil {
+	if s.hand != g.hand {
+		g.release(s.hand) // this may free the slot: the round's load has ended, or its members have left
+		if s.hand = g.try(); s.hand == nil {
 			return nil
 		}
 	}
@@ -263,7 +205,7 @@ func (r *round[K, R]) depart() {
 	case r.phase != entering:
 	case r.present == 0:
 		r.phase = over
-		r.hand.Release()
+		r.group.release(r.hand)
 	case r.awaited == 0 && r.values != nil:
 		r.phase = loading
 		slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
@@ -276,9 +218,9 @@ func (r *round[K, R]) depart() {
 func (r *round[K, R]) load(ctx context.Context) {
 	defer r.cancel(nil)
 	defer func() {
-		r.hand.Release()
 		r.group.mu.Lock()
 		defer r.group.mu.Unlock()
+		r.group.release(r.hand)
 		r.phase = over
 		close(r.done)
 	}()
@@ -294,7 +236,7 @@ func (s *Seat[K, R]) leave(cause error) (begun bool) {
 	if s.hand == nil {
 		return false
 	}
-	s.hand.Release()
+	m.group.release(s.hand)
 	s.hand = nil
 	if r == nil || r.phase == over {
 		return false
@@ -399,7 +341,7 @@ func (g *Group[K, R]) start(r *round[K, R]) {
 	g.open, g.loaded = nil, true
 	r.phase, r.began, r.awaited = entering, time.Now(), len(r.seats)
 	// The load keeps a slot if its members leave. All seats have the slot that no round has taken.
-	r.hand = r.seats[0].hand
-	r.hand.Spend()
+	r.hand, g.hand = g.hand, nil
+	r.hand.holders++
 	close(r.begins)
 }

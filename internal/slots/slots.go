@@ -1,5 +1,5 @@
 // Package slots bounds a cache's concurrent loads (MaxRebuilds) and rebuilds that wait for a slot
-// (MaxQueued). Loads that wait for each other share slots, and so do a batch's rebuilds, in shared.go.
+// (MaxQueued). Loads that wait for each other share slots.
 package slots
 
 import (

@@ -1,0 +1,145 @@
+package gather
+
+import (
+	"context"
+
+	"github.com/bellwether-go/bellwether/internal/slots"
+)
+
+// This file is the slot of a group, which its members share: a member is a [slots.Source].
+
+// A hand is a taking of the group's slot: its first holder takes the slot, and its last gives it back. A round takes
+// the slot for its load, and leaves the next member another slot. Group.mu guards the fields.
+type hand struct {
+	holders int           // the members with the slot, or waiting for it, and the load
+	taken   chan struct{} // closed when the slot is there
+	free    func()        // gives the slot back; nil until it is there
+	abandon func()        // ends the wait for the slot
+}
+
+// Try implements [slots.Source].
+func (m *Member[K, R]) Try() (free func()) {
+	g := m.group
+	if g.Load == nil {
+		return g.Slots.Try()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return m.take(g.try())
+}
+
+// Request implements [slots.Source]. All members share one request: several would compete.
+func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
+	g := m.group
+	if g.Load == nil {
+		return g.Slots.Request(d)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.hand
+	if h == nil {
+		waiting, abandon := context.WithCancel(context.Background())
+		h = &hand{taken: make(chan struct{}), abandon: abandon}
+		g.hand = h
+		g.Running.Go(func() { g.give(h, slots.Await(waiting, g.Slots.Request(d))) })
+	}
+	h.holders++
+	return &request[K, R]{m, h}
+}
+
+type request[K, R any] struct {
+	member *Member[K, R]
+	hand   *hand
+}
+
+func (r *request[K, R]) Taken() <-chan struct{} { return r.hand.taken }
+
+func (r *request[K, R]) End() (free func()) {
+	g := r.member.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if r.hand.free == nil {
+		g.release(r.hand)
+		return nil
+	}
+	return r.member.take(r.hand)
+}
+
+// Queue implements [slots.Source]. Members count once in MaxQueued: many keys must not refuse themselves.
+func (m *Member[K, R]) Queue() bool {
+	g := m.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.queued++; g.queued == 1 {
+		g.admitted = g.Slots.Queue()
+	}
+	return g.admitted
+}
+
+// Unqueue implements [slots.Source].
+func (m *Member[K, R]) Unqueue() {
+	g := m.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.queued--; g.queued == 0 {
+		g.Slots.Unqueue()
+	}
+}
+
+// take gives a member its share of the slot, unless h is nil. mu is held.
+func (m *Member[K, R]) take(h *hand) (free func()) {
+	if h == nil {
+		return nil
+	}
+	if m.state == seated {
+		m.turn(looking) // the member goes on after a load
+	}
+	s := &Seat[K, R]{member: m, hand: h}
+	m.seat = s
+	return func() { s.leave(nil) }
+}
+
+// try adds a holder if the slot is taken, or can be taken now. Otherwise it returns nil. mu is held.
+func (g *Group[K, R]) try() *hand {
+	switch {
+	case g.hand == nil:
+		free := g.Slots.Try()
+		if free == nil {
+			return nil
+		}
+		g.hand = &hand{taken: make(chan struct{}), free: free, abandon: func() {}}
+		close(g.hand.taken)
+	case g.hand.free == nil:
+		return nil
+	}
+	g.hand.holders++
+	return g.hand
+}
+
+// give gives the slot to the holders, or back if no holder is left. free is nil after abandon.
+func (g *Group[K, R]) give(h *hand, free func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if h.holders == 0 {
+		if free != nil {
+			free()
+		}
+		return
+	}
+	h.free = free
+	close(h.taken)
+}
+
+// release removes a holder. The last holder gives the slot back. mu is held.
+func (g *Group[K, R]) release(h *hand) {
+	if h.holders--; h.holders > 0 {
+		return
+	}
+	if g.hand == h { // otherwise a load has taken the slot
+		g.hand = nil
+	}
+	h.abandon()
+	if h.free != nil {
+		h.free()
+	}
+}
