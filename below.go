@@ -24,8 +24,6 @@ func (b below) Now() instant { return b.engine.clock.Now() }
 
 func (b below) Near(key string) (*page.Item, instant) { return b.engine.near.Get(key) }
 
-func (b below) Fits(it *page.Item) bool { return b.engine.near.Fits(it.Weight()) }
-
 func (b below) HoldsNear(key string, it *page.Item) bool { return b.engine.holdsNear(key, it) }
 
 func (b below) Remember(key string, res *page.Response, w items.Windows) {

@@ -28,14 +28,15 @@ const Overhead = 272
 
 // A Tier holds items by key. All methods are safe for concurrent use.
 type Tier[T Item] struct {
-	clock *clock
-	max   int64 // in bytes
-	table *otter.Cache[string, T]
+	clock   *clock
+	max     int64                    // in bytes
+	evicted func(key string, item T) // see New
+	table   *otter.Cache[string, T]
 }
 
 // New returns an empty tier for items of maxBytes in all. Instants count from base. The tier calls
-// evicted, unless it is nil, for each item that leaves to make room for others. That call is under
-// locks: evicted must not wait and must not use the tier.
+// evicted, unless it is nil, for each item that leaves to make room for others, or is heavier than all the room.
+// That call is under locks: evicted must not wait and must not use the tier.
 func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T)) *Tier[T] {
 	var deleted func(otter.DeletionEvent[string, T])
 	if evicted != nil {
@@ -47,7 +48,7 @@ func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T))
 	}
 	c := &clock{base: base}
 	c.tell(c.now(), 0)
-	return &Tier[T]{clock: c, max: maxBytes, table: otter.Must(&otter.Options[string, T]{
+	return &Tier[T]{clock: c, max: maxBytes, evicted: evicted, table: otter.Must(&otter.Options[string, T]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         c,
 		// OnDeletion would start a goroutine for each item.
@@ -115,19 +116,24 @@ const mostCounted = 15
 func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) {
 	var none T
 	n.clock.tell(n.clock.now(), 0) // an expired item must not count as present
-	known := false
+	first := false
 	replace := func(old T, found bool) (T, otter.ComputeOp) {
-		known = found
 		switch {
 		case found && !yields(old):
 			return old, otter.CancelOp
 		case it.End() <= n.clock.now():
 			return none, otter.InvalidateOp
+		case int64(it.Weight()) > n.max: // the table would have it until its next eviction
+			if n.evicted != nil {
+				n.evicted(key, it)
+			}
+			return none, otter.InvalidateOp
 		}
+		first = !found
 		return it, otter.WriteOp
 	}
 	n.table.Compute(key, replace)
-	if !known && int64(it.Weight()) <= n.max {
+	if first {
 		for range min(callers, mostCounted) - 1 {
 			n.table.Compute(key, replace)
 		}
@@ -156,9 +162,6 @@ func (n *Tier[T]) Delete(key string) { n.table.Invalidate(key) }
 
 // Bytes returns the weight of all items.
 func (n *Tier[T]) Bytes() uint64 { return n.table.WeightedSize() }
-
-// Fits reports whether the tier is large enough for an item of that weight.
-func (n *Tier[T]) Fits(weight uint32) bool { return int64(weight) <= n.max }
 
 // Close empties the tier and ends its goroutines.
 func (n *Tier[T]) Close() {

@@ -25,8 +25,6 @@ type Cache interface {
 
 	// Near returns the near tier's item for a key, nil if there is none, and the present moment.
 	Near(key string) (*Item, durations.Instant)
-	// Fits reports whether the item is not heavier than the whole near tier.
-	Fits(it *Item) bool
 	// HoldsNear reports whether the near tier has the item, by its epoch.
 	HoldsNear(key string, it *Item) bool
 	// Remember keeps a response in the near tier, and in no store.

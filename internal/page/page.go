@@ -77,10 +77,7 @@ func New(cache Cache, o Options) *Middleware {
 	}
 	m.bodies.near = func(key string, body spool.Body) bool {
 		it, _ := cache.Near(key)
-		if it == nil || it.Kind != driver.KindValue || !cache.Fits(it) {
-			return false
-		}
-		return len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
+		return it != nil && it.Kind == driver.KindValue && len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
 	}
 	return m
 }
