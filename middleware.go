@@ -149,12 +149,11 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
 	s := o.options().settings("HTTPOptions")
-	traits := page.Traits(o.tagFields())
 	e := newEngine(s, face[*page.Response]{
 		size:    func(_ string, r *page.Response) int { return r.Size() },
 		answers: (*page.Response).IsAnswer,
 		marshal: page.Marshal, unmarshal: page.Unmarshal,
-		traits: func(it *page.Item) (tags []string, signpost bool) { return traits(it.Value) },
+		traits: page.Traits(o.tagFields()),
 	})
 	return &Middleware{engine: e, pages: page.New(below{e}, o.pages(s))}
 }

@@ -121,16 +121,14 @@ func (m *Middleware) softly() bool {
 	return true
 }
 
-// Traits returns a function of a response's traits. fields are the canonical names of tag fields.
-func Traits(fields []string) func(*Response) (tags []string, varies bool) {
-	return func(r *Response) ([]string, bool) { return r.traits(fields) }
-}
-
-// traits are the traits of a response for sweeps.
-func (r *Response) traits(fields []string) (tags []string, varies bool) {
-	tags = r.tags(fields)
-	if r.spare != nil {
-		tags = append(tags, r.spare.Value.tags(fields)...)
+// Traits returns a function of a response's traits for sweeps. fields are the canonical names of tag fields.
+func Traits(fields []string) func(*Item) (tags []string, signpost bool) {
+	return func(it *Item) ([]string, bool) {
+		r := it.Value
+		tags := r.tags(fields)
+		if r.spare != nil {
+			tags = append(tags, r.spare.Value.tags(fields)...)
+		}
+		return tags, r.kind == varying
 	}
-	return tags, r.kind == varying
 }
