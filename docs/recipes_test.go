@@ -269,3 +269,48 @@ func TestRecipe_AfterAWrite(t *testing.T) {
 		t.Errorf("each page was made %v times, want twice", runs)
 	}
 }
+
+func ownPages(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := r.Cookie("session"); err == nil {
+			w.Header().Set("Cache-Control", "private")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// TestRecipe_LoggedIn holds that users get their own pages by private around the cache, and by Vary in the handler,
+// but not by Vary around the cache, of which the recipe warns.
+func TestRecipe_LoggedIn(t *testing.T) {
+	vary := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Vary", "Cookie")
+			next.ServeHTTP(w, r)
+		})
+	}
+	as := func(next http.Handler) http.Handler { return next }
+	for name, tt := range map[string]struct {
+		around, within func(http.Handler) http.Handler
+		bob            string
+	}{
+		"private around": {ownPages, as, "session=bob"},
+		"Vary within":    {as, vary, "session=bob"},
+		"Vary around":    {vary, as, "session=ann"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Hour})
+				defer mw.Close()
+				h := tt.around(mw.Handler(tt.within(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					fmt.Fprint(w, r.Header.Get("Cookie"))
+				}))))
+				for _, user := range []struct{ cookie, page string }{{"session=ann", "session=ann"}, {"session=bob", tt.bob}} {
+					if got := ask(h, "GET", "http://shop.test/", "Cookie", user.cookie).Body.String(); got != user.page {
+						t.Errorf("%s got the page %q, want %q", user.cookie, got, user.page)
+					}
+					synctest.Wait()
+				}
+			})
+		})
+	}
+}
