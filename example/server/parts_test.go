@@ -439,6 +439,8 @@ func TestAdmin(t *testing.T) {
 		{"POST", "/invalidate?url=/x", 200, `"http://localhost/x"`},
 		{"POST", "/invalidate?prefix=/x/&soft=1", 200, `"http://localhost/x/"`},
 		{"POST", "/invalidate?prefix=/x/", 200, `"invalidated": []`},
+		{"POST", "/invalidate?prefix=/", 200, `"http://localhost/"`},
+		{"POST", "/invalidate?prefix=/&host=shop.example", 200, `"http://shop.example/"`},
 		{"POST", "/invalidate?prefix=x", 400, "prefix"},
 		{"POST", "/invalidate?tag=a&tag=b", 200, `"b"`},
 		{"POST", "/invalidate?tag=a%20b", 400, "a b"},
