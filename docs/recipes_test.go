@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -309,6 +310,45 @@ func TestRecipe_LoggedIn(t *testing.T) {
 						t.Errorf("%s got the page %q, want %q", user.cookie, got, user.page)
 					}
 					synctest.Wait()
+				}
+			})
+		})
+	}
+}
+
+func collapsing(loadUser func(context.Context, string) (User, error)) *bellwether.Cache[User] {
+	users := bellwether.NewLoader(func(ctx context.Context, r bellwether.Request[User]) (bellwether.Result[User], error) {
+		user, err := loadUser(ctx, r.Key)
+		return bellwether.Result[User]{Value: user, Freshness: &bellwether.Freshness{}}, err
+	}, bellwether.Options{TTL: time.Minute, ErrorTTL: -1})
+	return users
+}
+
+// TestRecipe_Singleflight holds that calls at one time share a load and its result, and later calls share nothing.
+func TestRecipe_Singleflight(t *testing.T) {
+	for name, result := range map[string]error{"a value": nil, "no value": bellwether.ErrNotFound, "a failure": errors.New("down")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var loads atomic.Int32
+				users := collapsing(func(context.Context, string) (User, error) {
+					loads.Add(1)
+					time.Sleep(time.Second)
+					return User{"ann"}, result
+				})
+				defer users.Close()
+				for round := range int32(3) {
+					var calls sync.WaitGroup
+					for range 10 {
+						calls.Go(func() {
+							if _, err := users.Get(t.Context(), "42"); !errors.Is(err, result) {
+								t.Errorf("the error is %v, want %v", err, result)
+							}
+						})
+					}
+					calls.Wait()
+					if n := loads.Load(); n != round+1 {
+						t.Errorf("%d loads after %d herds", n, round+1)
+					}
 				}
 			})
 		})
