@@ -90,6 +90,7 @@ func TestKeys_Cookies(t *testing.T) {
 		// Parsers disagree about the bytes after a quoted value without an end.
 		{[]string{`x="a; lang=de; y=b"`}, `;"x=\"a; lang=de; y=b\""`},
 		{[]string{`x="a\"; lang=de; y=b"`, "z"}, `;"x=\"a\\\"; lang=de; y=b\"";"z"`},
+		{[]string{`prefs="{\"a\":1}"; session=1`}, `;"prefs=\"{\\\"a\\\":1}\"; session=1"`}, // also without lang and theme
 	} {
 		r := request("GET", "http://a/p")
 		r.Header["Cookie"] = test.cookies
