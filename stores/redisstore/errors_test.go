@@ -129,7 +129,7 @@ func TestErrors_NoLeaveToRead(t *testing.T) {
 	must(t, err)
 	must(t, rdb.Do(t.Context(), "acl", "setuser", "default", "-getrange").Err())
 	fenced, err := s.Fenced(t.Context(), "k", epoch)
-	all := map[string]error{"fenced": err, "invalidate": s.Invalidate(t.Context(), "k")}
+	all := map[string]error{"fenced": err}
 	all["commit"] = s.Commit(t.Context(), "k", driver.Entry{Kind: driver.KindValue, Epoch: epoch, TTL: time.Hour})
 	_, _, all["claim"] = s.Claim(t.Context(), "k")
 	for call, err := range all {
@@ -139,5 +139,11 @@ func TestErrors_NoLeaveToRead(t *testing.T) {
 	}
 	if fenced {
 		t.Error("the claim counts as fenced off")
+	}
+	// An invalidation is carried out all the same: other users may read the entry.
+	must(t, s.Invalidate(t.Context(), "k"))
+	must(t, rdb.Do(t.Context(), "acl", "setuser", "default", "+getrange").Err())
+	if err := s.Commit(t.Context(), "k", driver.Entry{Kind: driver.KindValue, Epoch: epoch, TTL: time.Hour}); !errors.Is(err, driver.ErrFenced) {
+		t.Errorf("commit after the invalidation: %v, want ErrFenced", err)
 	}
 }
