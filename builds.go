@@ -2,16 +2,19 @@ package bellwether
 
 import (
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/records"
 )
 
 // This file is what a flight knows of the time of builds: when to expect a value, and when a build is slow.
 
-// buildTime is the expected time of the key's rebuild: as its last took, else as others, of this process. 0: unknown.
-func (r *run[V]) buildTime(others time.Duration) time.Duration {
+// buildTime is the expected time of the key's rebuild: as its last took, else by the rank among this process's
+// rebuilds. 0: unknown.
+func (r *run[V]) buildTime(rank func(*records.Times) time.Duration) time.Duration {
 	if it := r.present; it != nil && it.Build > 0 {
 		return it.Build
 	}
-	return others
+	return rank(&r.engine.builds)
 }
 
 // minHedge is a holder's least time before a hedge, however quick the key's builds: its value
@@ -24,7 +27,7 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	if e.Hedge == 0 || e.Locker == nil {
 		return 0
 	}
-	usual := r.buildTime(e.builds.Slower())
+	usual := r.buildTime((*records.Times).Slower)
 	if usual == 0 {
 		return 0
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/leases"
+	"github.com/bellwether-go/bellwether/internal/records"
 )
 
 // This file is the length of a lease (see internal/leases), its renewal and its release.
@@ -18,7 +19,7 @@ import (
 // for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
 func (r *run[V]) leaseLength() time.Duration {
 	e, it := r.engine, r.present
-	usual := r.buildTime(e.builds.Usual())
+	usual := r.buildTime((*records.Times).Usual)
 	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}

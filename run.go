@@ -90,7 +90,7 @@ type hedgeState struct {
 
 type leadingState struct {
 	lease  driver.Lease // the flight's lease, nil without one
-	epoch  uint64       // claimed for the load, or unshared; 0: not yet, or no answer
+	epoch  uint64       // claimed for the load, or mark.unshared; 0: not yet, or no answer
 	again  bool         // the flight has led before, in vain
 	losses int          // leases lost
 	voids  int          // loads that came to nothing, see maxVoid

@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/records"
 )
 
 // This file is the state waiting: another process has the lease, and the flight waits for its value.
@@ -118,7 +119,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	// The locker pushes when the holder is done. Only looks find a value that a hedge commits earlier.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		// Not by the median: polls would see a short build late where most are long.
-		pause = pollBuild(e.clock.Now()-w.since, r.buildTime(e.builds.Quicker()))
+		pause = pollBuild(e.clock.Now()-w.since, r.buildTime((*records.Times).Quicker))
 	}
 	if r.state.Load().offered != nil {
 		pause = min(pause, e.confirmEvery()*4/5) // a look confirms the offer in time, or finds the value

@@ -1,4 +1,6 @@
 // Package gather joins the loads of a batch: keys with their leases and slots are loaded in one call.
+//
+// gather.go has the members and their rounds, slot.go the slot that they share.
 package gather
 
 import (
