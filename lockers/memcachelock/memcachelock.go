@@ -24,8 +24,10 @@
 // A lease is lost with its item: by a restart, the loss of a server from the client's list, or an eviction,
 // which is rare since leases are young. Then there are two holders until the first one renews, and the
 // store's epochs let only one of them write. A lease may also end early if the server took it just after a
-// pause of more than three seconds. With the option -C memcached has no compare-and-swap: refused acquires,
-// renewals and releases fail. A lease is at most 30 days less 5 seconds long.
+// pause of more than three seconds. With the option -M a full memcached refuses the swap of a release, so the
+// Locker deletes the item. A delete carried out late may end another holder's lease. With the option -C
+// memcached has no compare-and-swap: refused acquires, renewals and releases fail. A lease is at most 30 days
+// less 5 seconds long.
 //
 // A memcache.Client dials for requests beyond its idle connections, 2 per server by default: set MaxIdleConns
 // to the expected number of concurrent rebuilds. Its Timeout, 500 ms by default, bounds each request. A call
@@ -282,7 +284,8 @@ func (l *lease) over() bool {
 }
 
 // free ends the lease, however late it is called. A full memcached that evicts nothing (-M) has no room for
-// the swap, but deletes. Until the lease's end no other process takes the item over.
+// the swap, but deletes. Until the lease's end no other process takes the item over. A delete that memcached
+// carries out later, or after another call has freed the item, may free another holder's lease.
 func (l *lease) free() error {
 	err := l.swap(context.Background(), func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 	if adapter.IsFull(err) && !l.over() {
