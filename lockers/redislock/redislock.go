@@ -29,8 +29,9 @@
 //
 // # Limits
 //
-// A failover to a replica without the key, or a restart without persistence, lets a second holder in. The
-// store's epochs then let only one of them write.
+// A failover to a replica without the key, or a restart without the last writes, lets a second holder in. The
+// store's epochs then let only one of them write. After a restart from an older snapshot (RDB), a lease released
+// since then has no holder, and blocks its key until expiry.
 //
 // With a cluster, keys spread over the slots, and the cluster's bus carries the one channel; each
 // Locker listens at a random node. The shards of a Ring do not share channels: Watch always returns
