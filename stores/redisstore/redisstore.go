@@ -2,7 +2,8 @@
 // Lua, such as Valkey. It works with a single server, a cluster or a ring.
 //
 // A Get costs 1 command. Claim, Commit and Invalidate are one script each, so their reads hold at their
-// writes. Entries age by the server's clock; no client's wall clock is read.
+// writes. Get and Claim fetch an entry of 64 KiB or more by a second request. Entries age by the server's
+// clock; no client's wall clock is read.
 //
 // With a [redis.Client], calls that arrive while another is under way go as one pipeline, after its
 // reply or 2 ms. The client's hooks see the pipeline with the context of its first call.
