@@ -336,6 +336,8 @@ func TestForeignItem(t *testing.T) {
 		"a length of a decade": {"length": num(10 * 365 * 24 * time.Hour.Milliseconds())},
 		"no word on holding":   {"held": nil},
 		"held by a string":     {"held": str("true")},
+		"free, huge version":   {"held": boolean(false), "version": &types.AttributeValueMemberN{Value: "99999999999999999999"}},
+		"free, broken version": {"held": boolean(false), "version": &types.AttributeValueMemberN{Value: "1.5"}},
 	} {
 		key := newKey()
 		foreign := item{"lease": str("bellwether:" + key), "owner": str("x"), "version": num(7), "length": num(1000), "held": boolean(true)}

@@ -42,7 +42,7 @@ func hintOf(err error) string {
 }
 
 // refused reports whether DynamoDB has answered that it did not carry a change out. The answer is to
-// one attempt: the SDK may have sent the change before.
+// one attempt: the SDK may have sent the change before. A change of a foreign item counts as refused.
 func refused(err error) bool {
 	_, condition := errors.AsType[*types.ConditionalCheckFailedException](err)
 	_, conflict := errors.AsType[*types.ReplicatedWriteConflictException](err)

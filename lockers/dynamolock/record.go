@@ -154,10 +154,13 @@ func (l *Locker) update(ctx context.Context, item string, c change, options ...f
 		return 0, nil, err
 	}
 	version, ok := decodeNumber(out.Attributes[versionName])
-	if !ok {
-		return 0, nil, errMute
+	switch {
+	case ok:
+		return version, nil, nil
+	case len(out.Attributes) > 0: // a foreign item that was free: its version plus one is no version either
+		return 0, nil, errForeign
 	}
-	return version, nil, nil
+	return 0, nil, errMute
 }
 
 // send sends an update, a few times while another region writes the same item of a global table: DynamoDB
