@@ -228,32 +228,44 @@ func TestInterim_LeavesTheHeaderOfALeftClientAlone(t *testing.T) {
 	}
 }
 
-// A client that does not take its interim response delays the others for 5 s, and 5 s more as a reader.
+// A client that does not take its interim response delays the others for 5 s, and 5 s more as a reader. The end
+// of RebuildTimeout meanwhile breaks off no other client's body.
 func TestInterim_TakenByNoClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 20}, func(w http.ResponseWriter, r *http.Request) {
-			w.WriteHeader(http.StatusEarlyHints)
-			w.Header().Set("Cache-Control", "max-age=60")
-			for range 4 {
-				w.Write(make([]byte, 1<<20))
+	for _, timeout := range []time.Duration{30 * time.Second, 3 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 20, RebuildTimeout: timeout}, func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(http.StatusEarlyHints)
+				w.Header().Set("Cache-Control", "max-age=60")
+				for range 4 {
+					w.Write(make([]byte, 1<<20))
+				}
+			})
+			taken, done := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(done)
+				defer func() { recover() }() // its body has broken off
+				s.handler.ServeHTTP(earlyWriter{httptest.NewRecorder(), func() { <-taken }}, request("GET", "http://a/p"))
+			}()
+			for s.asked() == 0 {
+				time.Sleep(time.Microsecond)
 			}
+			start, w := time.Now(), httptest.NewRecorder()
+			func() {
+				defer func() {
+					if p := recover(); p != nil {
+						t.Errorf("RebuildTimeout %v: another client's body has broken off: %v", timeout, p)
+					}
+				}()
+				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+			}()
+			if w.Code != 200 || w.Body.Len() != 4<<20 || time.Since(start) > 10*time.Second {
+				t.Errorf("RebuildTimeout %v: another client got %d with %d bytes after %v", timeout, w.Code, w.Body.Len(), time.Since(start))
+			}
+			close(taken)
+			<-done
+			s.wantCalls(t, 1)
 		})
-		taken, done := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(done)
-			defer func() { recover() }() // its body has broken off
-			s.handler.ServeHTTP(earlyWriter{httptest.NewRecorder(), func() { <-taken }}, request("GET", "http://a/p"))
-		}()
-		for s.asked() == 0 {
-			time.Sleep(time.Microsecond)
-		}
-		start := time.Now()
-		if w := s.get("http://a/p"); w.Code != 200 || w.Body.Len() != 4<<20 || time.Since(start) > 10*time.Second {
-			t.Errorf("another client got %d with %d bytes after %v", w.Code, w.Body.Len(), time.Since(start))
-		}
-		close(taken)
-		<-done
-	})
+	}
 }
 
 // The HTTP/2 server of net/http may read the header of an interim response after its client has left.

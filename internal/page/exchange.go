@@ -182,9 +182,16 @@ func (x *exchange) flush() {
 	}
 }
 
-// overflow ends the load of a body over the limit.
+// overflow ends the load of a body over the limit. The body leaves the load first: the wait for a client's place
+// must not become the end of all bodies by RebuildTimeout.
 func (x *exchange) overflow() {
 	s := x.stream()
+	if !x.ended && !x.unlink() {
+		// The load has already ended. A handler that ignores this decides nothing more about the
+		// key, and keeps its slot of MaxRebuilds until it returns.
+		s.body.CloseWithError(context.Cause(x.ctx))
+		return
+	}
 	if s.audience != audience.Owner {
 		// A handler can write faster than a herd wakes up. Without its place before the spool drops
 		// the start, each waiting caller would need a call of its own. A client that does not even take
@@ -195,10 +202,8 @@ func (x *exchange) overflow() {
 	}
 	switch {
 	case x.ended:
-	case !x.unlink():
-		// The load has already ended. A handler that ignores this decides nothing more about the
-		// key, and keeps its slot of MaxRebuilds until it returns.
-		s.body.CloseWithError(context.Cause(x.ctx))
+	case x.ctx.Err() != nil:
+		x.ended = true // during the wait: the load has its result, and the body its readers
 	case s.excess == reasonMemory:
 		// From here on the body belongs to its readers, and ends with the last reader.
 		x.end(&fault.NoResult{Err: failureOf(x.decision.response.status)}) // the limit proves nothing about the key
