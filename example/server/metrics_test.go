@@ -9,7 +9,10 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/bellwether-go/bellwether"
 )
@@ -99,6 +102,36 @@ func TestMetrics_Documented(t *testing.T) {
 	}
 }
 
+// sumOf returns the sum of the series that an expression names, in the text of /metrics.
+func sumOf(t *testing.T, expr, metrics string) (sum int) {
+	t.Helper()
+	for _, series := range regexp.MustCompile(`bellwether_\w+(?:{.*?})?`).FindAllString(expr, -1) {
+		name, labels, _ := strings.Cut(series, "{")
+		labels = strings.TrimSuffix(labels, "}")
+		found := regexp.MustCompile(`(?m)^`+name+`(?:{.*`+regexp.QuoteMeta(labels)+`.*})? (\d+)$`).FindAllStringSubmatch(metrics, -1)
+		if found == nil {
+			t.Fatalf("there is no %s", series)
+		}
+		for _, value := range found {
+			n, _ := strconv.Atoi(value[1])
+			sum += n
+		}
+	}
+	return sum
+}
+
+// alertRule returns the expression of an alert of docs/alerts.yml.
+func alertRule(t *testing.T, name string) string {
+	t.Helper()
+	alerts, err := os.ReadFile(filepath.Join("..", "..", "docs", "alerts.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rule, _ := strings.Cut(string(alerts), name)
+	rule, _, _ = strings.Cut(rule, "for:")
+	return rule
+}
+
 // TestAlerts_PrivatePage holds that the alert for caches that cache nothing counts a private page's bypasses.
 func TestAlerts_PrivatePage(t *testing.T) {
 	cache, metrics := newCache(bellwether.HTTPOptions{})
@@ -112,24 +145,54 @@ func TestAlerts_PrivatePage(t *testing.T) {
 	}
 	admin := httptest.NewRecorder()
 	(&server{metrics: metrics}).metricsHandler().ServeHTTP(admin, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-
-	alerts, err := os.ReadFile(filepath.Join("..", "..", "docs", "alerts.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rule, _ := strings.Cut(string(alerts), "BellwetherCachesNothing")
-	rule, _, _ = strings.Cut(rule, "for:")
-	_, few, _ := strings.Cut(rule, " and ") // the rule's minimum of requests
-	seen := 0
-	for _, series := range regexp.MustCompile(`bellwether_\w+(?:{.*?})?`).FindAllString(few, -1) {
-		value := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(series) + ` (\d+)$`).FindStringSubmatch(admin.Body.String())
-		if value == nil {
-			t.Fatalf("there is no %s", series)
-		}
-		n, _ := strconv.Atoi(value[1])
-		seen += n
-	}
-	if seen != requests {
+	_, few, _ := strings.Cut(alertRule(t, "BellwetherCachesNothing"), " and ") // the rule's minimum of requests
+	if seen := sumOf(t, few, admin.Body.String()); seen != requests {
 		t.Errorf("of %d requests the alert sees %d", requests, seen)
 	}
+}
+
+// The alert for caches that cache nothing compares the origin calls with all requests, each counted once: also the
+// stale answers in the pauses of an outage, and the callers of a flight that then bypass the cache.
+func TestAlerts_RequestsCountOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache, metrics := newCache(bellwether.HTTPOptions{StaleIfError: time.Hour})
+		defer cache.Close()
+		down := false
+		site := cache.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Millisecond)
+			switch {
+			case r.URL.Path == "/private":
+				w.Header().Set("Cache-Control", "private")
+			case down:
+				w.WriteHeader(http.StatusInternalServerError)
+			default:
+				w.Header().Set("Cache-Control", "max-age=1")
+			}
+		}))
+		requests := 0
+		ask := func(path string, clients int) {
+			var herd sync.WaitGroup
+			for range clients {
+				herd.Go(func() { site.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)) })
+			}
+			herd.Wait()
+			requests += clients
+		}
+		ask("/private", 10)
+		ask("/", 10)
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		down = true
+		for range 10 {
+			ask("/", 10)
+		}
+		synctest.Wait()
+		admin := httptest.NewRecorder()
+		(&server{metrics: metrics}).metricsHandler().ServeHTTP(admin, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		share, _, _ := strings.Cut(alertRule(t, "BellwetherCachesNothing"), " and ")
+		_, all, _ := strings.Cut(share, "0.9 *")
+		if seen := sumOf(t, all, admin.Body.String()); seen != requests {
+			t.Errorf("of %d requests the alert sees %d", requests, seen)
+		}
+	})
 }
