@@ -58,13 +58,11 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if s.Store != nil && s.Namespace == "" {
 		refuse("Options.Fleet.Namespace", `""`, "be set where values go into a store: another cache on the store would be given this one's values for its own; name what the values are, such as \"users\"")
 	}
+	var lossy error
 	if s.Store != nil && s.Codec.Marshal == nil {
-		lossy, broken := jsonloss.Of(reflect.TypeFor[V]())
-		if broken != nil {
+		var broken error
+		if lossy, broken = jsonloss.Of(reflect.TypeFor[V]()); broken != nil {
 			panic(broken)
-		}
-		if lossy != nil {
-			s.OnError("", lossy)
 		}
 	}
 	marshal, unmarshal := codecOf[V](s.Codec)
@@ -72,7 +70,11 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if s.Store == nil || s.Sweeps {
 		f.traits = tagsOf[V]
 	}
-	return &Cache[V]{engine: newEngine(s, f), bind: bind}
+	e := newEngine(s, f)
+	if lossy != nil {
+		e.OnError("", lossy) // after the Attach of its observers
+	}
+	return &Cache[V]{engine: e, bind: bind}
 }
 
 func loaderFace[V any](size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) face[V] {

@@ -745,6 +745,23 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// Attach is an observer's first call, also before the error about a type that JSON changes.
+func TestAttach_BeforeError(t *testing.T) {
+	var told []string
+	load := func(context.Context, string) (withSecret, error) { return withSecret{}, nil }
+	c := bellwether.New(load, bellwether.Options{
+		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "attach", Store: memstore.New()},
+		Observers: []observe.Observer{{
+			Attach: func(func() observe.Stats) (func(), error) { told = append(told, "Attach"); return nil, nil },
+			Error:  func(string, error) { told = append(told, "Error") },
+		}},
+	})
+	defer c.Close()
+	if got, want := strings.Join(told, ", "), "Attach, Error"; got != want {
+		t.Errorf("told %s; want %s", got, want)
+	}
+}
+
 // If an observer's Attach fails, there is no cache, and the observers before it are detached.
 func TestAttach_Fails(t *testing.T) {
 	taken := errors.New("the name is taken")

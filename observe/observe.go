@@ -22,7 +22,8 @@ import (
 // caller's own, or a flight, whose callers get ErrGoexit. Durations are by this process's monotonic clock.
 type Observer struct {
 	// Attach is called once, when the cache is made, before all other functions of the Observer. stats
-	// returns the cache's Stats, also after Close. Close calls detach, if not nil, after the last event.
+	// returns the cache's Stats, also after Close. Close calls detach, if not nil, at its end. Serve and Herd
+	// may follow, for calls that end later.
 	// Several caches may call Attach of the same Observer at the same time. An error, a panic or a Goexit of
 	// Attach prevents the cache: earlier Observers are detached, and New or NewMiddleware panics with an
 	// error that wraps Attach's.
