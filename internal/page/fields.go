@@ -32,9 +32,19 @@ func fieldsOf(h http.Header) fields {
 	return fields(b)
 }
 
-func (f fields) count() int {
+// count returns the number of fields, and of their values.
+func (f fields) count() (names, values int) {
 	d := decoder[fields]{rest: f}
-	return d.count()
+	names = d.count()
+	for range names {
+		d.bytes()
+		n := d.count()
+		values += n
+		for range n {
+			d.bytes()
+		}
+	}
+	return names, values
 }
 
 func (f fields) header() http.Header {

@@ -79,7 +79,8 @@ type variance struct {
 
 // Size is the memory of the response in the near tier, with the header of its hits.
 func (r *Response) Size() int {
-	n := 512 + 64*r.fields.count() + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.reason)
+	names, values := r.fields.count()
+	n := 512 + 48*names + 16*values + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.reason)
 	if r.vary != nil {
 		n += len(r.vary.mark)
 		for _, name := range r.vary.names {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -80,5 +81,15 @@ func TestUnmarshal_ManyNames(t *testing.T) {
 	var err error
 	if n := testing.AllocsPerRun(1, func() { r, err = Unmarshal(data) }); !errors.Is(err, errResponse) || n > 10 {
 		t.Errorf("%+v, %v, %v allocations", r, err, n)
+	}
+}
+
+// The header of a hit has 16 bytes for each value beside the bytes: a field with many short values is not small.
+func TestResponse_SizeOfManyValues(t *testing.T) {
+	const values = 10_000
+	one := &Response{fields: fieldsOf(http.Header{"Link": {"<a>"}})}
+	many := &Response{fields: fieldsOf(http.Header{"Link": slices.Repeat([]string{"<a>"}, values)})}
+	if got, want := many.Size()-one.Size(), (values-1)*(16+len("<a>")); got < want {
+		t.Errorf("%d more values count as %d bytes, want at least %d", values-1, got, want)
 	}
 }
