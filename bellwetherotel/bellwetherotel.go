@@ -319,7 +319,7 @@ type owner struct {
 
 func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error) {
 	own := owner{t.options.MeterProvider, t.options.Name}
-	if reflect.TypeOf(own.provider).Comparable() {
+	if reflect.ValueOf(own.provider).Comparable() {
 		if _, taken := owners.LoadOrStore(own, nil); taken {
 			return nil, fmt.Errorf("bellwetherotel: another open cache has the name %q at this MeterProvider; give each cache a name of its own, as in Options{Name: \"users\"}", own.name)
 		}
@@ -347,7 +347,7 @@ func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error
 		if err := registration.Unregister(); err != nil {
 			otel.Handle(err)
 		}
-		if reflect.TypeOf(own.provider).Comparable() {
+		if reflect.ValueOf(own.provider).Comparable() {
 			owners.Delete(own)
 		}
 	}, nil

@@ -16,6 +16,8 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	api "go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -288,6 +290,24 @@ func TestObserve_Names(t *testing.T) {
 		t.Error("after Close there are still loads of users")
 	}
 	open(same).Close()
+}
+
+// A wrapper's type can be compared, but not its value if the wrapped provider has no equality.
+type (
+	wrapper struct{ api.MeterProvider }
+	unequal struct {
+		noop.MeterProvider
+		_ []int
+	}
+)
+
+func TestObserve_UnequalProvider(t *testing.T) {
+	for range 2 {
+		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Minute, Observers: []observe.Observer{Observe(Options{MeterProvider: wrapper{unequal{}}})},
+		})
+		defer c.Close()
+	}
 }
 
 func TestObserve_GlobalProviders(t *testing.T) {
