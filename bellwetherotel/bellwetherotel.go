@@ -12,7 +12,7 @@
 //   - overloaded, closed, unavailable: the errors of package bellwether
 //   - remote: the load failed in another process
 //   - canceled: a context was cancelled
-//   - else the error's Go type
+//   - else the result of the error's method ErrorType() string, or the error's Go type
 package bellwetherotel
 
 import (

@@ -323,6 +323,10 @@ func TestObserve_GlobalProviders(t *testing.T) {
 	}
 }
 
+type classed struct{ error }
+
+func (classed) ErrorType() string { return "deadlock" }
+
 func TestErrorType(t *testing.T) {
 	for _, of := range []struct {
 		err  error
@@ -339,6 +343,7 @@ func TestErrorType(t *testing.T) {
 		{&bellwether.RemoteError{}, "remote"},
 		{context.Canceled, "canceled"},
 		{fmt.Errorf("querying: %w", &net.DNSError{}), "*net.DNSError"},
+		{fmt.Errorf("querying: %w", classed{}), "deadlock"},
 	} {
 		if got := errorType(of.err); string(got.Key) != "error.type" || got.Value.AsString() != of.want {
 			t.Errorf("%v: %v is %s, want %s", of.err, got.Key, got.Value.AsString(), of.want)
