@@ -137,7 +137,7 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 			continue
 		}
 		seen[key] = struct{}{}
-		it, early, ok := c.hit(key, false)
+		it, early, ok := c.hit(key, nil)
 		if ok {
 			c.answer(key, it, nil)
 			if c.observers.Hits() || it.Failures > 0 {

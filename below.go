@@ -33,7 +33,7 @@ func (b below) Remember(key string, res *page.Response, w items.Windows) {
 }
 
 func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
-	return b.engine.hitFor(key, w)
+	return b.engine.hit(key, &w)
 }
 
 func (b below) Wait(w *page.Waiting, by page.Binder) {

@@ -13,7 +13,7 @@ import (
 
 // get answers a call that takes any answer. With a window the flight begins in the window's batch.
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
-	it, early, ok := e.hit(key, false)
+	it, early, ok := e.hit(key, nil)
 	if !ok {
 		c := e.waiter(ctx, key, it)
 		if w == nil || w.join(c) {
@@ -46,13 +46,14 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 }
 
 // hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
-// is due. If ok is false, the item is for the end of the caller's patience, or nil. counted is Want.Counted. It is one
+// is due. If ok is false, the item is for the end of the caller's patience, or nil. A nil w takes any item. It is one
 // function: two calls within it would cost a hit a tenth of its time.
-func (e *engine[V]) hit(key string, counted bool) (it *items.Item[V], early, ok bool) {
+func (e *engine[V]) hit(key string, w *items.Want[V]) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
-	if it == nil || now >= it.TrustedUntil {
+	if it == nil || now >= it.TrustedUntil || w != nil && !w.Takes(it, now, now) {
 		return nil, false, false
 	}
+	counted := w != nil && w.Counted
 	switch judge(&it.Lifetime, now) {
 	case serve:
 		if !counted && e.answers(it.Value) {
@@ -68,16 +69,6 @@ func (e *engine[V]) hit(key string, counted bool) (it *items.Item[V], early, ok 
 		return it, false, false
 	}
 	return nil, false, false
-}
-
-// hitFor is hit for a call that may refuse items.
-func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], early, ok bool) {
-	if w.Accept != nil {
-		if it, now := e.near.Get(key); it == nil || !w.Takes(it, now, now) {
-			return nil, false, false
-		}
-	}
-	return e.hit(key, w.Counted)
 }
 
 // refresh begins a flight that replaces the item it, unless the key has a flight. It does not wait.

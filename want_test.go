@@ -35,7 +35,7 @@ func newCounted(t *testing.T, o Options, f items.Windows) *counted {
 }
 
 func (c *counted) get(w items.Want[string]) (string, error) {
-	it, _, ok := c.hitFor("k", w)
+	it, _, ok := c.hit("k", &w)
 	if !ok {
 		waiter := c.waiter(context.Background(), "k", it)
 		waiter.want = w
@@ -115,6 +115,20 @@ func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 		young := items.Want[string]{Accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
 		first.wantGet(t, young, "v201") // its own value is 12 s old, the store's is new
 	})
+}
+
+// The item that a call accepted is the item that answers it: another may take its place at any moment.
+func TestWant_HitIsTheAcceptedItem(t *testing.T) {
+	c := newCounted(t, Options{}, items.Windows{})
+	accepted, other := itemOf(c.engine, "accepted", 1, time.Hour), itemOf(c.engine, "other", 2, time.Hour)
+	c.putNear("k", accepted, 1)
+	it, _, ok := c.hit("k", &items.Want[string]{Accept: func(it *items.Item[string], _ instant) bool {
+		c.putNear("k", other, 1)
+		return it == accepted
+	}})
+	if !ok || it != accepted {
+		t.Errorf("got %+v, %v, want the accepted item", it, ok)
+	}
 }
 
 // A failure answers during its pause, whatever the call accepts.
