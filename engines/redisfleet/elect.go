@@ -132,9 +132,9 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 	return won, c.mine.Wrap("elect", err)
 }
 
-// elect stands for the candidate's lease. It stands again if the script's answer is no valid entry. won is a pointer
-// because copies would make the stack of a flight's goroutine grow.
-func (e *Engine) elect(c *candidate, won *driver.Election) (err error) {
+// elect stands for the candidate's lease. It stands again if the script's answer is no valid entry. Its frame is
+// small, and won is a pointer: a flight's stack has no more room (TestElect_FitsTheStack).
+func (e *Engine) elect(c *candidate, won *driver.Election) error {
 	for {
 		heard := c.mine.Heard()
 		r, left := e.stands.ask(c, true)
@@ -145,42 +145,49 @@ func (e *Engine) elect(c *candidate, won *driver.Election) (err error) {
 			return r.err
 		}
 		answer := r.answer.([]any)
-		won.Entry, err = e.servers.Present(c.ctx, c.key, c.name, answer[1], r.seen)
-		switch {
-		case answer[0] == int64(elected):
-			epoch, _ := answer[2].(string)
-			if err == nil {
-				won.Epoch, err = strconv.ParseUint(epoch, 10, 64)
-			}
-			if err != nil {
+		if err := e.servers.Present(c.ctx, c.key, c.name, answer[1], r.seen, &won.Entry); err != nil {
+			if answer[0] == int64(elected) {
 				undo(c.ctx, c.mine) // its holder does not learn of it
-				won.Entry = driver.Entry{}
-				return err
 			}
-			won.Lease = c.mine
-			return nil
-		case err != nil:
 			return err
-		case answer[0] == int64(held):
-			holder, _ := answer[2].(string)
-			left, _ := answer[3].(int64)
-			won.Held = c.mine.Held(c.key, holder, heard, left, r.read)
-			return nil
-		case answer[0] == int64(noted):
-			holder, _ := answer[2].(string)
-			ends, _ := answer[3].(int64)
-			left := time.Duration(ends)*time.Microsecond - r.seen.AtLeast(r.read)
-			// Redis drops a key in the millisecond after its last one.
-			won.Held = c.mine.HeldUntil(c.key, holder, heard, r.read.Add(max(0, left)+time.Millisecond))
-			return nil
-		case suffices(won.Entry, c.past):
-			return nil
+		}
+		if decided, err := e.decide(c, won, &r, heard); decided {
+			return err
 		}
 		// A second request may have found a later value, for which the script may answer.
 		if data, _ := answer[1].(string); len(data) >= redisentry.HeadLen {
 			c.void = data[redisentry.NumberLen:redisentry.MarksLen] + data[redisentry.BareLen:redisentry.HeadLen]
 		}
 	}
+}
+
+// decide completes won, which has the entry, by the script's answer. decided is false if the script took the entry for
+// an answer although it is none.
+func (e *Engine) decide(c *candidate, won *driver.Election, r *outcome, heard redislease.Heard) (decided bool, err error) {
+	answer := r.answer.([]any)
+	switch answer[0] {
+	case int64(elected):
+		epoch, _ := answer[2].(string)
+		if won.Epoch, err = strconv.ParseUint(epoch, 10, 64); err != nil {
+			undo(c.ctx, c.mine)
+			won.Entry = driver.Entry{}
+			return true, err
+		}
+		won.Lease = c.mine
+	case int64(held):
+		holder, _ := answer[2].(string)
+		left, _ := answer[3].(int64)
+		won.Held = c.mine.Held(c.key, holder, heard, left, r.read)
+	case int64(noted):
+		holder, _ := answer[2].(string)
+		ends, _ := answer[3].(int64)
+		left := time.Duration(ends)*time.Microsecond - r.seen.AtLeast(r.read)
+		// Redis drops a key in the millisecond after its last one.
+		won.Held = c.mine.HeldUntil(c.key, holder, heard, r.read.Add(max(0, left)+time.Millisecond))
+	default:
+		return suffices(won.Entry, c.past), nil
+	}
+	return true, nil
 }
 
 func suffices(entry driver.Entry, past uint64) bool { return entry.Fresh() && entry.Epoch > past }

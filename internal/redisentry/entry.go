@@ -144,52 +144,57 @@ local function claim(name, kept, now, retention, lease)
 end
 `
 
-// Present returns the entry in a value read by a script. A value of length [redispipe.Large] is only a
+// Present sets e to the entry in a value read by a script. A value of length [redispipe.Large] is only a
 // beginning: a second script reads the whole, because a GET could reach a replica with the entry from before
 // the first. Invalid bytes and entries past their life give the zero Entry.
-func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting) (driver.Entry, error) {
+func (s *Servers) Present(ctx context.Context, key, name string, read any, seen Sighting, e *driver.Entry) error {
+	*e = driver.Entry{}
 	text, ok := read.(string)
 	if !ok {
-		return driver.Entry{}, nil
+		return nil
 	}
 	if len(text) == redispipe.Large {
 		var err error
-		text, err = adapter.Await(ctx, func() (string, error) {
-			return s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
-		}, nil)
-		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
-			return driver.Entry{}, err
+		if text, err = s.whole(ctx, name); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return err
 		}
 	}
-	e, _ := Decode(key, []byte(text), seen.Now()) // on an error the entry is the zero Entry
-	return e, nil
+	Decode(key, []byte(text), seen.Now(), e) // on an error the entry is the zero Entry
+	return nil
 }
 
-// Decode returns the entry in a value of the key, with its Age at now, the server's time. The error
-// is ErrNotFound if the value has no entry or its life is over.
-func Decode(key string, data []byte, now time.Duration) (driver.Entry, error) {
-	var e driver.Entry
+func (s *Servers) whole(ctx context.Context, name string) (string, error) {
+	return adapter.Await(ctx, func() (string, error) {
+		return s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
+	}, nil)
+}
+
+// Decode sets e to the entry in a value of the key, with its Age at now, the server's time. The error is ErrNotFound if
+// the value has no entry or its life is over. With an error, e is the zero Entry.
+func Decode(key string, data []byte, now time.Duration, e *driver.Entry) error {
+	*e = driver.Entry{}
 	if len(data) < MarksLen || bytes.ContainsFunc(data[:MarksLen], func(r rune) bool { return r < '0' || r > '9' }) {
-		return e, fmt.Errorf("%w: no counter", driver.ErrCorrupt)
+		return fmt.Errorf("%w: no counter", driver.ErrCorrupt)
 	}
 	if len(data) == BareLen {
-		return e, driver.ErrNotFound
+		return driver.ErrNotFound
 	}
 	if len(data) < HeadLen {
-		return e, fmt.Errorf("%w: no end of its life", driver.ErrCorrupt)
+		return fmt.Errorf("%w: no end of its life", driver.ErrCorrupt)
 	}
 	passed, err := Since(data[BareLen:], now)
 	if err != nil {
-		return e, err
+		return err
 	}
 	if err := e.Decode(key, data[HeadLen:]); err != nil {
-		return e, err
+		return err
 	}
 	if passed >= e.Life() {
-		return driver.Entry{}, driver.ErrNotFound
+		*e = driver.Entry{}
+		return driver.ErrNotFound
 	}
 	e.Age += passed
-	return e, nil
+	return nil
 }
 
 // Since returns the time until now from the number at the start of data, which is at least as long.

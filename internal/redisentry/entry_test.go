@@ -19,7 +19,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(strings.Repeat("9", BareLen)), int64(math.MaxInt64))
 	f.Add([]byte(strings.Repeat("9", HeadLen)), int64(math.MaxInt64))
 	f.Fuzz(func(t *testing.T, data []byte, now int64) {
-		e, err := Decode("k", data, time.Duration(now))
+		var e driver.Entry
+		err := Decode("k", data, time.Duration(now), &e)
 		switch {
 		case err == nil && (e.Life() <= 0 || e.Age < 0):
 			t.Fatalf("decoded %+v, whose life is over", e)

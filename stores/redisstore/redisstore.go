@@ -149,16 +149,16 @@ func (s *Store) get(ctx context.Context, key string) (driver.Entry, error) {
 }
 
 // entryOf is the entry in the reply to a GET, with its Age at now.
-func entryOf(key string, data []byte, err error, now time.Duration) (driver.Entry, error) {
+func entryOf(key string, data []byte, err error, now time.Duration) (e driver.Entry, _ error) {
 	switch {
 	case err == nil:
-		return redisentry.Decode(key, data, now)
+		err = redisentry.Decode(key, data, now, &e)
 	case errors.Is(err, redis.Nil):
-		return driver.Entry{}, driver.ErrNotFound
+		err = driver.ErrNotFound
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
-		return driver.Entry{}, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
+		err = fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
 	}
-	return driver.Entry{}, err
+	return e, err
 }
 
 // Claim implements [driver.Store].
@@ -178,7 +178,7 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 			return c, fmt.Errorf("unexpected reply: %w", err)
 		}
 		// The commit replaces bytes that are no entry.
-		c.entry, err = s.servers.Present(ctx, key, name, reply[0], seen)
+		err = s.servers.Present(ctx, key, name, reply[0], seen, &c.entry)
 		return c, err
 	})
 	return c.entry, c.epoch, err
