@@ -19,25 +19,32 @@ import (
 // releases; then, for each key, CommitLua's own arguments, the token and the message of the release. The reply has 1
 // per committed key and 0 per refused key, then the server's time if the script has read it. The commit counts even if
 // a foreign type in the lease's place fails the release. A repeated commit writes nothing, so the script removes the
-// note.
+// note. All changes are one message, and all releases another.
 var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + forgetLua + `
 local clock
 local function read()
 	clock = clock or time()
 	return clock
 end
-local answers = {}
+local answers, changes, released = {}, {}, {}
 for i = 1, #KEYS / 2 do
 	local name, at = KEYS[2 * i - 1], 8 * i - 3
-	local committed, now = commit(name, ARGV, at, read)
+	local committed, now, told = commit(name, ARGV, at, read)
 	if committed == 1 then
-		if not now then
+		if told then
+			changes[#changes + 1] = told
+		else
 			forget(name, ARGV[at + 7])
 		end
-		pcall(release, KEYS[2 * i], ARGV[at + 7], ARGV[5], ARGV[at + 8])
+		local fine, freed = pcall(free, KEYS[2 * i], ARGV[at + 7])
+		if fine and freed then
+			released[#released + 1] = ARGV[at + 8]
+		end
 	end
 	answers[i] = committed
 end
+tell(ARGV[3], table.concat(changes))
+tell(ARGV[5], table.concat(released, ' '))
 answers[#answers + 1] = clock and digits(clock) or false
 return answers
 `)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,31 +13,43 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/redis/go-redis/v9"
 )
 
-// TestCommitAndRelease_Together: calls that come during a request share the next one. Each commits its own key, is
-// refused by its own epoch, and releases its own lease.
+// TestCommitAndRelease_Together: calls that come during a request share the next one, and its messages. Each commits its
+// own key, is refused by its own epoch, and releases its own lease. Another process hears of each commit and release.
 func TestCommitAndRelease_Together(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	rdb, watched, seen := dial(t, srv.Addr), dial(t, srv.Addr), &scripts{}
 	watched.AddHook(seen)
-	eng := over(t, watched)
+	eng, other := over(t, watched), open(t, srv.Addr)
 	first := elect(t, eng, "first", 0)
 	must(t, eng.CommitAndRelease(t.Context(), "first", value(first.Epoch), first.Lease)) // Redis has the script now
 	const keys = 200
 	fenced := func(i int) bool { return i%10 == 7 }
+	told := make(chan driver.Notice, 2*keys)
+	go other.Notify(t.Context(), func(n driver.Notice) {
+		if !n.Invalidated {
+			told <- n
+		}
+	})
+	awaitSubscribers(t, rdb, 4) // two engines with two channels each
+	elect(t, other, "warm", 0)  // other knows the server's time now
 	var won [keys]driver.Election
+	var freed [keys]<-chan struct{}
 	for i := range keys {
 		won[i] = elect(t, eng, fmt.Sprint("k", i), 0)
+		freed[i] = leasetest.Watch(t, other, fmt.Sprint("k", i))
 		if fenced(i) {
 			must(t, eng.Invalidate(t.Context(), fmt.Sprint("k", i)))
 		}
 	}
 	must(t, rdb.Do(t.Context(), "client", "pause", "100", "all").Err())
 	seen.sent.Store(0)
+	before := published(t, rdb)
 	var errs [keys]error
 	var calls sync.WaitGroup
 	for i := range keys {
@@ -48,6 +61,14 @@ func TestCommitAndRelease_Together(t *testing.T) {
 	if n := seen.sent.Load(); n > keys/4 {
 		t.Errorf("%d scripts for %d keys", n, keys)
 	}
+	if n := published(t, rdb) - before; n > keys/4 {
+		t.Errorf("%d messages for %d keys", n, keys)
+	}
+	news := make(map[string]driver.Notice)
+	for range keys * 9 / 10 {
+		n := <-told
+		news[n.Key] = n
+	}
 	for i := range keys {
 		key, want := fmt.Sprint("k", i), error(nil)
 		if fenced(i) {
@@ -58,7 +79,23 @@ func TestCommitAndRelease_Together(t *testing.T) {
 		if errs[i] != want || held != fenced(i) || fenced(i) != (err != nil) || !fenced(i) && got.Epoch != won[i].Epoch {
 			t.Errorf("key %d: %v, want %v; then an entry of %d (%v), and held is %v", i, errs[i], want, got.Epoch, err, held)
 		}
+		if fenced(i) {
+			continue
+		}
+		if n := news[key]; n.Epoch != won[i].Epoch || string(n.Entry.Value) != string(got.Value) {
+			t.Errorf("key %d: another process heard of %+v, want of %+v", i, n, got)
+		}
+		leasetest.MustClose(t, key+": the watch", freed[i], 5*time.Second)
 	}
+}
+
+// published is the number of messages so far.
+func published(t *testing.T, rdb *redis.Client) (n int) {
+	t.Helper()
+	for line := range strings.Lines(rdb.Info(t.Context(), "commandstats").Val()) {
+		fmt.Sscanf(line, "cmdstat_publish:calls=%d", &n)
+	}
+	return n
 }
 
 // TestCommitAndRelease_EndedContext: a call whose context has ended sends nothing, whether its entry goes with others or

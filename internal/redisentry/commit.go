@@ -12,8 +12,8 @@ import (
 
 // This file commits an entry by a script. Other packages add to the script.
 
-// CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if
-// committed, else 0, and the time if the function read it.
+// CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if committed, else 0.
+// Unless the commit is a repeated one, commit also returns the time and the change to tell.
 //
 // Its arguments are those of [Where.Shared]: retention and lingering in ms, channel, largest entry to publish. Behind
 // the index at are those of [Commit.Own]: epoch, life in ms (0: no entry), encoded entry, key, time of the Commit call
@@ -50,13 +50,16 @@ local function commit(name, args, at, read)
 		keep = math.max(life + args[2], counter > epoch and keep or 0)
 	end
 	redis.call('SET', name, kept, 'PX', string.format('%.0f', keep))
-	tell(args[3], 'c', made, epoch, args[at + 4], #data <= tonumber(args[4]) and data or '')
-	return 1, digits(now)
+	return 1, digits(now), change('c', made, epoch, args[at + 4], #data <= tonumber(args[4]) and data or '')
 end
 `
 
 // CommitScript commits an entry.
-var CommitScript = redisscript.New(Lua + CommitLua + `return {commit(KEYS[1], ARGV, 4, time)}`)
+var CommitScript = redisscript.New(Lua + CommitLua + `
+local committed, now, told = commit(KEYS[1], ARGV, 4, time)
+tell(ARGV[3], told or '')
+return {committed, now}
+`)
 
 // A Commit is an entry on its way to Redis.
 type Commit struct {

@@ -109,11 +109,17 @@ local function present(kept, now)
 	return ends > now and kept
 end
 
--- tell publishes a change of key, unless channel is ''. The change is made by then,
--- so a refusal to publish is no failure.
-local function tell(channel, kind, now, epoch, key, entry)
-	if channel ~= '' then
-		redis.pcall('PUBLISH', channel, kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry)
+-- change returns the part of a message that tells a change of key.
+local function change(kind, now, epoch, key, entry)
+	local text = kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry
+	return string.format('%08d', #text) .. text
+end
+
+-- tell publishes a message, unless channel or message is ''. What it tells is done by then, so a refusal to publish is
+-- no failure.
+local function tell(channel, message)
+	if channel ~= '' and message ~= '' then
+		redis.pcall('PUBLISH', channel, message)
 	end
 end
 `

@@ -294,18 +294,24 @@ return 1`)
 	releaseScript = redisscript.New(ReleaseLua + `return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3])`)
 )
 
-// ReleaseLua has the function release: it deletes a lease's key if holder has it, publishes name, and returns
-// 1 if deleted, else 0. A missing lease (evicted, or lost with Redis's data) is published too: its watchers
-// wait. A user without permission to publish still releases: the key goes first, and the error is caught.
+// ReleaseLua has the function free: it deletes a lease's key if holder has it, and returns 1 if deleted, 0 without a
+// lease, and nothing if another has it. The function release frees, publishes name, and returns 1 if deleted, else 0.
+// A missing lease (evicted, or lost with Redis's data) is published too: its watchers wait. A user without permission
+// to publish still releases: the key goes first, and the error is caught. A message may have several names, with a
+// space between two.
 const ReleaseLua = `
-local function release(key, holder, channel, name)
+local function free(key, holder)
 	local now = redis.call('GET', key)
-	if now and now ~= holder then
-		return 0
+	if not now or now == holder then
+		return now and redis.call('DEL', key) or 0
 	end
-	local freed = now and redis.call('DEL', key) or 0
-	redis.pcall('PUBLISH', channel, name)
-	return freed
+end
+local function release(key, holder, channel, name)
+	local freed = free(key, holder)
+	if freed then
+		redis.pcall('PUBLISH', channel, name)
+	end
+	return freed or 0
 end
 `
 

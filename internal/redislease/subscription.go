@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -158,12 +159,14 @@ func (s *subscription) settle() {
 	}
 }
 
-// released counts a release and wakes the watches of its key.
-func (s *subscription) released(name string) {
+// released counts the releases of a message, and wakes the watches of their keys.
+func (s *subscription) released(names string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bucket(name).Add(1)
-	s.wake(name)
+	for name := range strings.SplitSeq(names, " ") {
+		s.bucket(name).Add(1)
+		s.wake(name)
+	}
 }
 
 // wake ends the watches of a key. The caller holds mu.

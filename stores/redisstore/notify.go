@@ -36,8 +36,12 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	s.servers.Pushes.Listen(ctx, s.channel(), redissub.Listener{Message: func(payload string) {
 		// The client's functions are user code, and other listeners share the goroutine.
 		err := fault.Guard(func() error {
-			if n, err := s.notice(ctx, []byte(payload)); err == nil {
-				f(n)
+			for len(payload) > 0 {
+				var change string
+				change, payload = firstChange(payload)
+				if n, err := s.notice(ctx, []byte(change)); err == nil {
+					f(n)
+				}
 			}
 			return nil
 		})
@@ -50,10 +54,22 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	}
 }
 
-// A published change is
+// A message is one or more changes, each of them with its length (8 digits) before it. A change is
 //
 //	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
 const lengthLen = 8
+
+// firstChange returns a message's first change, and the rest. It returns two empty strings if there is no such change.
+func firstChange(message string) (change, rest string) {
+	if len(message) < lengthLen {
+		return "", ""
+	}
+	length, err := strconv.ParseUint(message[:lengthLen], 10, 31)
+	if message = message[lengthLen:]; err != nil || length > uint64(len(message)) {
+		return "", ""
+	}
+	return message[:length], message[length:]
+}
 
 // notice decodes a published change. Invalid bytes are an error: every user of the server can publish.
 func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err error) {

@@ -95,7 +95,7 @@ if set.err then
 	-- earlier claims are refused, and the next claim begins at the clock.
 	redis.call('DEL', KEYS[1])
 end
-tell(ARGV[2], 'i', now, epoch, ARGV[3], '')
+tell(ARGV[2], change('i', now, epoch, ARGV[3], ''))
 return {digits(now)}
 `)
 )

@@ -395,13 +395,22 @@ func FuzzNotice(f *testing.F) {
 	s.servers.ClockOf("").See(redisentry.Sighting{Server: 1 << 40, Sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
 	entry := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 7}.Append(nil, "key")
 	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
-		f.Add([]byte(seed))
-		f.Add(append([]byte(seed), entry...))
+		for _, change := range []string{seed, seed + string(entry)} {
+			f.Add(fmt.Sprintf("%08d%s", len(change), change))
+			f.Add(fmt.Sprintf("%08d%s%[1]d", len(change), change))
+		}
 	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		n, err := s.notice(t.Context(), data)
-		if err == nil && (n.Made.After(time.Now()) || n.Entry.Age < 0 && n.Entry.Epoch != 0 || len(n.Key) > len(data)) {
-			t.Fatalf("%q is %+v", data, n)
+	f.Fuzz(func(t *testing.T, message string) {
+		for rest := message; len(rest) > 0; {
+			before := len(rest)
+			var change string
+			if change, rest = firstChange(rest); len(change)+len(rest) >= before {
+				t.Fatalf("%q has the first change %q and the rest %q", message, change, rest)
+			}
+			n, err := s.notice(t.Context(), []byte(change))
+			if err == nil && (n.Made.After(time.Now()) || n.Entry.Age < 0 && n.Entry.Epoch != 0 || len(n.Key) > len(change)) {
+				t.Fatalf("%q is %+v", change, n)
+			}
 		}
 	})
 }
