@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -463,6 +464,87 @@ func TestValidation_AgeOfAPrivate304(t *testing.T) {
 		w := s.get("http://a/p")
 		if w.Header().Get("Age") != "50" || w.Header().Get("Cache-Control") != "private, max-age=60" {
 			t.Errorf("%d, %v", w.Code, w.Header())
+		}
+	})
+}
+
+// The fields that a 304 keeps from others reach the client whose request it answers, as those of a 200 do.
+func TestValidation_FieldsForOneClientReachIt(t *testing.T) {
+	for _, said := range []http.Header{
+		{"Cache-Control": {`max-age=1, private="Set-Cookie"`}},
+		{"Cache-Control": {`no-cache, private="Set-Cookie"`}},
+		{"Cache-Control": {`public, no-cache, no-cache="Set-Cookie"`}},
+		{"Cache-Control": {`max-age=1, private="set-cookie, Content-Length"`}, "Content-Length": {"4"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var runs atomic.Int32
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				run := runs.Add(1)
+				maps.Copy(w.Header(), said)
+				w.Header().Set("ETag", `"1"`)
+				w.Header().Set("Set-Cookie", fmt.Sprintf("run=%d", run))
+				if r.Header.Get("If-None-Match") != "" {
+					w.Header().Del("Content-Length")
+					w.WriteHeader(http.StatusNotModified)
+					return
+				}
+				time.Sleep(time.Second)
+				fmt.Fprint(w, "page")
+			})
+			for range 3 {
+				var herd sync.WaitGroup
+				cookies := make(chan string, 5)
+				for range cap(cookies) {
+					herd.Go(func() {
+						w := s.get("http://a/p")
+						if w.Code != 200 || w.Body.String() != "page" {
+							t.Errorf("%v: %d %q", said, w.Code, w.Body)
+						}
+						cookies <- w.Header().Get("Set-Cookie")
+					})
+				}
+				herd.Wait()
+				close(cookies)
+				got := make(map[string]int)
+				for c := range cookies {
+					got[c]++
+				}
+				delete(got, "") // of those who had another client's run
+				if last := fmt.Sprintf("run=%d", runs.Load()); got[last] != 1 {
+					t.Errorf("%v: the cookies %v, want %s at its client", said, got, last)
+				}
+				for c, n := range got {
+					if n > 1 {
+						t.Errorf("%v: %d clients have the cookie of %s", said, n, c)
+					}
+				}
+				time.Sleep(3 * time.Second)
+			}
+		})
+	}
+}
+
+// A stored field for caches does not share what the 304 keeps from others.
+func TestValidation_FieldsForOneClientBesideATargetedField(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("ETag", `"1"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.Header().Set("Cache-Control", `private="Set-Cookie"`)
+				w.Header().Set("Set-Cookie", "own")
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			w.Header().Set("CDN-Cache-Control", "max-age=1")
+			fmt.Fprint(w, "page")
+		})
+		for i, want := range []string{"", "own", ""} {
+			if got := s.get("http://a/p").Header().Get("Set-Cookie"); got != want {
+				t.Errorf("response %d has the cookie %q, want %q", i+1, got, want)
+			}
+			if i == 0 {
+				time.Sleep(2 * time.Second)
+			}
 		}
 	})
 }

@@ -19,8 +19,9 @@ import (
 
 type answer struct {
 	heading
-	trailers  []string // names of the trailer fields
-	fwdStatus int      // the handler's status if the answer has another
+	personal  http.Header // the header for the run's client: it also has the fields that are for no other
+	trailers  []string    // names of the trailer fields
+	fwdStatus int         // the handler's status if the answer has another
 	judged    httpcache.Judgement
 	validated bool // the handler has answered 304: the answer is the stored response
 }
@@ -72,15 +73,15 @@ func (l *load) decide(a answer, now time.Time) *decision {
 func (l *load) privateHeader(s *stream, a answer) http.Header {
 	switch {
 	case s.audience == audience.Owner: // the handler's header, unchanged
-		h := a.header.Clone()
+		h := a.personal.Clone()
 		if a.validated { // the stored header has no Age, and the handler has set none
 			h["Age"] = []string{httpcache.FormatAge(a.judged.Age)}
 		}
 		return h
-	case hasAll(s.header, a.header): // no field is for the owner alone
+	case hasAll(s.header, a.personal): // no field is for the owner alone
 		return s.header
 	}
-	h := a.header.Clone()
+	h := a.personal.Clone()
 	httpcache.RemoveConnectionFields(h)
 	return h
 }

@@ -324,7 +324,7 @@ func (x *exchange) asked() httpcache.Request {
 func (x *exchange) answered(h heading, now time.Time) answer {
 	h.header = httpcache.CanonicalHeader(h.header)
 	return answer{
-		heading: h, trailers: trailerNames(h.header),
+		heading: h, personal: h.header, trailers: trailerNames(h.header),
 		judged: httpcache.Judge(x.asked(), h.status, h.header, x.sent, now, x.m.options.Rules),
 	}
 }
@@ -332,9 +332,9 @@ func (x *exchange) answered(h heading, now time.Time) answer {
 // confirmed judges the stored response after a 304, with the fields of the 304.
 func (x *exchange) confirmed(h heading, now time.Time) answer {
 	said, about := httpcache.CanonicalHeader(h.header), x.asks.about
-	fresh, judged := x.asks.freshened(x.asked(), said, x.sent, now, x.m.options.Rules)
+	fresh, personal, judged := x.asks.freshened(x.asked(), said, x.sent, now, x.m.options.Rules)
 	return answer{
 		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
-		trailers: trailerNames(said), fwdStatus: h.status, validated: true, judged: judged,
+		personal: personal, trailers: trailerNames(said), fwdStatus: h.status, validated: true, judged: judged,
 	}
 }

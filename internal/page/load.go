@@ -121,10 +121,19 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 }
 
 // freshened returns the stored header with the fields of a 304, and the judgement of the stored response after the
-// 304 (RFC 9111 section 4.3.4). The 304 has the canonical header said, and answers a request sent at sent.
-func (c *condition) freshened(req httpcache.Request, said http.Header, sent, now time.Time, rules httpcache.Options) (http.Header, httpcache.Judgement) {
-	fresh := httpcache.Freshen(c.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
-	return fresh, httpcache.JudgeAged(req, c.about.status, fresh, httpcache.InitialAge(said, sent, now), now, rules)
+// 304 (RFC 9111 section 4.3.4). The 304 has the canonical header said, and answers a request sent at sent. personal is
+// the header for the client whose request the 304 answers: it also has the fields that the 304 keeps from others.
+func (c *condition) freshened(req httpcache.Request, said http.Header, sent, now time.Time, rules httpcache.Options) (fresh, personal http.Header, j httpcache.Judgement) {
+	d := httpcache.ResponseDirectives(said, rules.Targets...)
+	fresh = httpcache.Freshen(c.header, httpcache.StoredHeader(said, d, now))
+	kept := http.Header{}
+	for _, name := range d.QualifiedFields() {
+		if lines, has := said[name]; has {
+			kept[name] = lines
+		}
+	}
+	httpcache.RemoveConnectionFields(kept)
+	return fresh, httpcache.Freshen(fresh, kept), httpcache.JudgeAged(req, c.about.status, fresh, httpcache.InitialAge(said, sent, now), now, rules)
 }
 
 // ownRoute returns ctx with a copy of its chi routing context, if any. chi reuses the original when the

@@ -116,12 +116,12 @@ func (q *query) passChecked(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
-	fresh, j := asks.freshened(q.request, header, w.sent, now, q.m.options.Rules)
+	_, personal, j := asks.freshened(q.request, header, w.sent, now, q.m.options.Rules)
 	if j.Shared {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
 	status.FwdStatus = http.StatusNotModified
-	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, j.Age, now}, status)
+	writeStored(q.w, q.r, stored{q.m, key, kept.status, personal, kept.guessed, kept.body, j.Age, now}, status)
 }
 
 // passUnsafe hands an unsafe request to the handler, and invalidates the outdated responses (RFC 9111 section
