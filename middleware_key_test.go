@@ -446,3 +446,34 @@ func TestKey_ForwardedFieldsOfOneProxy(t *testing.T) {
 		s.wantCalls(t, 1)
 	})
 }
+
+// Key sees the fields as the handler of a shared page does. Otherwise one client's page could get the key of others.
+func TestKey_SeesTheHandlersFields(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shown := func(r *http.Request) string {
+			language, _, _ := strings.Cut(r.Header.Get("Accept-Language"), ",")
+			return r.Header.Get("X-Tenant") + " " + language
+		}
+		key := func(r *http.Request) (bellwether.Key, bool) { return bellwether.Key{Variant: shown(r)}, true }
+		s := newSite(t, bellwether.HTTPOptions{Key: key, AnyLanguageOrder: true}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, shown(r))
+		})
+		two := request("GET", "http://a/p", "X-Tenant", "shop", "Accept-Language", "en")
+		two.Header.Add("X-Tenant", "evil")
+		if w := s.do(two); w.Body.String() != "shop, evil en" {
+			t.Errorf("two lines of a field: the page %q", w.Body)
+		}
+		if len(two.Header["X-Tenant"]) != 2 {
+			t.Error("the client's own header has changed")
+		}
+		synctest.Wait()
+		s.wantBody(t, "shop en", "http://a/p", "X-Tenant", "shop", "Accept-Language", "en")
+		synctest.Wait()
+		s.wantBody(t, "shop de", "http://a/p", "X-Tenant", "shop", "Accept-Language", "en, de")
+		synctest.Wait()
+		s.wantCalls(t, 3)
+		s.wantBody(t, "shop de", "http://a/p", "X-Tenant", "shop", "Accept-Language", "de")
+		s.wantCalls(t, 0)
+	})
+}

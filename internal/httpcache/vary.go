@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"iter"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -107,6 +108,22 @@ func Normalise(req http.Header, opt Options) {
 	for name, lines := range req {
 		req[name] = normal(name, lines, opt)
 	}
+}
+
+// Normalised returns req as [Normalise] leaves it, and reports whether it differs from req, which stays unchanged.
+func Normalised(req http.Header, opt Options) (normalised http.Header, changed bool) {
+	normalised = req
+	for name, lines := range req {
+		form := normal(name, lines, opt)
+		if slices.Equal(form, lines) {
+			continue
+		}
+		if !changed {
+			normalised, changed = maps.Clone(req), true
+		}
+		normalised[name] = form
+	}
+	return normalised, changed
 }
 
 // normal returns the normal form of the lines of a field, lines itself if they have it. name is in

@@ -42,7 +42,7 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 		if !httpcache.Ordinary(r) {
 			return t, false // Key might not see the request that the handler sees
 		}
-		named, variant, ok := m.options.Key(seenByKey(r, t.header))
+		named, variant, ok := m.options.Key(m.seenByKey(r, t.header))
 		if !ok {
 			return t, false
 		}
@@ -61,9 +61,17 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	return t, ok
 }
 
-// seenByKey returns the request for HTTPOptions.Key, without connection fields, as the handler sees it.
-func seenByKey(r *http.Request, header http.Header) *http.Request {
-	if len(header) == len(r.Header) {
+// seenByKey returns the request for HTTPOptions.Key, with the fields that the handler sees: without connection
+// fields, and for a page in normal form. From two lines of a field, Key would take the first value, and the handler
+// the joined value. A client could so put its own page under the key of other clients.
+func (m *Middleware) seenByKey(r *http.Request, header http.Header) *http.Request {
+	changed := len(header) != len(r.Header)
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		var other bool
+		header, other = httpcache.Normalised(header, m.options.Rules)
+		changed = changed || other
+	}
+	if !changed {
 		return r
 	}
 	seen := *r
