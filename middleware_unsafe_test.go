@@ -579,3 +579,79 @@ func TestUnsafe_SoftFloodAtOneTime(t *testing.T) {
 		})
 	}
 }
+
+// With a Key of its own, a location counts from the request's URL, and names the page that a GET to it would get.
+func TestUnsafe_LocationsByKey(t *testing.T) {
+	rules := bellwether.Keys(bellwether.SortedQuery(), bellwether.WithoutQuery("utm"))
+	key := func(r *http.Request) (bellwether.Key, bool) {
+		switch {
+		case r.URL.Path == "/items/1/edit":
+			return bellwether.Key{URL: "http://shop/items/1"}, true
+		case strings.HasPrefix(r.URL.Path, "/sorted"):
+			return rules(r)
+		}
+		return bellwether.Key{URL: "http://shop" + r.URL.RequestURI()}, true
+	}
+	for location, gone := range map[string]string{
+		"/items":                     "/items",
+		"history":                    "/items/1/history",
+		"../../items":                "/items",
+		"http://node1/items":         "/items", // the host that the handler sees
+		"http://shop/items":          "/items", // the host of the key
+		"http://evil/items":          "",
+		"/sorted?utm=x&b=2&a=1":      "/sorted?a=1&b=2",
+		"/items/1/edit":              "/items/1",
+		"/history":                   "/history",
+		"http://evil@node1/items":    "",
+		"http://node1:81/items":      "",
+		"http://node1:80/./items#at": "/items",
+	} {
+		inBubble(t, location, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{InvalidateLocations: true, Key: key}, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == "POST" {
+					r.ParseForm()
+					w.Header().Set("Location", location)
+					w.WriteHeader(http.StatusCreated)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=600")
+			})
+			paths := []string{"/items", "/history", "/items/history", "/items/1/history", "/sorted?a=1&b=2"}
+			for _, path := range paths {
+				s.get("http://node1" + path)
+			}
+			synctest.Wait()
+			s.do(request("POST", "http://node1/items/1/edit"))
+			for _, path := range paths {
+				s.calls.Store(0)
+				s.get("http://node1" + path)
+				if ran := s.calls.Load() == 1; ran != (path == gone) {
+					t.Errorf("Location %q: %s is gone: %v", location, path, ran)
+				}
+			}
+			synctest.Wait()
+		})
+	}
+}
+
+// A POST's response is not kept for another page, whose URL Key has returned.
+func TestUnsafe_PostUnderAnotherKey(t *testing.T) {
+	for _, location := range []string{"page", "/dir/page", "/page", "/dir/edit"} {
+		inBubble(t, location, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+				if r.URL.Path == "/dir/edit" {
+					return bellwether.Key{URL: "http://a/page"}, true
+				}
+				return bellwether.Key{}, true
+			}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=600")
+				w.Header().Set("Content-Location", location)
+				fmt.Fprint(w, r.Method)
+			})
+			s.do(request("POST", "http://a/dir/edit"))
+			synctest.Wait()
+			s.wantBody(t, "GET", "http://a/page")
+			synctest.Wait()
+		})
+	}
+}

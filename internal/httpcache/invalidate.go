@@ -32,24 +32,30 @@ type Changed struct {
 }
 
 // ChangedBy returns the URLs that a request with this answer has changed (RFC 9111 section 4.4).
-// There are none if the method is safe or the status is an error. Otherwise they are the request's
-// own URL and, if locations is true, the URLs of Location and Content-Location on the same host.
-func ChangedBy(r *http.Request, status int, resp http.Header, locations bool) Changed {
-	c := Changed{OverTLS: secure(r)}
+// There are none if the method is safe or the status is an error. Otherwise they are page's, which is r or
+// the request for another URL that r changes, and, if pageOf is not nil, the URLs of Location and
+// Content-Location on the host of r or page. pageOf returns the page of a client's GET to such a URL.
+func ChangedBy(r, page *http.Request, status int, resp http.Header, pageOf func(get *http.Request) (page *http.Request, ok bool)) Changed {
+	c := Changed{OverTLS: secure(page)}
 	if Safe(r.Method) || status < 200 || status > 399 {
 		return c
 	}
-	add := func(key string, ok bool) {
-		if ok && !slices.Contains(c.URLs, key) {
+	add := func(page *http.Request) {
+		if key, ok := keyBehind("", page); ok && !slices.Contains(c.URLs, key) {
 			c.URLs = append(c.URLs, key)
 		}
 	}
-	add(keyBehind("", r))
-	if locations {
-		for _, name := range [...]string{"Location", "Content-Location"} {
-			// Several lines are no single reference, and have no defined meaning.
-			if lines := resp.Values(name); len(lines) == 1 {
-				add(referenced(r, lines[0]))
+	add(page)
+	if pageOf == nil {
+		return c
+	}
+	for _, name := range [...]string{"Location", "Content-Location"} {
+		// Several lines are no single reference, and have no defined meaning.
+		if lines := resp.Values(name); len(lines) == 1 {
+			if get, ok := referenced(r, page, lines[0]); ok {
+				if located, ok := pageOf(get); ok {
+					add(located)
+				}
 			}
 		}
 	}
@@ -68,34 +74,44 @@ func (c Changed) Keys() []string {
 	return keys
 }
 
-// referenced returns the plain key of a reference in the answer to r. The result is false for another host
-// (RFC 9111 section 4.4): otherwise any response could invalidate any URL. http and https of one host are one
-// origin: behind a proxy that ends TLS, a handler answers plain requests with https.
-func referenced(r *http.Request, reference string) (key string, ok bool) {
-	hostport := hostOf(r)
-	host, ok := CanonicalHost(hostport)
-	if !ok || reference == "" || len(reference) > MaxKey {
-		return "", false
+// referenced returns a client's GET to a reference in the answer to r (RFC 9110 section 10.2.2). The result is
+// false for a host that is neither r's nor page's (RFC 9111 section 4.4): otherwise any response could invalidate
+// any URL. http and https of one host are one origin: behind a proxy that ends TLS, a handler answers plain
+// requests with https.
+func referenced(r, page *http.Request, reference string) (get *http.Request, ok bool) {
+	if reference == "" || len(reference) > MaxKey {
+		return nil, false
 	}
 	ref, err := url.Parse(reference)
 	if err != nil {
-		return "", false
+		return nil, false
 	}
 	base := *r.URL
-	base.Scheme, base.Host = "http", hostport
+	base.Scheme, base.Host = "http", hostOf(r)
 	u := base.ResolveReference(ref)
-	if u.Scheme != "http" && u.Scheme != "https" {
-		return "", false
-	}
-	if other, ok := CanonicalHost(u.Host); !ok || other != host {
-		return "", false
+	if u.Scheme != "http" && u.Scheme != "https" || !sameHost(u.Host, hostOf(r)) && !sameHost(u.Host, hostOf(page)) {
+		return nil, false
 	}
 	u.Fragment, u.RawFragment = "", "" // not part of a request
-	target, ok := targetOf(u, "")
-	if !ok {
-		return "", false
+	if _, ok = targetOf(u, ""); !ok {
+		return nil, false
 	}
-	return join("", host, target)
+	// Nothing of r's route and form: they are of r's own URL.
+	get = (&http.Request{
+		Method: http.MethodGet, URL: u, Host: u.Host, Header: r.Header, Body: http.NoBody,
+		Proto: r.Proto, ProtoMajor: r.ProtoMajor, ProtoMinor: r.ProtoMinor, RemoteAddr: r.RemoteAddr, TLS: r.TLS,
+	}).WithContext(r.Context())
+	u.Scheme, u.Host = r.URL.Scheme, "" // as in r
+	if r.RequestURI != "" {
+		get.RequestURI = u.RequestURI()
+	}
+	return get, true
+}
+
+func sameHost(a, b string) bool {
+	a, ok := CanonicalHost(a)
+	b, is := CanonicalHost(b)
+	return ok && is && a == b
 }
 
 // KeyPrefix returns the common prefix of the plain keys of all URLs that begin with u. u has a

@@ -102,8 +102,9 @@ func Validatable(status int, resp http.Header) bool {
 }
 
 // PostStorable reports whether a POST's response may be stored for GETs of its target (RFC 9110 section
-// 9.3.3): with an explicit lifetime, and the target in Content-Location. j judges it as a GET's.
-func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bool {
+// 9.3.3): with an explicit lifetime, and the target in Content-Location. j judges it as a GET's. page has
+// the key of the response, which must be the target's.
+func PostStorable(r, page *http.Request, status int, resp http.Header, j Judgement) bool {
 	if r.Method != http.MethodPost || status != http.StatusOK || !j.Shared || j.Freshness.Source < SourceExpires {
 		return false
 	}
@@ -113,13 +114,17 @@ func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bo
 		return false
 	}
 	own, ok := keyBehind("", r)
-	if !ok || len(resp["Content-Location"]) != 1 {
+	if key, is := keyBehind("", page); !ok || !is || key != own || len(resp["Content-Location"]) != 1 {
 		return false
 	}
 	location := resp.Get("Content-Location")
-	if secure(r) && strings.HasPrefix(strings.ToLower(location), "http:") {
+	if secure(page) && strings.HasPrefix(strings.ToLower(location), "http:") {
 		return false // of the plain URL
 	}
-	named, ok := referenced(r, location)
+	get, ok := referenced(r, page, location)
+	if !ok {
+		return false
+	}
+	named, ok := keyBehind("", get)
 	return ok && named == own
 }

@@ -90,7 +90,7 @@ func TestPostStorable(t *testing.T) {
 			t.Fatal("no request")
 		}
 		opt := Options{SetCookie: true, HeuristicFraction: 0.1}
-		if got := PostStorable(r, tt.status, tt.resp, Judge(Request{Header: r.Header}, tt.status, tt.resp, now, now, opt)); got != tt.want {
+		if got := PostStorable(r, r, tt.status, tt.resp, Judge(Request{Header: r.Header}, tt.status, tt.resp, now, now, opt)); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
@@ -98,7 +98,7 @@ func TestPostStorable(t *testing.T) {
 	r.TLS = new(tls.ConnectionState)
 	for location, want := range map[string]bool{"/a?b": true, "https://h/a?b": true, "http://h/a?b": false} {
 		resp := header("Cache-Control", "max-age=60", "Content-Location", location)
-		if got := PostStorable(r, 200, resp, Judge(Request{Header: r.Header}, 200, resp, now, now, Options{})); got != want {
+		if got := PostStorable(r, r, 200, resp, Judge(Request{Header: r.Header}, 200, resp, now, now, Options{})); got != want {
 			t.Errorf("over TLS, %s: %v, want %v", location, got, want)
 		}
 	}

@@ -250,6 +250,9 @@ func TestRespelled(t *testing.T) {
 	}
 }
 
+// itself is the page of a request whose URL is its key.
+func itself(get *http.Request) (*http.Request, bool) { return get, true }
+
 func TestChangedBy(t *testing.T) {
 	self := []string{"h/a/b"}
 	for _, tt := range []struct {
@@ -282,10 +285,10 @@ func TestChangedBy(t *testing.T) {
 			if !ok {
 				t.Fatal("net/http does not read the request")
 			}
-			if got := ChangedBy(r, tt.status, tt.resp, true).Keys(); !slices.Equal(got, tt.want) {
+			if got := ChangedBy(r, r, tt.status, tt.resp, itself).Keys(); !slices.Equal(got, tt.want) {
 				t.Errorf("keys %q, want %q", got, tt.want)
 			}
-			if got := ChangedBy(r, tt.status, tt.resp, false).Keys(); !slices.Equal(got, tt.want[:min(1, len(tt.want))]) {
+			if got := ChangedBy(r, r, tt.status, tt.resp, nil).Keys(); !slices.Equal(got, tt.want[:min(1, len(tt.want))]) {
 				t.Errorf("without locations keys %q, want the first of %q", got, tt.want)
 			}
 			r.TLS = new(tls.ConnectionState)
@@ -293,7 +296,7 @@ func TestChangedBy(t *testing.T) {
 			for _, key := range tt.want {
 				want = append(want, "https://"+key)
 			}
-			if got := ChangedBy(r, tt.status, tt.resp, true).Keys(); !slices.Equal(got, want) {
+			if got := ChangedBy(r, r, tt.status, tt.resp, itself).Keys(); !slices.Equal(got, want) {
 				t.Errorf("over TLS keys %q, want %q", got, want)
 			}
 		})
@@ -313,7 +316,7 @@ func FuzzChangedBy(f *testing.F) {
 			return
 		}
 		r.TLS = new(tls.ConnectionState)
-		keys := ChangedBy(r, 201, header("Location", location, "Content-Location", contentLocation), true).Keys()
+		keys := ChangedBy(r, r, 201, header("Location", location, "Content-Location", contentLocation), itself).Keys()
 		own, _ := CanonicalHost(r.Host)
 		for _, key := range keys {
 			rest, ok := strings.CutPrefix(strings.TrimPrefix(key, Secure), own)

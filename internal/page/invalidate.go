@@ -68,8 +68,14 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)
 }
 
-func (m *Middleware) changedBy(t target, status int, h http.Header) httpcache.Changed {
-	return httpcache.ChangedBy(t.url, status, h, m.options.InvalidateLocations)
+func (m *Middleware) changedBy(r *http.Request, t target, status int, h http.Header) httpcache.Changed {
+	if !m.options.InvalidateLocations {
+		return httpcache.ChangedBy(r, t.url, status, h, nil)
+	}
+	return httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (*http.Request, bool) {
+		located, ok := m.target(get)
+		return located.url, ok
+	})
 }
 
 // invalidateChanged invalidates an unsafe request's URLs, even for a client that has left.

@@ -144,7 +144,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed httpcache.Changed
 	u.before = func(status int) httpcache.Status {
-		changed = m.changedBy(t, status, u.Header())
+		changed = m.changedBy(r, t, status, u.Header())
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.invalidate = func() { m.invalidateChanged(r.Context(), changed) }
@@ -165,12 +165,12 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 	}
 	u.before = func(status int) httpcache.Status {
-		changed = m.changedBy(t, status, u.Header())
+		changed = m.changedBy(r, t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
 		own, j, now := u.judge(m.request(r, t, m.directives(r)), status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
-		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
+		if httpcache.PostStorable(r, t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
 			u.keepAs(status, own, j, now)
 		}
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
