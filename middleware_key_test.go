@@ -477,3 +477,27 @@ func TestKey_SeesTheHandlersFields(t *testing.T) {
 		s.wantCalls(t, 0)
 	})
 }
+
+// Each byte of a Variant counts, also a space at an end, which has no meaning in a field.
+func TestKey_VariantBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		variants := []string{"", " ", "a", "a ", "\ta", "A", "a,b", "a, b", "\x00", "\xff", "\"", "(key)", strings.Repeat("a", 1<<20)}
+		variant := func(r *http.Request) (i int) {
+			i, _ = strconv.Atoi(r.Header.Get("X-Variant"))
+			return i
+		}
+		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{Variant: variants[variant(r)]}, true
+		}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, variant(r))
+		})
+		for range 2 {
+			for i := range variants {
+				s.wantBody(t, strconv.Itoa(i), "http://a/p", "X-Variant", strconv.Itoa(i))
+				synctest.Wait()
+			}
+		}
+		s.wantCalls(t, int32(len(variants)))
+	})
+}

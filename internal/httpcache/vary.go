@@ -144,6 +144,9 @@ func normal(name string, lines []string, opt Options) []string {
 	if len(lines) == 0 {
 		return nil
 	}
+	if name == KeyVariant { // no field: each byte counts
+		return lines
+	}
 	if !isList(name) {
 		padded := func(line string) bool { return strings.Trim(line, " \t") != line }
 		if !slices.ContainsFunc(lines, padded) {
@@ -219,7 +222,7 @@ func isList(name string) bool {
 	switch name {
 	case "Authorization", "Proxy-Authorization", "Cookie", "User-Agent", "Referer", "Origin",
 		"From", "Host", "Range", "If-Range", "If-Modified-Since", "If-Unmodified-Since", "Date",
-		"Content-Type", KeyVariant:
+		"Content-Type":
 		return false
 	}
 	return true
