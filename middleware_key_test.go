@@ -501,3 +501,37 @@ func TestKey_VariantBytes(t *testing.T) {
 		s.wantCalls(t, int32(len(variants)))
 	})
 }
+
+// A panic for one variant is not the answer to a request of another variant that waits for the same run.
+func TestKey_PanicOfAnotherVariant(t *testing.T) {
+	for _, field := range []string{"X-Variant", "X-Forwarded-Host"} {
+		inBubble(t, field, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+				return bellwether.Key{Variant: r.Header.Get("X-Variant")}, true
+			}}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				if r.Header.Get(field) == "evil" {
+					panic("planned")
+				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				fmt.Fprint(w, r.Header.Get(field))
+			})
+			var evil sync.WaitGroup
+			evil.Go(func() { s.get("http://a/p", field, "evil") })
+			time.Sleep(time.Millisecond)
+			var others sync.WaitGroup
+			for _, value := range []string{"", "honest"} {
+				others.Go(func() {
+					if value == "" {
+						s.wantBody(t, "", "http://a/p")
+					} else {
+						s.wantBody(t, value, "http://a/p", field, value)
+					}
+				})
+			}
+			others.Wait()
+			evil.Wait()
+			synctest.Wait()
+		})
+	}
+}

@@ -82,8 +82,16 @@ func (q *query) selects(signpost *variance) bool {
 	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
 }
 
-// client is equal for requests with the same Cookie and credentials, which could share a response.
+// client is equal for requests that could share a response or a failure: with the same Cookie, credentials, and
+// parts that need a variant. Before a response of the URL, requests of all variants wait for one run.
 func (q *query) client() string {
+	if q.needsVariant {
+		return "\x00" + httpcache.VariantKey(pseudonyms, q.target.header, q.m.options.Rules) + q.identity()
+	}
+	return q.identity()
+}
+
+func (q *query) identity() string {
 	if !q.request.Credentials {
 		return strings.Join(q.r.Header["Cookie"], "; ")
 	}
