@@ -160,7 +160,9 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	f := c.newFlight(s, m, now)
 	f.ctx, f.cancel, f.load, f.queues = ctx, cancel, b.bind(), first && (m == nil || !e.lookout.Shares())
 	c.ask(f)
-	c.joinCallers(f)
+	if c.flight = f; !c.refreshes { // otherwise no caller hears of a failure
+		c.joinCallers(f)
+	}
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	s.flights[c.key] = f
 	f.witness.flight = f

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,6 +82,31 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A load may have failed before the Refresh that began it has returned.
+func TestOnError_QuickFailuresOfRefreshes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers, each = 200, 100
+		var told atomic.Int64
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "", errOrigin }, bellwether.Options{
+			TTL: time.Hour, Limits: bellwether.Limits{MaxQueued: callers * each},
+			OnError: func(string, error) { told.Add(1) },
+		})
+		for i := range callers {
+			go func() {
+				for j := range each {
+					if err := c.Refresh(t.Context(), fmt.Sprint(i, j)); err != nil {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+		synctest.Wait()
+		if n := told.Load(); n != callers*each {
+			t.Errorf("OnError was told of %d of %d failures", n, callers*each)
+		}
+	})
 }
 
 func TestOnError_HandlerFailsBehindAStalePage(t *testing.T) {
