@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
@@ -72,7 +73,12 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	}
 	e := newEngine(s, f)
 	if lossy != nil {
-		e.OnError("", lossy) // after the Attach of its observers
+		// After the Attach of its observers. A Goexit leaves no cache to close.
+		fault.Run(func() error { e.OnError("", lossy); return nil }, func(err error) {
+			if err != nil {
+				e.close()
+			}
+		})
 	}
 	return &Cache[V]{engine: e, bind: bind}
 }

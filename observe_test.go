@@ -762,6 +762,29 @@ func TestAttach_BeforeError(t *testing.T) {
 	}
 }
 
+// If the first OnError ends New's goroutine, there is no cache, and the observers are detached.
+func TestAttach_GoexitOfOnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // no goroutine of the engine is left
+		detached := false
+		load := func(context.Context, string) (withSecret, error) { return withSecret{}, nil }
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			bellwether.New(load, bellwether.Options{
+				TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "attach", Store: memstore.New()},
+				OnError: func(string, error) { runtime.Goexit() },
+				Observers: []observe.Observer{{
+					Attach: func(func() observe.Stats) (func(), error) { return func() { detached = true }, nil },
+				}},
+			})
+			t.Error("there is a cache")
+		})
+		wg.Wait()
+		if !detached {
+			t.Error("the observer is attached to no cache")
+		}
+	})
+}
+
 // If an observer's Attach fails, there is no cache, and the observers before it are detached.
 func TestAttach_Fails(t *testing.T) {
 	taken := errors.New("the name is taken")
