@@ -1,6 +1,7 @@
 package redisentry_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -38,6 +39,23 @@ func TestSend_AfterASlowClaim(t *testing.T) {
 		got, err := store.Get(t.Context(), key)
 		if err != nil || got.Age < old || got.Age > old+2*time.Second {
 			t.Errorf("%s: an age of %v, %v; want %v or a little more", key, got.Age, err, old)
+		}
+	}
+}
+
+// A change has its length before it, also a change of 100 MB, beyond 8 digits.
+func TestLua_LengthOfAChange(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).OwnOrSkip(t).Addr, ReadTimeout: time.Minute})
+	defer rdb.Close()
+	for _, size := range []int{0, 1e8} {
+		got, err := rdb.Eval(t.Context(), redisentry.Lua+`
+local text = change('c', 1, 1, 'k', string.rep('x', ARGV[1]))
+return {string.sub(text, 1, 17), #text}`, nil, size).Slice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("%016dc", got[1].(int64)-16); got[0] != want {
+			t.Errorf("a change of %d bytes begins with %q, want %q", size, got[0], want)
 		}
 	}
 }

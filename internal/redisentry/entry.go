@@ -112,7 +112,7 @@ end
 -- change returns the part of a message that tells a change of key.
 local function change(kind, now, epoch, key, entry)
 	local text = kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry
-	return string.format('%08d', #text) .. text
+	return digits(#text) .. text
 end
 
 -- tell publishes a message, unless channel or message is ''. What it tells is done by then, so a refusal to publish is

@@ -54,18 +54,18 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	}
 }
 
-// A message is one or more changes, each of them with its length (8 digits) before it. A change is
+// A message is one or more changes, each of them with its length (16 digits) before it. A change is
 //
 //	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
-const lengthLen = 8
+const lengthLen = 8 // of a key: 8 digits do not hold the length of each change
 
 // firstChange returns a message's first change, and the rest. It returns two empty strings if there is no such change.
 func firstChange(message string) (change, rest string) {
-	if len(message) < lengthLen {
+	if len(message) < redisentry.NumberLen {
 		return "", ""
 	}
-	length, err := strconv.ParseUint(message[:lengthLen], 10, 31)
-	if message = message[lengthLen:]; err != nil || length > uint64(len(message)) {
+	length, err := strconv.ParseUint(message[:redisentry.NumberLen], 10, 31)
+	if message = message[redisentry.NumberLen:]; err != nil || length > uint64(len(message)) {
 		return "", ""
 	}
 	return message[:length], message[length:]

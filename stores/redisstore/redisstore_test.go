@@ -396,8 +396,8 @@ func FuzzNotice(f *testing.F) {
 	entry := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 7}.Append(nil, "key")
 	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
 		for _, change := range []string{seed, seed + string(entry)} {
-			f.Add(fmt.Sprintf("%08d%s", len(change), change))
-			f.Add(fmt.Sprintf("%08d%s%[1]d", len(change), change))
+			f.Add(fmt.Sprintf("%016d%s", len(change), change))
+			f.Add(fmt.Sprintf("%016d%s%[1]d", len(change), change))
 		}
 	}
 	f.Fuzz(func(t *testing.T, message string) {
