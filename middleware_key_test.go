@@ -535,3 +535,29 @@ func TestKey_PanicOfAnotherVariant(t *testing.T) {
 		})
 	}
 }
+
+// A page that a client with credentials gets straight from the handler is kept only under the key of the fields as sent.
+func TestKey_CredentialsWithAnotherSpelling(t *testing.T) {
+	language := func(r *http.Request) string {
+		first, _, _ := strings.Cut(r.Header.Get("Accept-Language"), ",")
+		return first
+	}
+	key := func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://a/" + language(r) + r.URL.Path}, true
+	}
+	for sent, kept := range map[string]bool{"en, de": false, "de, en": true, "de,en": true} {
+		inBubble(t, sent, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Key: key, AnyLanguageOrder: true}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				fmt.Fprint(w, language(r))
+			})
+			s.get("http://a/p", "Accept-Language", sent, "Authorization", "Bearer 1")
+			synctest.Wait()
+			s.calls.Store(0)
+			s.wantBody(t, "de", "http://a/p", "Accept-Language", "de")
+			if again := s.calls.Load() == 1; again == kept {
+				t.Errorf("the page is kept: %v, want %v", !again, kept)
+			}
+		})
+	}
+}

@@ -219,7 +219,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 	u := m.newKeptWriter(q.w, q.r)
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
-		if first && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
+		if first && m.plainRequest(q.r, q.target) && m.keyedAsSent(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
 			draft := access.Draft(q.r.Context())
 			defer draft.End()
 			u.keep = draft.Keep
