@@ -147,7 +147,7 @@ func normal(name string, lines []string, opt Options) []string {
 	if name == KeyVariant { // no field: each byte counts
 		return lines
 	}
-	if !isList(name) {
+	if !isList(name) || !isAccept(name) && len(lines) == 1 && strings.IndexByte(lines[0], ',') < 0 { // no list, or one member
 		padded := func(line string) bool { return strings.Trim(line, " \t") != line }
 		if !slices.ContainsFunc(lines, padded) {
 			return lines
@@ -173,7 +173,7 @@ func normal(name string, lines []string, opt Options) []string {
 			slices.Sort(members)
 		}
 	default:
-		members = appendMembers(nil, line)
+		members = appendMembers(make([]string, 0, 1+strings.Count(line, ",")), line)
 	}
 	// Without members it is an empty value: an empty field is not absent.
 	if line = strings.Join(members, ", "); len(lines) > 1 || line != lines[0] {
@@ -187,6 +187,10 @@ func normal(name string, lines []string, opt Options) []string {
 func acceptMembers(line string, value func(string) string) []string {
 	members := strings.Split(line, ",")
 	for i, member := range members {
+		if strings.IndexByte(member, ';') < 0 { // the usual case
+			members[i] = value(strings.Trim(member, " \t"))
+			continue
+		}
 		parts := strings.Split(member, ";")
 		for j, part := range parts {
 			if part = strings.Trim(part, " \t"); j == 0 {
@@ -228,6 +232,9 @@ func isList(name string) bool {
 	return true
 }
 
+// isAccept reports whether the normal form of a field has rules for its members, see normal.
+func isAccept(name string) bool { return name == "Accept-Encoding" || name == "Accept-Language" }
+
 // Members yields the non-empty members of a list without quoted strings (RFC 9110 section 5.6.1).
 func Members(lines []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
@@ -264,6 +271,9 @@ func lowerASCII(s string) string { return mapASCII(s, 'A', 'Z') }
 func upperASCII(s string) string { return mapASCII(s, 'a', 'z') }
 
 func mapASCII(s string, first, last byte) string {
+	if strings.IndexFunc(s, func(c rune) bool { return rune(first) <= c && c <= rune(last) }) < 0 {
+		return s
+	}
 	b := []byte(s)
 	for i, c := range b {
 		if first <= c && c <= last {
