@@ -548,3 +548,29 @@ func TestValidation_FieldsForOneClientBesideATargetedField(t *testing.T) {
 		}
 	})
 }
+
+// A field of the connection stays on it, also if the 304 keeps the field from others.
+func TestValidation_ConnectionFieldOf304(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			h.Set("ETag", `"1"`)
+			h.Set("Cache-Control", `max-age=1, private="X-Hop, X-Own"`)
+			h.Set("Connection", "X-Hop")
+			h.Set("X-Hop", "1")
+			h.Set("X-Own", "1")
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "page")
+		})
+		for i := range 2 {
+			h := s.get("http://a/p").Header()
+			if h.Get("X-Hop") != "" || h.Get("X-Own") != "1" {
+				t.Errorf("response %d: X-Hop %q, X-Own %q", i+1, h.Get("X-Hop"), h.Get("X-Own"))
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
+}

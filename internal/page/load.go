@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -126,13 +127,13 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 func (c *condition) freshened(req httpcache.Request, said http.Header, sent, now time.Time, rules httpcache.Options) (fresh, personal http.Header, j httpcache.Judgement) {
 	d := httpcache.ResponseDirectives(said, rules.Targets...)
 	fresh = httpcache.Freshen(c.header, httpcache.StoredHeader(said, d, now))
-	kept := http.Header{}
+	own, kept := maps.Clone(said), http.Header{}
+	httpcache.RemoveConnectionFields(own)
 	for _, name := range d.QualifiedFields() {
-		if lines, has := said[name]; has {
+		if lines, has := own[name]; has {
 			kept[name] = lines
 		}
 	}
-	httpcache.RemoveConnectionFields(kept)
 	return fresh, httpcache.Freshen(fresh, kept), httpcache.JudgeAged(req, c.about.status, fresh, httpcache.InitialAge(said, sent, now), now, rules)
 }
 
