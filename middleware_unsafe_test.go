@@ -655,3 +655,37 @@ func TestUnsafe_PostUnderAnotherKey(t *testing.T) {
 		})
 	}
 }
+
+// A panic of Key for a location leaves the request's own URL invalidated, and is reported.
+func TestUnsafe_KeyPanicsForALocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var reported []error
+		key := func(r *http.Request) (bellwether.Key, bool) {
+			if r.URL.Path == "/items/2" {
+				panic("planned")
+			}
+			return bellwether.Key{}, true
+		}
+		o := bellwether.HTTPOptions{InvalidateLocations: true, Key: key, OnError: func(_ string, err error) { reported = append(reported, err) }}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == "POST" {
+				w.Header().Set("Location", "/items/2")
+				w.WriteHeader(http.StatusCreated)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=600")
+		})
+		s.get("http://a/items")
+		synctest.Wait()
+		if w := s.do(request("POST", "http://a/items")); w.Code != 201 {
+			t.Errorf("the POST has the status %d", w.Code)
+		}
+		s.calls.Store(0)
+		s.get("http://a/items")
+		s.wantCalls(t, 1)
+		synctest.Wait()
+		if len(reported) != 1 {
+			t.Errorf("reported: %v", reported)
+		}
+	})
+}

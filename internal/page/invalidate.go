@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
@@ -72,9 +73,19 @@ func (m *Middleware) changedBy(r *http.Request, t target, status int, h http.Hea
 	if !m.options.InvalidateLocations {
 		return httpcache.ChangedBy(r, t.url, status, h, nil)
 	}
-	return httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (*http.Request, bool) {
-		located, ok := m.target(get)
-		return located.url, ok
+	return httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (page *http.Request, ok bool) {
+		// The handler has done its work, and its own URL is still to be invalidated: a panic of Key for a
+		// location must not prevent this.
+		err := fault.Guard(func() error {
+			var located target
+			located, ok = m.target(get)
+			page = located.url
+			return nil
+		})
+		if err != nil {
+			m.cache.OnError(t.key, fmt.Errorf("bellwether: HTTPOptions.Key for a location of the response: %w", err))
+		}
+		return page, ok
 	})
 }
 
