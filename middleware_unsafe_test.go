@@ -689,3 +689,29 @@ func TestUnsafe_KeyPanicsForALocation(t *testing.T) {
 		}
 	})
 }
+
+// A location counts from the URL that the client has sent, also behind http.StripPrefix.
+func TestUnsafe_LocationBehindStripPrefix(t *testing.T) {
+	for location, gone := range map[string]bool{"items": true, "/api/items": true, "../items": false, "/items": false} {
+		inBubble(t, location, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{InvalidateLocations: true, Key: bellwether.Keys()}, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == "POST" {
+					w.Header().Set("Location", location)
+					w.WriteHeader(http.StatusCreated)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=600")
+			})
+			s.handler = http.StripPrefix("/api", s.handler)
+			s.get("http://a/api/items")
+			synctest.Wait()
+			s.do(request("POST", "http://a/api/orders"))
+			s.calls.Store(0)
+			s.get("http://a/api/items")
+			if ran := s.calls.Load() == 1; ran != gone {
+				t.Errorf("the page is gone: %v, want %v", ran, gone)
+			}
+			synctest.Wait()
+		})
+	}
+}

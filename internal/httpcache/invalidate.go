@@ -87,6 +87,13 @@ func referenced(r, page *http.Request, reference string) (get *http.Request, ok 
 		return nil, false
 	}
 	base := *r.URL
+	if sent, ok := OriginForm(r.RequestURI); ok { // the client's own, also behind http.StripPrefix
+		own, err := url.ParseRequestURI(sent)
+		if err != nil {
+			return nil, false
+		}
+		base = *own
+	}
 	base.Scheme, base.Host = "http", hostOf(r)
 	u := base.ResolveReference(ref)
 	if u.Scheme != "http" && u.Scheme != "https" || !sameHost(u.Host, hostOf(r)) && !sameHost(u.Host, hostOf(page)) {
