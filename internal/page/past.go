@@ -219,7 +219,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 	u := m.newKeptWriter(q.w, q.r)
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
-		if first && m.plainRequest(q.r, q.target) && m.keyedAsSent(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
+		if first && q.draftable() {
 			draft := access.Draft(q.r.Context())
 			defer draft.End()
 			u.keep = draft.Keep
@@ -247,6 +247,17 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 	if shared {
 		m.learnAuthorized(key, true) // after the response is kept: an earlier mark would let other requests make it again
 	}
+}
+
+// draftable reports whether the response may be kept: the handler must get what the cache's own request would have.
+// Otherwise Key may have taken another value from the fields than the handler, which sees them as sent.
+func (q *query) draftable() bool {
+	if q.m.options.Key != nil {
+		if _, changed := httpcache.Normalised(q.target.header, q.m.options.Rules); changed {
+			return false
+		}
+	}
+	return q.m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields)
 }
 
 // plainRequest reports whether a bypassing request is the same as the cache's own request to the

@@ -37,21 +37,12 @@ type target struct {
 
 // target returns the request's target, and false if the URL has no key or HTTPOptions.Key refuses.
 func (m *Middleware) target(r *http.Request) (t target, ok bool) {
-	header := httpcache.EndToEnd(r.Header)
-	if m.options.Key == nil {
-		return m.targetBy(r, r, header)
-	}
-	return m.targetBy(m.seenByKey(r, header), r, header)
-}
-
-// targetBy is target for a request r whose end-to-end header is header. Key sees the request seen.
-func (m *Middleware) targetBy(seen, r *http.Request, header http.Header) (t target, ok bool) {
-	t = target{url: r, header: header}
+	t = target{url: r, header: httpcache.EndToEnd(r.Header)}
 	if m.options.Key != nil {
 		if !httpcache.Ordinary(r) {
 			return t, false // Key might not see the request that the handler sees
 		}
-		named, variant, ok := m.options.Key(seen)
+		named, variant, ok := m.options.Key(m.seenByKey(r, t.header))
 		if !ok {
 			return t, false
 		}
@@ -86,16 +77,6 @@ func (m *Middleware) seenByKey(r *http.Request, header http.Header) *http.Reques
 	seen := *r
 	seen.Header = header
 	return &seen
-}
-
-// keyedAsSent reports whether Key gives t's key also to the fields of r as sent, which the handler of a bypassing
-// request sees. The response of such a request is no answer to others if Key took another value from the fields.
-func (m *Middleware) keyedAsSent(r *http.Request, t target) bool {
-	if m.options.Key == nil {
-		return true
-	}
-	sent, ok := m.targetBy(r, r, t.header)
-	return ok && sent.key == t.key && !m.needsVariant(sent.header)
 }
 
 // hasCredentials reports whether a request identifies its client.
