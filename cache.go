@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
@@ -59,28 +58,18 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if s.Store != nil && s.Namespace == "" {
 		refuse("Options.Fleet.Namespace", `""`, "be set where values go into a store: another cache on the store would be given this one's values for its own; name what the values are, such as \"users\"")
 	}
-	var lossy error
+	marshal, unmarshal := codecOf[V](s.Codec)
+	f := loaderFace(size, marshal, unmarshal)
 	if s.Store != nil && s.Codec.Marshal == nil {
 		var broken error
-		if lossy, broken = jsonloss.Of(reflect.TypeFor[V]()); broken != nil {
+		if f.lossy, broken = jsonloss.Of(reflect.TypeFor[V]()); broken != nil {
 			panic(broken)
 		}
 	}
-	marshal, unmarshal := codecOf[V](s.Codec)
-	f := loaderFace(size, marshal, unmarshal)
 	if s.Store == nil || s.Sweeps {
 		f.traits = tagsOf[V]
 	}
-	e := newEngine(s, f)
-	if lossy != nil {
-		// After the Attach of its observers. A Goexit leaves no cache to close.
-		fault.Run(func() error { e.OnError("", lossy); return nil }, func(err error) {
-			if err != nil {
-				e.close()
-			}
-		})
-	}
-	return &Cache[V]{engine: e, bind: bind}
+	return &Cache[V]{engine: newEngine(s, f), bind: bind}
 }
 
 func loaderFace[V any](size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) face[V] {

@@ -47,6 +47,7 @@ type face[V any] struct {
 	unmarshal func([]byte) (V, error)
 	// traits are the tags of an item with a value, and whether the value only leads to other values. Nil: no log of sweeps.
 	traits func(*items.Item[V]) (tags []string, signpost bool)
+	lossy  error // what the codec changes of the values, for OnError; nil: nothing
 }
 
 // The engines are Store and Locker behind their gates.

@@ -66,7 +66,8 @@ func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	return func(key string, it *items.Item[V]) { e.observers.Evict(key, int(it.Weight())) }
 }
 
-// attach calls the observers' Attach. After a failure it closes the engine, not yet in use, and panics.
+// attach calls the observers' Attach, and then makes the first report. After a failure it closes the engine, not yet
+// in use, and panics.
 func (e *engine[V]) attach() {
 	attached := false
 	defer func() {
@@ -76,6 +77,9 @@ func (e *engine[V]) attach() {
 	}()
 	if err := e.observers.Attach(e.snapshot); err != nil {
 		panic(err)
+	}
+	if e.lossy != nil {
+		e.OnError("", e.lossy)
 	}
 	attached = true
 }
