@@ -5,7 +5,7 @@
 //	ResponseDirectives                   the response's directives
 //	storable, freshnessOf, InitialAge    whether to share the response, and for how long
 //	Judge                                the three together
-//	VaryNames, VariantKey, Normalise     which requests share the response
+//	VaryNames, VariantKey, Normalised    which requests share the response
 //	StoredHeader                         which fields are shared
 //	Freshness.Reuse, NotModified         whether a stored response answers a request
 //	SetConditions, Selects, Freshen      validation

@@ -103,14 +103,8 @@ func aliasesIn(req http.Header) (names []string) {
 	return names
 }
 
-// Normalise gives each field of req its normal form, so one [VariantKey] means the same values.
-func Normalise(req http.Header, opt Options) {
-	for name, lines := range req {
-		req[name] = normal(name, lines, opt)
-	}
-}
-
-// Normalised returns req as [Normalise] leaves it, and reports whether it differs from req, which stays unchanged.
+// Normalised returns req with each field in its normal form, so one [VariantKey] means the same values. It reports
+// whether the result differs from req, which stays unchanged.
 func Normalised(req http.Header, opt Options) (normalised http.Header, changed bool) {
 	normalised = req
 	for name, lines := range req {
@@ -147,7 +141,7 @@ func normal(name string, lines []string, opt Options) []string {
 	if name == KeyVariant { // no field: each byte counts
 		return lines
 	}
-	if !isList(name) || !isAccept(name) && len(lines) == 1 && strings.IndexByte(lines[0], ',') < 0 { // no list, or one member
+	if !isList(name) {
 		padded := func(line string) bool { return strings.Trim(line, " \t") != line }
 		if !slices.ContainsFunc(lines, padded) {
 			return lines
@@ -173,7 +167,8 @@ func normal(name string, lines []string, opt Options) []string {
 			slices.Sort(members)
 		}
 	default:
-		members = appendMembers(make([]string, 0, 1+strings.Count(line, ",")), line)
+		var few [8]string // a longer list has memory of its own
+		members = appendMembers(few[:0], line)
 	}
 	// Without members it is an empty value: an empty field is not absent.
 	if line = strings.Join(members, ", "); len(lines) > 1 || line != lines[0] {
@@ -231,9 +226,6 @@ func isList(name string) bool {
 	}
 	return true
 }
-
-// isAccept reports whether the normal form of a field has rules for its members, see normal.
-func isAccept(name string) bool { return name == "Accept-Encoding" || name == "Accept-Language" }
 
 // Members yields the non-empty members of a list without quoted strings (RFC 9110 section 5.6.1).
 func Members(lines []string) iter.Seq[string] {

@@ -117,7 +117,7 @@ func TestVariantKey_AnyLanguageOrder(t *testing.T) {
 	}
 }
 
-func TestNormalise(t *testing.T) {
+func TestNormalised(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		lines []string
@@ -134,15 +134,15 @@ func TestNormalise(t *testing.T) {
 		{"User-Agent", []string{"a,b"}, []string{"a,b"}},
 	} {
 		h := http.Header{tt.name: tt.lines}
-		Normalise(h, Options{})
+		h, _ = Normalised(h, Options{})
 		if !reflect.DeepEqual(h[tt.name], tt.want) {
 			t.Errorf("%s %q became %q, want %q", tt.name, tt.lines, h[tt.name], tt.want)
 		}
 	}
 }
 
-// FuzzNormalise: requests with one variant key have the same values of the key's fields.
-func FuzzNormalise(f *testing.F) {
+// FuzzNormalised: requests with one variant key have the same values of the key's fields.
+func FuzzNormalised(f *testing.F) {
 	f.Add("Accept-Language", "d e-DE", "", "de-DE", "", true)
 	f.Add("Accept-Encoding", "g zip", "br", "gzip,BR", ",", false)
 	f.Add("foo", `"`, `" ,c`, `", ", c`, "", false)
@@ -159,7 +159,7 @@ func FuzzNormalise(f *testing.F) {
 		name = http.CanonicalHeaderKey(names[0])
 		build := func(lines ...string) (raw, normal http.Header) {
 			raw, normal = http.Header{name: lines}, http.Header{name: slices.Clone(lines)}
-			Normalise(normal, opt)
+			normal, _ = Normalised(normal, opt)
 			return raw, normal
 		}
 		a, normalA := build(a1, a2)

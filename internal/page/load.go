@@ -195,7 +195,7 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	// The handler must not see a part of the request that the key leaves out. net/http leaves a
 	// Host in the header beside HTTP/2's ":authority" (RFC 9113 section 8.3.1).
 	delete(d.Header, "Host")
-	httpcache.Normalise(d.Header, m.options.Rules)
+	d.Header, _ = httpcache.Normalised(d.Header, m.options.Rules)
 	httpcache.Canonicalise(d)
 	return d
 }

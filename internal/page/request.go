@@ -65,13 +65,11 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 // fields, and for a page in normal form. From two lines of a field, Key would take the first value, and the handler
 // the joined value. A client could so put its own page under the key of other clients.
 func (m *Middleware) seenByKey(r *http.Request, header http.Header) *http.Request {
-	changed := len(header) != len(r.Header)
+	var changed bool
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
-		var other bool
-		header, other = httpcache.Normalised(header, m.options.Rules)
-		changed = changed || other
+		header, changed = httpcache.Normalised(header, m.options.Rules)
 	}
-	if !changed {
+	if !changed && len(header) == len(r.Header) {
 		return r
 	}
 	seen := *r
