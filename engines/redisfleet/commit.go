@@ -29,7 +29,7 @@ end
 local answers, changes, released = {}, {}, {}
 for i = 1, #KEYS / 2 do
 	local name, at = KEYS[2 * i - 1], 8 * i - 3
-	local committed, now, told = commit(name, ARGV, at, read)
+	local committed, _, told = commit(name, ARGV, at, read)
 	if committed == 1 then
 		if told then
 			changes[#changes + 1] = told

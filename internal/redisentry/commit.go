@@ -13,7 +13,7 @@ import (
 // This file commits an entry by a script. Other packages add to the script.
 
 // CommitLua has, after [Lua], the function commit, which commits under name. commit returns 1 if committed, else 0.
-// Unless the commit is a repeated one, commit also returns the time and the change to tell.
+// A commit that is no repeated one also returns the time and the change to tell.
 //
 // Its arguments are those of [Where.Shared]: retention and lingering in ms, channel, largest entry to publish. Behind
 // the index at are those of [Commit.Own]: epoch, life in ms (0: no entry), encoded entry, key, time of the Commit call

@@ -57,7 +57,7 @@ func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 // A message is one or more changes, each of them with its length (16 digits) before it. A change is
 //
 //	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
-const lengthLen = 8 // of a key: 8 digits do not hold the length of each change
+const lengthLen = 8 // digits of a key's length; a change may be longer than 8 digits say
 
 // firstChange returns a message's first change, and the rest. It returns two empty strings if there is no such change.
 func firstChange(message string) (change, rest string) {
