@@ -544,6 +544,10 @@ func TestStore_RoundTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("a hit", 1)
+	commit(t, s, "k", driver.Entry{Kind: driver.KindValue, Epoch: claim(t, s, "k")})
+	expect("a claim, and a commit without a life in place of an entry", 2+5)
+	commit(t, s, "k", value(claim(t, s, "k"), "v", time.Hour))
+	expect("a claim and a commit", 2+4)
 	invalidate(t, s, "k")
 	expect("an invalidation", 4)
 	invalidate(t, s, "k")
