@@ -715,3 +715,39 @@ func TestUnsafe_LocationBehindStripPrefix(t *testing.T) {
 		})
 	}
 }
+
+// A handler that changes its request, as a proxy does, changes nothing about the URL that the client has named.
+func TestUnsafe_HandlerChangesItsRequest(t *testing.T) {
+	for name, change := range map[string]func(r *http.Request){
+		"path":   func(r *http.Request) { r.URL.Path = "/internal" + r.URL.Path },
+		"host":   func(r *http.Request) { r.Host, r.URL.Host = "10.0.0.1:8080", "10.0.0.1:8080" },
+		"method": func(r *http.Request) { r.Method = "GET" },
+	} {
+		for _, method := range []string{"POST", "PUT"} {
+			inBubble(t, name+" of a "+method, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					change(r)
+					page(0, "page")(w, r)
+				})
+				s.get("http://a/p")
+				synctest.Wait()
+				s.do(request(method, "http://a/p"))
+				s.get("http://a/p")
+				s.wantCalls(t, 3)
+			})
+		}
+	}
+}
+
+// A login check that removes the credentials from its request makes no page of one client's answer.
+func TestPost_HandlerRemovesTheCredentials(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		user := r.Header.Get("Authorization")
+		r.Header.Del("Authorization")
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Location", "/p")
+		fmt.Fprintf(w, "page of %q", user)
+	})
+	s.do(request("POST", "http://a/p", "Authorization", "alice"))
+	s.wantBody(t, `page of ""`, "http://a/p")
+}

@@ -137,14 +137,20 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod}) // no key: it has changed no kept response
 		return
 	}
+	// The handler may change r, which is the client's own: a proxy's host and path, or the credentials that a
+	// login check removes. The cache decides by the request as sent.
+	sent := r.Clone(r.Context())
+	if t.header = t.header.Clone(); t.url == r {
+		t.url = sent
+	}
 	if r.Method == http.MethodPost && !m.options.Shared && !m.forbids(w.Header()) {
-		m.passPost(w, r, next, t)
+		m.passPost(w, r, next, sent, t)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed httpcache.Changed
 	u.before = func(status int) httpcache.Status {
-		changed = m.changedBy(r, t, status, u.Header())
+		changed = m.changedBy(sent, t, status, u.Header())
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.invalidate = func() { m.invalidateChanged(r.Context(), changed) }
@@ -153,8 +159,9 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 
 // passPost is passUnsafe for a POST whose response may be the response to the next GET (RFC 9110
 // section 9.3.3). The cache keeps it only if no other unsafe request for the key came in between.
+// sent is r before the handler.
 // Other processes' requests are invisible, so a cache with a shared store keeps no such response.
-func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, t target) {
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, sent *http.Request, t target) {
 	draft := m.cache.Access(t.key, gate.NewBudget(m.options.EngineTimeout)).Draft(r.Context())
 	defer draft.End()
 	u := m.newKeptWriter(w, r)
@@ -165,12 +172,12 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 	}
 	u.before = func(status int) httpcache.Status {
-		changed = m.changedBy(r, t, status, u.Header())
+		changed = m.changedBy(sent, t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
-		own, j, now := u.judge(m.request(r, t, m.directives(r)), status)
+		own, j, now := u.judge(m.request(sent, t, m.directives(sent)), status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
-		if httpcache.PostStorable(r, t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
+		if httpcache.PostStorable(sent, t.url, status, header, j) && m.plainRequest(sent, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
 			u.keepAs(status, own, j, now)
 		}
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
