@@ -1,6 +1,8 @@
 package bellwether_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net/http"
@@ -374,4 +376,36 @@ func TestCredentials_ErrorsBehindAnError(t *testing.T) {
 			t.Errorf("%d runs of the handler for 100 requests", n)
 		}
 	})
+}
+
+// A Key.Variant by the client certificate gives each certificate a page of its own, and the next request a hit.
+func TestCredentials_CertificateAsAVariant(t *testing.T) {
+	certificate := func(r *http.Request) string {
+		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+			return ""
+		}
+		return string(r.TLS.PeerCertificates[0].Raw)
+	}
+	o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{Variant: certificate(r)}, true
+	}}
+	s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=60")
+		fmt.Fprint(w, "page of ", certificate(r))
+	})
+	for round := range 3 {
+		for _, owner := range []string{"", "alice", "bob"} {
+			r := request("GET", "https://a/p")
+			if owner != "" {
+				r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Raw: []byte(owner)}}}
+			}
+			w := s.do(r)
+			if got := w.Body.String(); got != "page of "+owner {
+				t.Errorf("%q gets %q", owner, got)
+			}
+			if status := w.Header().Get("Cache-Status"); round == 2 && !strings.Contains(status, "hit") {
+				t.Errorf("third request of %q: %s", owner, status)
+			}
+		}
+	}
 }
