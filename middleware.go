@@ -29,8 +29,8 @@ type HTTPOptions struct {
 	// StaleIfError is the window of responses that allow it. Zero or negative: off.
 	StaleIfError time.Duration
 	// Freshness replaces said, the freshness of a shareable response by its header and these options. It
-	// runs while the handler writes its header, and must not change r or header. Its panic is the
-	// handler's. Zero Freshness: only waiting clients share the response. Nil: said.
+	// runs while the handler writes its header, and must not change r, the handler's request, or header. Its
+	// panic is the handler's. Zero Freshness: only waiting clients share the response. Nil: said.
 	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
 	// ErrorTTL is the first pause after a failure, also after a 500, 502, 503 or 504 without a freshness of
 	// its own. Zero means 1 s. Negative: off, an error answers only waiting requests.
