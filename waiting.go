@@ -122,7 +122,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 		pause = pollBuild(e.clock.Now()-w.since, r.buildTime((*records.Times).Quicker))
 	}
 	if r.state.Load().offered != nil {
-		pause = min(pause, e.confirmEvery()*4/5) // a look confirms the offer in time, or finds the value
+		pause = min(pause, e.confirmEvery()/5*4) // a look confirms the offer in time, or finds the value
 	}
 	return pause
 }

@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -253,21 +254,23 @@ func TestFleet_LockerSilentAndTheLeaseFree(t *testing.T) {
 	}
 }
 
-// A tiny NearTTL reads the store at each call, and not in a loop in between.
-func TestFleet_TinyNearTTL(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: 1}})
-		f.get(1, "k")
-		time.Sleep(2 * time.Minute)
-		f.each(func(p *process) { p.store.reset() })
-		f.get(1, "k") // stale, and one process rebuilds
-		time.Sleep(time.Second)
-		f.each(func(p *process) {
-			if n := p.store.count(); n > 1000 {
-				t.Errorf("%d calls of the store during a load of a second", n)
-			}
+// A tiny NearTTL reads the store at each call, and not in a loop in between. Neither does the longest.
+func TestFleet_ExtremeNearTTL(t *testing.T) {
+	for _, nearTTL := range []time.Duration{1, math.MaxInt64} {
+		everyWay(t, func(t *testing.T, by way) {
+			f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: nearTTL}})
+			f.get(1, "k")
+			time.Sleep(2 * time.Minute)
+			f.each(func(p *process) { p.store.reset() })
+			f.get(1, "k") // stale, and one process rebuilds
+			time.Sleep(time.Second)
+			f.each(func(p *process) {
+				if n := p.store.count(); n > 1000 {
+					t.Errorf("%d calls of the store during a load of a second", n)
+				}
+			})
 		})
-	})
+	}
 }
 
 func TestFleet_WaitingForASlot(t *testing.T) {
