@@ -254,3 +254,23 @@ func TestSweep_SoftOfAValueForEver(t *testing.T) {
 		}
 	}
 }
+
+// The end of the caller's context leaves the log unwritten, wherever it comes. The error says so as Invalidate's does.
+func TestInvalidateMatching_ContextEnds(t *testing.T) {
+	for _, patience := range []time.Duration{0, time.Second} { // before the call, and while another process writes the log
+		synctest.Test(t, func(t *testing.T) {
+			engine := memstore.New()
+			c := cacheOf(t, (&source{}).load, bellwether.Options{Sweeps: true, Fleet: bellwether.Fleet{Engine: engine, Namespace: "test"}})
+			c.Get(t.Context(), "k")
+			if _, err := engine.TryAcquire(t.Context(), "test\x00sweeps", time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			err := c.InvalidateMatching(ctx, bellwether.Match{All: true})
+			if !errors.Is(err, bellwether.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("after %v: %v, want ErrUnavailable and the context's error", patience, err)
+			}
+		})
+	}
+}

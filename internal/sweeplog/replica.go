@@ -330,7 +330,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 		case err == nil:
 			return lease, asked, nil
 		case ctx.Err() != nil:
-			return nil, 0, ctx.Err()
+			return nil, 0, fmt.Errorf("%w: %w", fault.ErrUnavailable, ctx.Err())
 		case !errors.Is(err, driver.ErrHeld):
 			tell(fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
 			return nil, asked, nil // without a lease
@@ -340,7 +340,6 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 			select {
 			case <-time.After(min(until-now, r.Pause(now-began))):
 			case <-ctx.Done():
-				return nil, 0, ctx.Err()
 			}
 		}
 	}
