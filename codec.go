@@ -7,7 +7,8 @@ import (
 // This file is the Codec. internal/jsonloss finds the types that JSON, the default, cannot carry.
 
 // A Codec turns values into bytes and back, with the two functions of most encoding packages:
-// Codec{msgpack.Marshal, msgpack.Unmarshal}.
+// Codec{msgpack.Marshal, msgpack.Unmarshal}. The functions run concurrently. They must not block: no time of
+// the options limits them, and the key's lease lasts until they return.
 type Codec struct {
 	// Marshal returns the bytes of a value. If it fails, the waiting callers get the value, OnError
 	// gets the failure, and each process loads for itself.
