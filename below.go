@@ -69,7 +69,7 @@ type pageBinder struct{ page.Binder }
 func (b pageBinder) bind() loader[*page.Response] {
 	load := b.Bind()
 	return func(ctx context.Context, a *attempt[*page.Response]) (product[*page.Response], error) {
-		p, err := load(ctx, pageAttempt{a})
+		p, err := load(ctx, page.Attempt{Present: a.present, Position: a.position, Excluded: a.excluded, Flight: pageFlight{a}})
 		return productOf(p), err
 	}
 }
@@ -78,15 +78,12 @@ func productOf(p page.Product) product[*page.Response] {
 	return product[*page.Response]{value: p.Value, windows: &p.Windows, failure: p.Failure}
 }
 
-type pageAttempt struct{ attempt *attempt[*page.Response] }
+type pageFlight struct{ attempt *attempt[*page.Response] }
 
-func (a pageAttempt) Present() *page.Item               { return a.attempt.present }
-func (a pageAttempt) Position() uint64                  { return a.attempt.position }
-func (a pageAttempt) Excluded() bool                    { return a.attempt.excluded }
-func (a pageAttempt) Tell(p page.Product, err error)    { a.attempt.tell(productOf(p), err) }
-func (a pageAttempt) AwaitReaders(done <-chan struct{}) { a.attempt.callers.awaitNone(done) }
-func (a pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
-	return a.attempt.publish(ctx, res, until, to)
+func (f pageFlight) Tell(p page.Product, err error)    { f.attempt.tell(productOf(p), err) }
+func (f pageFlight) AwaitReaders(done <-chan struct{}) { f.attempt.callers.awaitNone(done) }
+func (f pageFlight) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
+	return f.attempt.publish(ctx, res, until, to)
 }
 
 func (b below) Within(request, load context.Context, own any) context.Context {

@@ -115,14 +115,16 @@ type Product struct {
 	Failure error         // the failure that Value, an error page, tells; nil for other values
 }
 
-// An Attempt is a load of a flight, with its initial state. The flight may give up the load and go on.
-type Attempt interface {
-	// Present is the latest known item of the key, nil if there is none.
-	Present() *Item
-	// Position is the position of the log of sweeps that was known when the load began.
-	Position() uint64
-	// Excluded reports whether the first caller was outside the audience of an earlier load.
-	Excluded() bool
+// An Attempt is a load of a flight, with its initial state.
+type Attempt struct {
+	Present  *Item  // the latest known item of the key, nil if there is none
+	Position uint64 // the position of the log of sweeps that was known when the load began
+	Excluded bool   // the first caller was outside the audience of an earlier load
+	Flight
+}
+
+// A Flight is the flight of a load. It may give up the load and go on.
+type Flight interface {
 	// Publish answers the flight's callers with a response that the load is still making: the callers
 	// of the audience that come before until. The result is false if the flight has given up the load.
 	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool

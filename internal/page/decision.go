@@ -40,7 +40,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	v := facts{
 		request: l.request(), status: a.status, header: a.header, judged: a.judged,
 		had: l.before != nil, servable: l.servable(), spare: l.spare() != nil, open: l.open(), shares: l.sharesByDefault(),
-		excluded: l.attempt.Excluded(), lost: !found,
+		excluded: l.attempt.Excluded, lost: !found,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
 	d := &decision{verdict: v, validated: a.validated}
@@ -172,7 +172,7 @@ func (l *load) remember(d *decision, reason string) Product {
 // process that reads the signpost finds the variant.
 func (l *load) record(d *decision, res *Response, f items.Windows) Product {
 	if d.response.vary != nil && (res.kind != uncacheable || l.owner.signpost == nil) {
-		l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position(), nil)
+		l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position, nil)
 		res, f = l.pointTo(d.response.vary)
 	}
 	return Product{res, f, failureOf(d.response.status)}
@@ -189,7 +189,7 @@ func (l *load) pointTo(post *variance) (kept *Response, f items.Windows) {
 		// old variant's key gets it too, for near tiers with the old signpost. If the old one is of a response that was
 		// unfinished then, the cache has another item in its place, or none after an invalidation.
 		if old.Value.live == nil {
-			cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
+			cache.Put(l.ctx, base, kept, f, l.attempt.Position, old)
 		}
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):

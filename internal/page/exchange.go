@@ -25,7 +25,7 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // fetch is the load: it runs the handler, with validation.
 func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (Product, error) {
 	l := m.newLoad(ctx, a, c)
-	switch it := a.Present(); {
+	switch it := a.Present; {
 	case it == nil && c.signpost != nil:
 		c.signpost.Value.vary.built.of(c.query.needsVariant).add(c.key, m.cache.Now())
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
@@ -305,7 +305,7 @@ func (x *exchange) publishFailure(err error) error {
 		return err // all callers get the stale response, and one of them tries again after a pause
 	}
 	to := audience.Alike
-	if x.attempt.Excluded() {
+	if x.attempt.Excluded {
 		to = audience.Everyone
 	}
 	failed := &Response{kind: uncacheable, live: &stream{owner: &x.owner.place, audience: audience.Alike, failure: err}, spare: spare}

@@ -33,7 +33,7 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call) load {
 	if c.signpost != nil {
 		l.fwd = httpcache.FwdVaryMiss
 	}
-	before := a.Present()
+	before := a.Present
 	if before == nil || before.Kind != driver.KindValue || before.Value.kind != plain || !before.Held {
 		return l
 	}
@@ -64,7 +64,7 @@ func (l *load) servable() bool {
 // failures is the number of the key's failures in a row, if the handler fails now. A failure in the pause after the
 // last failure is not counted: clients that decline the stored error must not prolong the pauses.
 func (l *load) failures(now instant) uint32 {
-	it := l.attempt.Present() // unlike before, also a failure without a response
+	it := l.attempt.Present // unlike before, also a failure without a response
 	if it == nil || l.owner.unanswerable() {
 		return 1
 	}
