@@ -226,18 +226,8 @@ func (k *storeKey[V]) writeBy(ctx context.Context, call func(context.Context) er
 	return err
 }
 
-// commitOver is commit for an item with another item's value, or with nil. A Toucher keeps the
-// store's value under the new entry, so the value is not sent again.
-func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
-	switch written := r.touch(ctx, it, value); written {
-	case commitUntouched, commitDisplaced:
-		return r.commit(ctx, it) // with the value
-	default:
-		return written
-	}
-}
-
-// touch sends an item's entry to a Toucher that has the value.
+// touch is commit for an item with another item's value, or with nil. A Toucher keeps the store's value under the new
+// entry, so the value is not sent again.
 func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)

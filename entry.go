@@ -112,10 +112,9 @@ func (k *storeKey[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
 		it.Adopt(known)
 		return true
 	}
-	return it.Kind != driver.KindValue || k.unmarshalTo(it, value)
-}
-
-func (k *storeKey[V]) unmarshalTo(it *items.Item[V], value []byte) bool {
+	if it.Kind != driver.KindValue {
+		return true
+	}
 	err := fault.Guard(func() (err error) {
 		it.Value, err = k.engine.unmarshal(value)
 		fault.Inquire(err)

@@ -86,7 +86,10 @@ func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
 	}
 	r.built(l.took)
 	e.noteLoad(l.failure == nil)
-	written := r.commitOver(ctx, it, l.kept)
+	written := r.touch(ctx, it, l.kept)
+	if written == commitUntouched || written == commitDisplaced {
+		written = r.commit(ctx, it) // with the value
+	}
 	if written != commitFenced {
 		r.releaseBehind(ctx) // the other processes ask the store while the callers here wake up
 	}
@@ -120,7 +123,8 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 	told := remembered || errors.Is(l.err, context.DeadlineExceeded)
 	ended := false
 	if told {
-		ended = r.finishTold(ctx, l, remembered)
+		it, written := r.commitFailure(ctx, l, remembered)
+		ended = it == nil || r.settleUnlessFenced(it, written)
 	} else {
 		ended = r.finishUntold(ctx, l)
 	}
@@ -137,12 +141,6 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 	return true
 }
 
-// finishTold is finishFailed for a failure told to other processes. It returns false for a void load.
-func (r *run[V]) finishTold(ctx context.Context, l loaded[V], remembered bool) bool {
-	it, written := r.commitFailure(ctx, l, remembered)
-	return it == nil || r.settleUnlessFenced(it, written)
-}
-
 // settleUnlessFenced is settle after the commit of the load's result. It returns false for a void load.
 func (r *run[V]) settleUnlessFenced(it *items.Item[V], written commitOutcome) bool {
 	switch written {
@@ -154,7 +152,7 @@ func (r *run[V]) settleUnlessFenced(it *items.Item[V], written commitOutcome) bo
 		r.keepBeside(it)
 	}
 	r.committed = r.engine.clock.Now()
-	return r.settle(it)
+	return r.settle(it, it.TrustedUntil, 0)
 }
 
 // commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
@@ -202,10 +200,10 @@ func (r *run[V]) finishUntold(ctx context.Context, l loaded[V]) bool {
 	it := r.failureOf(l, false)
 	if r.storeDown {
 		r.keepBeside(it)
-		return r.settle(it)
+		return r.settle(it, it.TrustedUntil, 0)
 	}
 	it.TrustedUntil = r.trustedUntold(ctx, l.asked, l.epoch)
-	return r.settleFor(it, max(it.TrustedUntil, l.loadBegan), 0) // callers that asked before the load get the failure
+	return r.settle(it, max(it.TrustedUntil, l.loadBegan), 0) // callers that asked before the load get the failure
 }
 
 // trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was

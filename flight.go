@@ -234,8 +234,6 @@ func (c *callerCount) joined() {
 	c.all.Add(1)
 }
 
-func (c *callerCount) ever() int { return int(c.all.Load()) }
-
 func (c *callerCount) left() (last bool) {
 	if c.n.Add(-1) > 0 {
 		return false

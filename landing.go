@@ -8,13 +8,10 @@ import (
 
 // This file is the end of a flight: its result goes into the near tier and to its callers.
 
-// settle puts the item into the near tier, and ends the flight with it for callers that began before
-// it.TrustedUntil. False: the key was invalidated since the last look, and the flight looks again.
-func (r *run[V]) settle(it *items.Item[V]) bool { return r.settleFor(it, it.TrustedUntil, 0) }
-
-// settleFor is settle for the callers that began before then. Callers that began before suits take the item whatever
-// they want.
-func (r *run[V]) settleFor(it *items.Item[V], then, suits instant) bool {
+// settle puts the item into the near tier, and ends the flight with it for the callers that began before then. Callers
+// that began before suits take the item whatever they want. False: the key was invalidated since the last look, and the
+// flight looks again.
+func (r *run[V]) settle(it *items.Item[V], then, suits instant) bool {
 	e := r.engine
 	e.weigh(r.key, it) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
@@ -45,7 +42,7 @@ func (r *run[V]) keepResult(it *items.Item[V]) {
 		r.engine.advanceNear(r.key, it)
 		return
 	}
-	r.engine.putNear(r.key, it, r.callers.ever())
+	r.engine.putNear(r.key, it, int(r.callers.all.Load()))
 }
 
 // give ends the flight with an item past its windows for callers that began before then. An earlier near item

@@ -153,7 +153,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 		r.offer(it, fromStore)
 	default:
 		r.noteOthersBuild(it)
-		if r.settleFor(it, it.TrustedUntil, suits) {
+		if r.settle(it, it.TrustedUntil, suits) {
 			r.loaded = false // also in a look that follows a failed load
 			if fromStore {
 				r.engine.count.storeHits.Add(1)

@@ -60,11 +60,11 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	published := f.state.Load().published
 	if f.current == nil && published == nil {
-		return // without a load: what the flight finds meets the log in settleFor
+		return // without a load: what the flight finds meets the log in settle
 	}
 	it := published
 	if it == nil {
-		// Only a prefix counts now. The tags come with the value: publish and settleFor check them.
+		// Only a prefix counts now. The tags come with the value: publish and settle check them.
 		it = &items.Item[V]{Position: f.current.position}
 	}
 	gone, stale := e.against(l, key, it)

@@ -78,7 +78,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		}
-		if ended || r.givesUp() {
+		if ended || r.storeDown || r.looking.waives() { // the flight could not see the holder's value in the store
 			return ended
 		}
 		if w.first != first {
@@ -125,11 +125,6 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 		pause = min(pause, e.confirmEvery()/5*4) // a look confirms the offer in time, or finds the value
 	}
 	return pause
-}
-
-// givesUp reports whether the flight waits no more: it could not see the holder's value in the store.
-func (r *run[V]) givesUp() bool {
-	return r.storeDown || r.looking.waives()
 }
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
