@@ -98,7 +98,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) 
 
 // keepNear puts an item without a flight into the near tier if still, called under the lock, returns true.
 func (e *engine[V]) keepNear(key string, it *items.Item[V], still func() bool) {
-	e.weigh(key, it) // before the lock: Options.Size is user code
+	it.Weigh(key, e.size) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()

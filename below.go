@@ -28,7 +28,7 @@ func (b below) HoldsNear(key string, it *page.Item) bool { return b.engine.holds
 
 func (b below) Remember(key string, res *page.Response, w items.Windows) {
 	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, TrustedUntil: forever}
-	b.engine.weigh(key, it)
+	it.Weigh(key, b.engine.size)
 	b.engine.putNear(key, it, 1)
 }
 

@@ -18,7 +18,7 @@ import (
 // store becomes the near item too, or an earlier one would answer after it when the store falls silent.
 func (r *run[V]) offer(it *items.Item[V], fromStore bool) {
 	e := r.engine
-	e.weigh(r.key, it) // before the lock: Options.Size is user code
+	it.Weigh(r.key, e.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	if r.outdated() {

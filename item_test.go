@@ -15,7 +15,7 @@ import (
 
 func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
 	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, TrustedUntil: forever}
-	e.weigh("k", it)
+	it.Weigh("k", e.size)
 	return it
 }
 
@@ -71,7 +71,7 @@ func TestNear_Expiry(t *testing.T) {
 			"failure": {Lifetime: failing, Epoch: 1},
 			"endless": lasting,
 		} {
-			e.weigh(key, it)
+			it.Weigh(key, e.size)
 			e.putNear(key, it, 1)
 		}
 		for _, step := range []struct {

@@ -13,7 +13,7 @@ import (
 // flight looks again.
 func (r *run[V]) settle(it *items.Item[V], then, suits instant) bool {
 	e := r.engine
-	e.weigh(r.key, it) // before the lock: Options.Size is user code
+	it.Weigh(r.key, e.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	spared := e.afterSweeps(r.key, it)
@@ -48,7 +48,7 @@ func (r *run[V]) keepResult(it *items.Item[V]) {
 // give ends the flight with an item past its windows for callers that began before then. An earlier near item
 // goes. A later one is from a Set, or of a successor.
 func (r *run[V]) give(it *items.Item[V], then instant) {
-	r.engine.weigh(r.key, it) // before the lock: Options.Size is user code
+	it.Weigh(r.key, r.engine.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.engine.advanceNear(r.key, it)

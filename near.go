@@ -11,9 +11,6 @@ import (
 // This file puts items into the near tier, says how long they are trusted and how trust is prolonged, and reads them
 // for Peek.
 
-// weigh sets an item's weight once, before the near tier's locks: Options.Size is user code.
-func (e *engine[V]) weigh(key string, it *items.Item[V]) { it.Weigh(key, e.size) }
-
 // putNear puts a flight's last item into the near tier in place of any other, whatever its epoch: the
 // store has confirmed the new item or is silent, and a store that lost its data may count anew.
 func (e *engine[V]) putNear(key string, it *items.Item[V], callers int) {

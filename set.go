@@ -34,8 +34,8 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	e.sweeps.Follow(ctx, budget.Half(), e.NearTTL/2)
 	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
-	// weigh runs user code, so it comes before the lock, and before others can see the value.
-	err := fault.Guard(func() error { e.weigh(key, it); return nil })
+	// Weigh runs user code, so it comes before the lock, and before others can see the value.
+	err := fault.Guard(func() error { it.Weigh(key, e.size); return nil })
 	if err == nil {
 		it.Epoch, err = e.setInStore(ctx, key, budget, it)
 	}
