@@ -69,7 +69,19 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 // Keys that another call is loading, in any process, are not loaded again. When ctx ends, GetMany
 // returns the values so far, and the error of ctx for the other keys. Keys may be empty or repeat.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
-	return c.engine.getMany(ctx, keys, c.bind, c.window)
+	m := &manyCall[V]{
+		engine: c.engine, bind: c.bind, window: c.window, places: semaphore.NewWeighted(2 * maxUnderWay),
+		values: make(map[string]V, len(keys)), failed: map[string]error{},
+	}
+	// First the keys without an item to serve, then the keys whose rebuild no caller needs.
+	missing, covered := m.hits(ctx, keys)
+	m.all(ctx, append(missing, covered...))
+	m.waiters.Wait()
+	m.all(ctx, m.early)
+	if len(m.failed) == 0 {
+		return m.values, nil
+	}
+	return m.values, &BatchError{m.failed}
 }
 
 // maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
@@ -97,22 +109,6 @@ type manyCall[V any] struct {
 	values map[string]V
 	failed map[string]error
 	early  []*waiter[V] // the refreshers of items that the store answered with
-}
-
-func (e *engine[V]) getMany(ctx context.Context, keys []string, b binder[V], w *window[V]) (map[string]V, error) {
-	c := &manyCall[V]{
-		engine: e, bind: b, window: w, places: semaphore.NewWeighted(2 * maxUnderWay),
-		values: make(map[string]V, len(keys)), failed: map[string]error{},
-	}
-	// First the keys without an item to serve, then the keys whose rebuild no caller needs.
-	missing, covered := c.hits(ctx, keys)
-	c.all(ctx, append(missing, covered...))
-	c.waiters.Wait()
-	c.all(ctx, c.early)
-	if len(c.failed) == 0 {
-		return c.values, nil
-	}
-	return c.values, &BatchError{c.failed}
 }
 
 func (c *manyCall[V]) all(ctx context.Context, todo []*waiter[V]) {

@@ -68,9 +68,8 @@ func requestOf[V any](key string, from *items.Item[V]) Request[V] {
 
 func (r Result[V]) product(key string, from *items.Item[V], err error) (product[V], error) {
 	p := product[V]{value: r.Value}
-	if r.Freshness != nil {
-		w := r.Freshness.windows()
-		p.windows = &w
+	if f := r.Freshness; f != nil {
+		p.windows = &items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
 	}
 	if err != nil {
 		return p, err

@@ -136,7 +136,9 @@ func (o Options) settings(options string) settings {
 	o.fillTimes(options)
 	checkRules(options, o.rules())
 	o.fillNumbers()
-	o.Fleet.fillEngine()
+	if f := &o.Fleet; f.Engine != nil {
+		f.Store, f.Locker = f.Engine, f.Engine
+	}
 	observed := []func(key string, err error){o.OnError}
 	for _, by := range o.Observers {
 		observed = append(observed, by.Error)
@@ -234,12 +236,6 @@ func (o *Options) fillNumbers() {
 	o.Limits.MaxRebuilds = cmp.Or(o.Limits.MaxRebuilds, 128)
 	o.Limits.MaxQueued = cmp.Or(o.Limits.MaxQueued, 4096)
 	o.Limits.NearBytes = cmp.Or(o.Limits.NearBytes, 64<<20)
-}
-
-func (f *Fleet) fillEngine() {
-	if f.Engine != nil {
-		f.Store, f.Locker = f.Engine, f.Engine
-	}
 }
 
 func tellAll(told []func(key string, err error)) func(key string, err error) {

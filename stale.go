@@ -26,10 +26,6 @@ type Freshness struct {
 	StaleIfError time.Duration
 }
 
-func (f Freshness) windows() items.Windows {
-	return items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
-}
-
 type instant = durations.Instant
 
 const forever instant = durations.Forever
