@@ -75,21 +75,19 @@ type trouble struct {
 // New returns the closed gate of an engine. A flight's whole budget for engines is timeout. changed
 // runs at each change of state, in order and under a lock: it must not wait and must not use the gate.
 func New(timeout time.Duration, changed func(from, to State)) *Gate {
-	return newGate(newTurns(timeout), timeout, changed)
+	return newGate(newTurns(timeout), changed)
 }
 
 // Beside returns a second gate of the engine, with the same turns, for calls that may fail alone: writes.
 func (g *Gate) Beside(changed func(from, to State)) *Gate {
-	return newGate(g.turns, g.turns.timeout, changed)
+	return newGate(g.turns, changed)
 }
 
-func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gate {
+func newGate(t *turns, changed func(from, to State)) *Gate {
 	g := &Gate{turns: t, opens: make(chan struct{}), closes: make(chan struct{})}
 	settings := gobreaker.Settings{
-		Timeout: Pause,
-		ReadyToTrip: func(c gobreaker.Counts) bool {
-			return c.ConsecutiveFailures >= Trips && g.silent(timeout)
-		},
+		Timeout:     Pause,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= Trips && g.silent() },
 		// The end of the caller's context says nothing about the engine. The comparison is
 		// by identity: this runs behind the last recover, and an adapter's Is method may panic.
 		IsExcluded: func(err error) bool { return err == context.Canceled },
@@ -189,10 +187,10 @@ func (g *Gate) Fails(key string) bool {
 }
 
 // silent reports whether the whole engine is silent, and not a single server.
-func (g *Gate) silent(timeout time.Duration) bool {
+func (g *Gate) silent() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	silence := time.Since(g.heard)
+	timeout, silence := g.turns.timeout, time.Since(g.heard)
 	return silence/silenceTimeouts >= timeout || len(g.failing) >= Trips && silence >= timeout
 }
 
