@@ -115,17 +115,6 @@ func copyHeader(dst, src http.Header, guessed bool) {
 // addedFields are the fields to which handlers add. The values of an outer middleware stay.
 var addedFields = []string{"Cache-Status", "Link", "Server-Timing", "Set-Cookie", "Vary"}
 
-func hasAdded(h http.Header) bool {
-	return hasAny(h, addedFields)
-}
-
-// setType keeps net/http from guessing a missing type: the exchange has guessed, if it could.
-func setType(h http.Header) {
-	if _, ok := h["Content-Type"]; !ok {
-		h["Content-Type"] = nil
-	}
-}
-
 func setAge(h http.Header, age time.Duration) {
 	h["Age"] = []string{httpcache.FormatAge(age)}
 }

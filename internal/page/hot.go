@@ -37,22 +37,13 @@ func isHot(it *Item, now instant) bool {
 	return it != nil && now < it.TrustedUntil && it.Kind == driver.KindValue && it.Fresh(now)
 }
 
-// hitHeaderOf returns the last header of a hit, nil if it is of another second.
-func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {
-	made := r.hit.Load()
-	if made == nil || made.age != int64((now-it.Born)/time.Second) || made.ttl != int64((it.FreshUntil-now)/time.Second) {
-		return nil
-	}
-	return made
-}
-
+// hitHeader returns the header of a hit: the last one, unless it is of another second.
 func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
-	r := it.Value
-	if made := r.hitHeaderOf(it, now); made != nil {
+	r, age, left := it.Value, int64((now-it.Born)/time.Second), int64((it.FreshUntil-now)/time.Second)
+	if made := r.hit.Load(); made != nil && made.age == age && made.ttl == left {
 		return made
 	}
-	s := m.storedOf("", it, now)
-	h := &hitHeader{age: int64((now - it.Born) / time.Second), ttl: int64((it.FreshUntil - now) / time.Second)}
+	s, h := m.storedOf("", it, now), &hitHeader{age: age, ttl: left}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
 	m.hidden.Remove(header) // once, and not for each hit
@@ -73,7 +64,7 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 // writeHit is writeStored for a fresh item, with the shared header unless the reply needs its own.
 func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *Item, now instant) {
 	h := w.Header()
-	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
+	if r.Header["Range"] != nil || len(h) > 0 && hasAny(h, addedFields) {
 		writeStored(w, r, m.storedOf(key, it, now), hitStatus(it, now))
 		return
 	}

@@ -128,5 +128,3 @@ func (q *query) add(s observe.Serve) {
 
 // bypassed is add for a request that the handler answers for itself.
 func (q *query) bypassed() { q.add(observe.Serve{Way: observe.WayBypass}) }
-
-func (q *query) tell() { q.m.cache.Tell(q.r.Context(), *q.told) }

@@ -125,8 +125,8 @@ func (s stored) notModified() stored {
 
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header, s.guessed)
-	if s.status != http.StatusNotModified {
-		setType(h)
+	if _, named := h["Content-Type"]; !named && s.status != http.StatusNotModified {
+		h["Content-Type"] = nil // keeps net/http from guessing: the exchange has guessed, if it could
 	}
 	setAge(h, s.age)
 	status.AppendTo(h)

@@ -21,7 +21,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
-		defer q.tell()
+		defer func() { m.cache.Tell(r.Context(), *q.told) }()
 	}
 	at := hop{key: t.key}
 	for range maxHops {
