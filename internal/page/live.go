@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -48,8 +49,12 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 		refuse()
 		return false, nil
 	}
-	body, ok := r.live.reader(&c.place)
-	s.Live.Left() // after reader: the body waits for Left before dropping the start
+	join := r.live.body.NewReader // if the start of the body is still there
+	if r.own {
+		join = c.attached
+	}
+	body, ok := join()
+	s.Live.Left() // after join: the body waits for Left before dropping the start
 	switch {
 	case ok:
 		defer body.Close()
@@ -65,7 +70,7 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 // refusal returns the reply to a client outside the response's audience, nil to a client inside.
 func (r *reading) refusal(unanswerable bool) (reply func()) {
 	switch {
-	case !r.live.admits(&r.call.place):
+	case !r.live.audience.Admits(r.own, r.live.owner.client == r.call.client):
 		return func() { r.passUncacheable(r.call.key, &Item{Kind: driver.KindValue, Value: r.res}) }
 	case r.live.failure != nil:
 		return r.replyFailed
@@ -99,7 +104,10 @@ func (r *reading) write(body *spool.Reader) {
 	if r.own {
 		r.call.settleAside() // interim responses come before the response
 	}
-	s, header, age := r.live, r.live.headerFor(&r.call.place), r.live.ageNow()
+	s, header, age := r.live, r.live.header, r.live.ageNow()
+	if r.own {
+		header = s.private
+	}
 	status := httpcache.Status{
 		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBody, Collapsed: !r.own,
 		Key: r.m.statusKey(r.call.key), Detail: r.res.reason,
@@ -148,7 +156,10 @@ func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Du
 	if s.shared() {
 		setAge(h, age)
 	}
-	to, code, trailers := r.delivery(body), r.res.status, s.trailersFor(&r.call.place)
+	to, code, trailers := r.delivery(body), r.res.status, s.trailers
+	if !r.own {
+		trailers = slices.DeleteFunc(slices.Clone(trailers), s.isOwners)
+	}
 	h.Del("Content-Length") // the handler's may be no length (RFC 9110 section 8.6)
 	if s.announced >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(s.announced, 10))
@@ -249,7 +260,12 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 		}
 		panic(http.ErrAbortHandler)
 	}
-	if trailer := r.live.trailerFor(&r.call.place); len(trailer) > 0 {
+	trailer := r.live.trailer
+	if !r.own {
+		trailer = maps.Clone(trailer)
+		maps.DeleteFunc(trailer, func(name string, _ []string) bool { return r.live.isOwners(name) })
+	}
+	if len(trailer) > 0 {
 		to.flush() // a body sent at once with its length has no trailer
 		copyHeader(r.w.Header(), trailer, false)
 	}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -54,44 +52,9 @@ type stream struct {
 	trailer   http.Header // set before the body ends
 }
 
-func (s *stream) admits(p *place) bool {
-	return s.audience.Admits(s.owner == p, s.owner.client == p.client)
-}
-
-// reader returns the owner's attached reader, or a new one if the start of the body is still there.
-func (s *stream) reader(p *place) (*spool.Reader, bool) {
-	if s.owner != p {
-		return s.body.NewReader()
-	}
-	return p.attached()
-}
-
 func (s *stream) shared() bool { return s.audience == audience.Everyone }
 
-func (s *stream) headerFor(p *place) http.Header {
-	if s.owner == p {
-		return s.private
-	}
-	return s.header
-}
-
-func (s *stream) trailersFor(p *place) []string {
-	if s.owner == p {
-		return s.trailers
-	}
-	return slices.DeleteFunc(slices.Clone(s.trailers), s.isOwners)
-}
-
-// trailerFor is the trailer of an ended body for the client of a place.
-func (s *stream) trailerFor(p *place) http.Header {
-	if s.owner == p {
-		return s.trailer
-	}
-	t := maps.Clone(s.trailer)
-	maps.DeleteFunc(t, func(name string, _ []string) bool { return s.isOwners(name) })
-	return t
-}
-
+// isOwners reports whether a trailer field is for the owner alone.
 func (s *stream) isOwners(name string) bool { return httpcache.OwnTrailer(name, s.qualified) }
 
 // privateWindow is how much of an unshared response is buffered between the handler and its client: no more
