@@ -217,7 +217,7 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 			StaleIfError:         s.StaleIfError,
 			AnyLanguageOrder:     o.AnyLanguageOrder,
 			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
-			Credentials:          []string{"Authorization"},
+			Credentials:          append([]string{"Authorization"}, httpcache.CanonicalNames(o.CredentialFields)...),
 		},
 		Hidden: o.HiddenFields,
 	}
@@ -227,9 +227,6 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 			f.Lifetime, f.StaleWhileRevalidate, f.StaleIfError = ruled.TTL, ruled.StaleWhileRevalidate, ruled.StaleIfError
 			return f
 		}
-	}
-	for _, name := range o.CredentialFields {
-		po.Rules.Credentials = append(po.Rules.Credentials, http.CanonicalHeaderKey(name))
 	}
 	if o.Key != nil {
 		po.Key = func(r *http.Request) (url, variant string, ok bool) {
@@ -244,11 +241,7 @@ func (o *HTTPOptions) tagFields() []string {
 	if o.TagFields == nil {
 		return httpcache.TagFields
 	}
-	names := make([]string, len(o.TagFields))
-	for i, name := range o.TagFields {
-		names[i] = http.CanonicalHeaderKey(name)
-	}
-	return names
+	return httpcache.CanonicalNames(o.TagFields)
 }
 
 func checkFields(option string, names []string, example string) {

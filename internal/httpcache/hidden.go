@@ -6,17 +6,8 @@ import (
 	"strings"
 )
 
-// Hidden is a set of response fields for the cache alone. Clients do not get them.
+// Hidden is a set of response fields for the cache alone, by their canonical names. Clients do not get them.
 type Hidden []string
-
-// NewHidden returns the set of the fields with these names.
-func NewHidden(names []string) Hidden {
-	var f Hidden
-	for _, name := range names {
-		f = append(f, http.CanonicalHeaderKey(name))
-	}
-	return f
-}
 
 // Remove removes the fields from the response header h: in any spelling, as trailers, and from the
 // announcement of trailers. It returns the previous values of the changed entries, nil without changes.

@@ -122,6 +122,15 @@ func CanonicalHeader(h http.Header) http.Header {
 	return c
 }
 
+// CanonicalNames returns the canonical form of names of fields.
+func CanonicalNames(names []string) []string {
+	canonical := make([]string, len(names))
+	for i, name := range names {
+		canonical[i] = http.CanonicalHeaderKey(name)
+	}
+	return canonical
+}
+
 // remove removes fields in canonical form: Del's canonicalisation was a twentieth of a rebuild's time.
 func remove(h http.Header, names []string) {
 	for _, name := range names {

@@ -69,7 +69,7 @@ const maxSoftWrites = 4
 // New returns the HTTP face of a cache.
 func New(cache Cache, o Options) *Middleware {
 	m := &Middleware{
-		cache: cache, options: o, hidden: httpcache.NewHidden(o.Hidden),
+		cache: cache, options: o, hidden: httpcache.CanonicalNames(o.Hidden),
 		bodies:  bodies{limit: o.MaxHeld},
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 		soft:    semaphore.NewWeighted(maxSoftWrites),
