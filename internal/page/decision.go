@@ -1,7 +1,6 @@
 package page
 
 import (
-	"cmp"
 	"errors"
 	"net/http"
 	"slices"
@@ -86,14 +85,6 @@ func (l *load) privateHeader(s *stream, a answer) http.Header {
 	return h
 }
 
-// variantKey is the key of the response's variant. Empty: the response is no variant.
-func (d *decision) variantKey() string {
-	if d.response.vary == nil {
-		return ""
-	}
-	return d.response.vary.id
-}
-
 // joinableUntil is the moment from which new callers no longer join the response.
 //
 //   - A response for everyone takes callers while it is fresh or may be served stale (RFC 9111 section
@@ -152,7 +143,11 @@ func (l *load) keep(d *decision) (Product, error) {
 			return Product{}, errors.New("bellwether: complete body without bytes")
 		}
 		done.complete(s.header, whole)
-		d.recording.account.complete(cmp.Or(d.variantKey(), l.owner.key), whole)
+		key := l.owner.key
+		if post := d.response.vary; post != nil {
+			key = post.id
+		}
+		d.recording.account.complete(key, whole)
 	}
 	f := l.m.lifeOf(done, s.header, s.ageNow())
 	if d.outcome == keepsChecked {
@@ -171,9 +166,9 @@ func (l *load) remember(d *decision, reason string) Product {
 // record returns the load's product for the result res. A variant is written under its own key first, so a
 // process that reads the signpost finds the variant.
 func (l *load) record(d *decision, res *Response, f items.Windows) Product {
-	if d.response.vary != nil && (res.kind != uncacheable || l.owner.signpost == nil) {
-		l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position, nil)
-		res, f = l.pointTo(d.response.vary)
+	if post := d.response.vary; post != nil && (res.kind != uncacheable || l.owner.signpost == nil) {
+		l.m.cache.Put(l.ctx, post.id, res, f, l.attempt.Position, nil)
+		res, f = l.pointTo(post)
 	}
 	return Product{res, f, failureOf(d.response.status)}
 }
