@@ -751,3 +751,40 @@ func TestPost_HandlerRemovesTheCredentials(t *testing.T) {
 	s.do(request("POST", "http://a/p", "Authorization", "alice"))
 	s.wantBody(t, `page of ""`, "http://a/p")
 }
+
+// A copy of a response is complete by the Content-Length that the client has got, and not by the handler's later one:
+// http.Error removes the field.
+func TestPost_LengthChangesBehindTheHeader(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(w http.ResponseWriter)
+		next   string // the page of the next client
+	}{
+		"http.Error": {func(w http.ResponseWriter) { http.Error(w, "failed", http.StatusInternalServerError) }, ""},
+		"set": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "10")
+			io.WriteString(w, "first half")
+			io.WriteString(w, "second half")
+		}, "first halfsecond half"},
+	} {
+		for _, method := range []string{"GET", "POST"} {
+			inBubble(t, name+" of a "+method, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "public, max-age=60")
+					w.Header().Set("Content-Location", "/p")
+					if r.Header.Get("Authorization") == "" {
+						return
+					}
+					if name == "set" {
+						w.WriteHeader(http.StatusOK)
+					} else {
+						w.Header().Set("Content-Length", "100")
+						io.WriteString(w, "first half")
+					}
+					test.change(w)
+				})
+				s.do(request(method, "http://a/p", "Authorization", "x"))
+				s.wantBody(t, test.next, "http://a/p")
+			})
+		}
+	}
+}

@@ -190,11 +190,12 @@ type keptWriter struct {
 }
 
 type responseCopy struct {
-	response *Response // without its body
-	header   http.Header
-	age      time.Duration // at decided
-	decided  time.Time
-	body     bytes.Buffer
+	response  *Response // without its body
+	header    http.Header
+	announced int64         // the Content-Length as sent, -1 if there is none: a handler may change its header later
+	age       time.Duration // at decided
+	decided   time.Time
+	body      bytes.Buffer
 }
 
 func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
@@ -205,7 +206,10 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.copied = &responseCopy{
 		response: &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()},
-		header:   httpcache.StoredHeader(own, j.Directives, now), age: j.Age, decided: now,
+		header:   httpcache.StoredHeader(own, j.Directives, now), announced: -1, age: j.Age, decided: now,
+	}
+	if n, ok := contentLength(u.Header()); ok {
+		u.copied.announced = n
 	}
 }
 
@@ -226,7 +230,7 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 	}
 	if c := u.copied; c != nil {
 		c.body.Write(p)
-		if n, ok := contentLength(u.Header()); ok && n == int64(c.body.Len()) {
+		if c.announced == int64(c.body.Len()) {
 			u.finish() // before the client has the whole body, and asks again
 		}
 	}
@@ -240,8 +244,10 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 // finish keeps a complete response. Without a length, a left client's handler may have stopped midway.
 func (u *keptWriter) finish() {
 	c := u.copied
-	n, announced := contentLength(u.Header())
-	if u.keep == nil || c == nil || announced && n != int64(c.body.Len()) || !announced && u.request.Context().Err() != nil {
+	if u.keep == nil || c == nil {
+		return
+	}
+	if c.announced < 0 && u.request.Context().Err() != nil || c.announced >= 0 && c.announced != int64(c.body.Len()) {
 		return
 	}
 	u.copied = nil
