@@ -270,3 +270,23 @@ func TestHitForMiss_NotModifiedDoesNotProlong(t *testing.T) {
 		})
 	}
 }
+
+// A handler that removes the Cookie from its request does not end the record of its response: requests with other
+// Cookies do not wait for each other.
+func TestHitForMiss_HandlerRemovesTheCookie(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("Cookie")
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=0")
+			io.WriteString(w, "page")
+		})
+		for range 2 {
+			s.get("http://a/p", "Cookie", "c")
+			synctest.Wait()
+		}
+		wantBurst(t, s.burst(20, func(i int) *http.Request {
+			return request("GET", "http://a/p", "Cookie", fmt.Sprint(i))
+		}), 20, "200 page 1s")
+	})
+}

@@ -58,6 +58,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, why)
 		return
 	}
+	q.ownHeader()
 	cacheable := false
 	u := &watchedWriter{ResponseWriter: q.w, m: q.m}
 	u.before = func(status int) httpcache.Status {

@@ -32,8 +32,9 @@ type query struct {
 	counted bool
 }
 
-// ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the
-// client's request, whose header an outer handler may change from then on.
+// ownHeader gives the query a header of its own, once. A run, and the Want of a flight, outlive the client's
+// request, whose header an outer handler may change from then on. And a handler that gets the client's own
+// request may change the header before the cache judges the response.
 func (q *query) ownHeader() {
 	if q.owns {
 		return
