@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"io"
 	"net/http"
 	"testing"
 	"time"
@@ -85,6 +86,42 @@ func TestMiddleware_Freshness(t *testing.T) {
 					t.Errorf("the client gets %v", first.Header())
 				}
 			}
+		})
+	}
+}
+
+// After a panic of Freshness, a middleware that recovers the handler's panics answers, as after a panic of the handler.
+func TestFreshness_PanicRecoveredInside(t *testing.T) {
+	for name, write := range map[string]func(w http.ResponseWriter){
+		"header": func(w http.ResponseWriter) { w.WriteHeader(http.StatusNoContent) },
+		"typed body": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/plain")
+			io.WriteString(w, "page")
+		},
+		"untyped body": func(w http.ResponseWriter) { io.WriteString(w, "a page") },
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{
+				Freshness: func(_ *http.Request, status int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+					if status < 300 {
+						panic("no rule")
+					}
+					return said
+				},
+			}, func(w http.ResponseWriter, r *http.Request) {
+				defer func() {
+					if p := recover(); p != "no rule" {
+						t.Errorf("the handler's panic is %v", p)
+					}
+					http.Error(w, "failed", http.StatusInternalServerError)
+				}()
+				w.Header().Set("Cache-Control", "max-age=60")
+				write(w)
+			})
+			if w := s.get("http://a/p"); w.Code != http.StatusInternalServerError || w.Body.String() != "failed\n" {
+				t.Errorf("%d %q, want the handler's error", w.Code, w.Body)
+			}
+			s.wantCalls(t, 1)
 		})
 	}
 }

@@ -66,16 +66,16 @@ func (w *writer) WriteHeader(status int) {
 		w.to.interim(status, w.header)
 		return
 	}
-	w.phase = bodyOpen
 	w.close(status, w.header)
-	w.to.begin(w.heading)
+	w.to.begin(w.heading) // after a panic of Freshness the header is still open, as after the handler's own panic
+	w.phase = bodyOpen
 	if w.barred == nil && untyped(w.header) {
 		w.phase = bodyHeld
 	}
 }
 
 func (w *writer) close(status int, h http.Header) {
-	w.heading = heading{status: status, header: h, announced: -1}
+	w.heading, w.barred = heading{status: status, header: h, announced: -1}, nil
 	if status == http.StatusNoContent || status == http.StatusNotModified {
 		w.barred = http.ErrBodyNotAllowed
 	} else if n, ok := contentLength(h); ok {
@@ -91,6 +91,7 @@ func (w *writer) release(more []byte) (err error) {
 		start, w.first = slices.Concat(w.first, more), nil
 	}
 	if w.phase == typeAwaited {
+		w.phase = headerOpen // until begin has returned
 		if len(start) > 0 {
 			w.heading.header.Set("Content-Type", http.DetectContentType(start))
 			w.heading.guessed = true
