@@ -23,6 +23,7 @@ type Item[V any] struct {
 	TrustedUntil durations.Instant // until then it is valid without asking the store
 	Beside       bool              // the store has not taken the item, which stands beside the entry of that epoch
 	Early        EarlyTry
+	errWeight    uint32 // Err's part of weight: the text of a user's error is user code, and may change
 	Marks        *Marks // what its load has returned beside the value; nil: nothing
 	// Position is the position of the log of sweeps that the load saw at its beginning.
 	Position  uint64
@@ -63,14 +64,15 @@ func (c Clock) Now() durations.Instant { return time.Since(c.Base) }
 // Instant is the instant of t.
 func (c Clock) Instant(t time.Time) durations.Instant { return t.Sub(c.Base) }
 
-func errorWeight(err error) (w int) {
+func errorWeight(err error) uint32 {
+	w := 0
 	if err != nil {
 		w = len(err.Error())
 	}
 	if p, ok := err.(*fault.PanicError); ok {
 		w += len(p.Stack)
 	}
-	return w
+	return uint32(min(w, 1<<32-1))
 }
 
 func (m *Marks) weight() uint64 {
@@ -93,7 +95,8 @@ func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 	if it.Kind == driver.KindValue {
 		w += uint64(max(0, size(key, it.Value))) + it.Marks.weight()
 	}
-	it.weight = uint32(min(w+uint64(errorWeight(it.Err)), 1<<32-1))
+	it.errWeight = errorWeight(it.Err)
+	it.weight = uint32(min(w+uint64(it.errWeight), 1<<32-1))
 }
 
 var errForgotten = errors.New("bellwether: rebuild failed")
@@ -112,7 +115,7 @@ func (it *Item[V]) Forgetting(now durations.Instant) *Item[V] {
 // into an item from the store. A failure that known has forgotten stays the store's.
 func (it *Item[V]) Adopt(known *Item[V]) {
 	remote := it.Err
-	it.Value, it.Err, it.weight = known.Value, known.Err, known.weight
+	it.Value, it.Err, it.weight, it.errWeight = known.Value, known.Err, known.weight, known.errWeight
 	if known.Err == errForgotten {
 		it.setFailure(remote)
 	}
@@ -131,10 +134,12 @@ func (it *Item[V]) Unweighed() *Item[V] {
 	return &c
 }
 
-// setFailure replaces the failure of a weighed item that is not shared yet.
+// setFailure replaces the failure of a weighed item that is not shared yet. It may run under locks, and err is the
+// cache's own.
 func (it *Item[V]) setFailure(err error) {
-	it.weight += uint32(errorWeight(err)) - uint32(errorWeight(it.Err))
-	it.Err = err
+	w := errorWeight(err)
+	it.weight += w - it.errWeight
+	it.Err, it.errWeight = err, w
 }
 
 // Weight implements [near.Item].

@@ -46,6 +46,31 @@ func TestWeigh_Failures(t *testing.T) {
 	}
 }
 
+// onceOnly is an error whose text is asked for once.
+type onceOnly struct{ asked bool }
+
+func (e *onceOnly) Error() string {
+	if e.asked {
+		panic("asked again, under the near tier's locks")
+	}
+	e.asked = true
+	return "once"
+}
+
+// A weighed item forgets its failure without the failure's code, and with the weight of the failure's first text.
+func TestForgetting(t *testing.T) {
+	weigh := func(err error) *Item[string] {
+		it := &Item[string]{Kind: driver.KindValue, Value: "v", Err: err}
+		it.Failures = 1
+		it.Weigh("k", func(string, string) int { return 100 })
+		return it
+	}
+	want := weigh(errForgotten)
+	if got := weigh(&onceOnly{}).Forgetting(time.Second); got.Err != errForgotten || got.Weight() != want.Weight() {
+		t.Errorf("%v with a weight of %d, want %v with %d", got.Err, got.Weight(), want.Err, want.Weight())
+	}
+}
+
 // An item that this process has decoded keeps its value and failure, except a forgotten failure.
 func TestAdopt(t *testing.T) {
 	now := time.Second
