@@ -10,11 +10,12 @@ import (
 // Codec{msgpack.Marshal, msgpack.Unmarshal}. The functions run concurrently. They must not block: no time of
 // the options limits them, and the key's lease lasts until they return.
 type Codec struct {
-	// Marshal returns the bytes of a value. If it fails, the waiting callers get the value, OnError
-	// gets the failure, and each process loads for itself.
+	// Marshal returns the bytes of a value, which must not change afterwards. If it fails, the waiting callers
+	// get the value, OnError gets the failure, and each process loads for itself.
 	Marshal func(any) ([]byte, error)
-	// Unmarshal decodes bytes into its second argument, a pointer. If it fails, OnError gets a
-	// [driver.ErrCorrupt] that wraps the failure, and the value is loaded anew.
+	// Unmarshal decodes bytes into its second argument, a pointer. It must not modify the bytes: a store in
+	// memory has no others. If it fails, OnError gets a [driver.ErrCorrupt] that wraps the failure, and the
+	// value is loaded anew.
 	Unmarshal func([]byte, any) error
 }
 
