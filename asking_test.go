@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // This file tests loads and handlers that ask for other keys.
@@ -115,6 +116,30 @@ func TestAsking_ChainWithoutEnd(t *testing.T) {
 		if n := loads.Load(); n != 64 {
 			t.Errorf("%d loads, want 64", n)
 		}
+	})
+}
+
+// A circle of loads through two processes is an error only after RebuildTimeout.
+func TestAsking_CircleOfProcesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 10 * time.Second
+		engine, next := memstore.New(), map[string]string{"a": "b", "b": "a"}
+		var wg sync.WaitGroup
+		for _, key := range []string{"a", "b"} {
+			var c *bellwether.Cache[string]
+			c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				time.Sleep(time.Second)
+				return c.Get(ctx, next[key])
+			}, bellwether.Options{TTL: time.Minute, RebuildTimeout: limit, Fleet: bellwether.Fleet{Engine: engine}})
+			wg.Go(func() {
+				began := time.Now()
+				if _, err := c.Get(t.Context(), key); !errors.Is(err, bellwether.ErrRebuildTimeout) {
+					t.Errorf("%s: %v, want ErrRebuildTimeout", key, err)
+				}
+				wantTook(t, began, limit)
+			})
+		}
+		wg.Wait()
 	})
 }
 
