@@ -80,10 +80,11 @@ type HTTPOptions struct {
 	MaxStreams int
 
 	// Key returns the key of a request's response, or false to send the request past the cache. [Keys]
-	// makes a Key of rules. It runs for each request, on the request's goroutine. A GET's r has the fields
-	// as the handler sees them. A handler that answers by a part that Key leaves out must say private or
-	// name the field in Vary. For an unsafe method, Key returns the URL that the request changes, and
-	// with InvalidateLocations it also runs for a GET to each location. Nil: the request's URL.
+	// makes a Key of rules. It runs for each request, on the request's goroutine, and must not change r.
+	// A GET's r has the fields as the handler sees them. A handler that answers by a part that Key leaves
+	// out must say private or name the field in Vary. For an unsafe method, Key returns the URL that the
+	// request changes, and with InvalidateLocations it also runs for a GET to each location. Nil: the
+	// request's URL.
 	Key func(r *http.Request) (key Key, ok bool)
 
 	// CredentialFields are request fields with credentials, beside Authorization and client certificates.
