@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"testing"
@@ -123,5 +124,25 @@ func TestFreshness_PanicRecoveredInside(t *testing.T) {
 			}
 			s.wantCalls(t, 1)
 		})
+	}
+}
+
+// Freshness gets the request that the handler has had, with the pattern of a mux inside.
+func TestFreshness_SeesTheHandlersRequest(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		pattern := ""
+		mux := http.NewServeMux()
+		mux.HandleFunc("/p", page(0, "page"))
+		s := newSite(t, bellwether.HTTPOptions{
+			Freshness: func(r *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+				pattern = r.Pattern
+				return said
+			},
+		}, mux.ServeHTTP)
+		r := request(method, "http://a/p")
+		s.do(r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, new(http.Server))))
+		if pattern != "/p" {
+			t.Errorf("%s: Freshness sees the pattern %q", method, pattern)
+		}
 	}
 }

@@ -159,13 +159,13 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 }
 
 // passPost is passUnsafe for a POST whose response may be the response to the next GET (RFC 9110
-// section 9.3.3). The cache keeps it only if no other unsafe request for the key came in between.
-// sent is r before the handler.
-// Other processes' requests are invisible, so a cache with a shared store keeps no such response.
+// section 9.3.3). The cache keeps it only if no other unsafe request for the key came in between. Other processes'
+// requests are invisible, so a cache with a shared store keeps no such response. sent is r before the handler.
 func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, sent *http.Request, t target) {
 	draft := m.cache.Access(t.key, gate.NewBudget(m.options.EngineTimeout)).Draft(r.Context())
 	defer draft.End()
 	u := m.newKeptWriter(w, r)
+	req := m.request(r, t, m.directives(r))
 	var changed httpcache.Changed
 	u.invalidate = func() {
 		if m.invalidateChanged(r.Context(), changed) {
@@ -175,7 +175,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.before = func(status int) httpcache.Status {
 		changed = m.changedBy(sent, t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
-		own, j, now := u.judge(m.request(sent, t, m.directives(sent)), status)
+		own, j, now := u.judge(req, status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
 		if httpcache.PostStorable(sent, t.url, status, header, j) && m.plainRequest(sent, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
