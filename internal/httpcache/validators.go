@@ -105,7 +105,7 @@ var longPosition = regexp.MustCompile(`\d{19,}`)
 // rangeOf returns the request's Range with positions that fit an int64: a longer position is beyond any
 // response too (RFC 9110 section 14.1.1).
 func rangeOf(r *http.Request) string {
-	return longPosition.ReplaceAllString(r.Header.Get("Range"), strconv.Itoa(math.MaxInt64))
+	return longPosition.ReplaceAllString(r.Header.Get("Range"), strconv.FormatInt(math.MaxInt64, 10))
 }
 
 // SingleRange returns the range that a GET asks for, of a response of that size with the header h. It

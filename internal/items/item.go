@@ -72,7 +72,7 @@ func errorWeight(err error) uint32 {
 	if p, ok := err.(*fault.PanicError); ok {
 		w += len(p.Stack)
 	}
-	return uint32(min(w, 1<<32-1))
+	return uint32(min(uint64(w), 1<<32-1))
 }
 
 func (m *Marks) weight() uint64 {
