@@ -48,13 +48,17 @@ func hasAny(h http.Header, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return h[name] != nil })
 }
 
-func contentLength(h http.Header) (int64, bool) {
+// contentLength is the announced length of a body, -1 without one.
+func contentLength(h http.Header) int64 {
 	lines := h["Content-Length"]
 	if len(lines) == 0 {
-		return 0, false
+		return -1
 	}
 	n, err := strconv.ParseUint(lines[0], 10, 63) // digits alone (RFC 9110 section 8.6), as in net/http
-	return int64(n), err == nil
+	if err != nil {
+		return -1
+	}
+	return int64(n)
 }
 
 // trailerNames returns the fields that the Trailer field announces, net/http's first way.

@@ -77,8 +77,8 @@ func (q *query) passUncacheable(key string, it *Item) {
 
 // fits reports whether a response announces a length that can be stored.
 func (m *Middleware) fits(h http.Header) bool {
-	n, ok := contentLength(h)
-	return ok && n <= m.options.MaxBody
+	n := contentLength(h)
+	return n >= 0 && n <= m.options.MaxBody
 }
 
 // passChecked asks the handler with the stored validators in place of the request's conditions. If still

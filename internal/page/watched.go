@@ -206,10 +206,7 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.copied = &responseCopy{
 		response: &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()},
-		header:   httpcache.StoredHeader(own, j.Directives, now), announced: -1, age: j.Age, decided: now,
-	}
-	if n, ok := contentLength(u.Header()); ok {
-		u.copied.announced = n
+		header:   httpcache.StoredHeader(own, j.Directives, now), announced: contentLength(u.Header()), age: j.Age, decided: now,
 	}
 }
 

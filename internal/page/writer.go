@@ -75,11 +75,9 @@ func (w *writer) WriteHeader(status int) {
 }
 
 func (w *writer) close(status int, h http.Header) {
-	w.heading, w.barred = heading{status: status, header: h, announced: -1}, nil
+	w.heading, w.barred = heading{status: status, header: h, announced: contentLength(h)}, nil
 	if status == http.StatusNoContent || status == http.StatusNotModified {
-		w.barred = http.ErrBodyNotAllowed
-	} else if n, ok := contentLength(h); ok {
-		w.heading.announced = n
+		w.heading.announced, w.barred = -1, http.ErrBodyNotAllowed
 	}
 }
 
