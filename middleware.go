@@ -220,7 +220,7 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
 			Credentials:          append([]string{"Authorization"}, httpcache.CanonicalNames(o.CredentialFields)...),
 		},
-		Hidden: o.HiddenFields,
+		Hidden: httpcache.CanonicalNames(o.HiddenFields),
 	}
 	if decide := o.Freshness; decide != nil {
 		po.Rules.Freshness = func(r *http.Request, status int, header http.Header, age time.Duration, f httpcache.Freshness) httpcache.Freshness {

@@ -75,7 +75,7 @@ func (q *query) inform(status int, interim http.Header) {
 	h := q.w.Header()
 	final := maps.Clone(h)
 	copyHeader(h, interim, false)
-	q.m.hidden.Remove(h) // here, because a watchedWriter would put the fields back into the map
+	q.m.options.Hidden.Remove(h) // here, because a watchedWriter would put the fields back into the map
 	q.w.WriteHeader(status)
 	if q.r.Context().Err() == context.Canceled {
 		// The client has left. The HTTP/2 server of net/http then returns while it still reads the map.

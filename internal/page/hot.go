@@ -46,7 +46,7 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	s, h := m.storedOf("", it, now), &hitHeader{age: age, ttl: left}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
-	m.hidden.Remove(header) // once, and not for each hit
+	m.options.Hidden.Remove(header) // once, and not for each hit
 	h.fields = make([]headerField, 0, len(header))
 	_, named := s.header["Content-Type"]
 	tagged := header.Get("ETag") != ""

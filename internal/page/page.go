@@ -37,7 +37,7 @@ type Options struct {
 	InvalidateLocations     bool
 
 	Rules  httpcache.Options
-	Hidden []string // names of response fields
+	Hidden httpcache.Hidden
 }
 
 // An Unsafe is the effect of an unsafe request on stored responses.
@@ -53,7 +53,6 @@ const (
 type Middleware struct {
 	cache     Cache
 	options   Options
-	hidden    httpcache.Hidden
 	through   *semaphore.Weighted // PassThrough
 	streams   *semaphore.Weighted // MaxStreams
 	bypasses  bypasses
@@ -69,7 +68,7 @@ const maxSoftWrites = 4
 // New returns the HTTP face of a cache.
 func New(cache Cache, o Options) *Middleware {
 	m := &Middleware{
-		cache: cache, options: o, hidden: httpcache.CanonicalNames(o.Hidden),
+		cache: cache, options: o,
 		bodies:  bodies{limit: o.MaxHeld},
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 		soft:    semaphore.NewWeighted(maxSoftWrites),

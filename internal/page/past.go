@@ -18,7 +18,7 @@ import (
 // passReal hands the request to the handler with the real ResponseWriter, so Cache-Status has our
 // member before the handler's. With HiddenFields it is pass.
 func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
-	if len(m.hidden) > 0 {
+	if len(m.options.Hidden) > 0 {
 		m.pass(w, r, next, why)
 		return
 	}

@@ -246,7 +246,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		switch {
 		case m.runs(w):
 			next.ServeHTTP(w, r)
-		case len(m.hidden) == 0:
+		case len(m.options.Hidden) == 0:
 			cached(w, r)
 		default: // also hides fields of an outer middleware
 			u := &watchedWriter{ResponseWriter: w, m: m}

@@ -70,7 +70,7 @@ func (u *watchedWriter) look(status int) {
 	if u.before != nil {
 		u.before(status).AppendTo(u.Header())
 	}
-	u.m.hidden.Remove(u.ResponseWriter.Header())
+	u.m.options.Hidden.Remove(u.ResponseWriter.Header())
 }
 
 // run runs the handler with the writer as, which is u or is around u, and completes the response.
@@ -86,7 +86,7 @@ func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.R
 		if returned || u.done { // a handler that does not return may have written before
 			u.end()
 		} else {
-			u.m.hidden.Remove(u.ResponseWriter.Header()) // an outer middleware may answer instead
+			u.m.options.Hidden.Remove(u.ResponseWriter.Header()) // an outer middleware may answer instead
 		}
 	}()
 	next.ServeHTTP(as, r)
@@ -97,7 +97,7 @@ func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.R
 // client may have read old data since then.
 func (u *watchedWriter) end() {
 	u.look(http.StatusOK)
-	u.m.hidden.Remove(u.ResponseWriter.Header()) // trailers
+	u.m.options.Hidden.Remove(u.ResponseWriter.Header()) // trailers
 	if u.invalidate != nil {
 		u.invalidate()
 	}
@@ -119,7 +119,7 @@ func (u *watchedWriter) WriteHeader(status int) {
 	}
 	// The header goes out as it is, and the handler continues with the same map.
 	h := u.ResponseWriter.Header()
-	removed := u.m.hidden.Remove(h)
+	removed := u.m.options.Hidden.Remove(h)
 	u.ResponseWriter.WriteHeader(status)
 	maps.Copy(h, removed)
 }
