@@ -192,9 +192,8 @@ type keptWriter struct {
 type responseCopy struct {
 	response  *Response // without its body
 	header    http.Header
-	announced int64         // the Content-Length as sent, -1 if there is none: a handler may change its header later
-	age       time.Duration // at decided
-	decided   time.Time
+	announced int64     // the Content-Length as sent, -1 if there is none: a handler may change its header later
+	born      time.Time // by the response's Age
 	body      bytes.Buffer
 }
 
@@ -206,7 +205,7 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.copied = &responseCopy{
 		response: &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()},
-		header:   httpcache.StoredHeader(own, j.Directives, now), announced: contentLength(u.Header()), age: j.Age, decided: now,
+		header:   httpcache.StoredHeader(own, j.Directives, now), announced: contentLength(u.Header()), born: now.Add(-j.Age),
 	}
 }
 
@@ -249,7 +248,7 @@ func (u *keptWriter) finish() {
 	}
 	u.copied = nil
 	c.response.complete(c.header, spool.BodyOf(bytes.Clone(c.body.Bytes())))
-	u.keep(c.response, u.m.lifeOf(c.response, c.header, c.age+time.Since(c.decided)))
+	u.keep(c.response, u.m.lifeOf(c.response, c.header, time.Since(c.born)))
 }
 
 // Hijack is the real writer's. Later bytes are not watched, so the response is not kept.
