@@ -77,7 +77,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (Product, error) {
 			x.end(x.publishFailure(x.err))
 		}
 	}()
-	x.serve(next, x.own)
+	x.serve(next)
 	returned = true
 	x.unlink()
 	switch {
@@ -113,9 +113,9 @@ func (x *exchange) link(r *http.Request) {
 	})
 }
 
-func (x *exchange) serve(next http.Handler, r *http.Request) {
+func (x *exchange) serve(next http.Handler) {
 	fault.Run(func() error {
-		next.ServeHTTP(&x.writer, r)
+		next.ServeHTTP(&x.writer, x.own)
 		x.writer.settle()
 		return nil
 	}, func(err error) {
