@@ -15,7 +15,7 @@ var errShortBody = errors.New("bellwether: handler wrote less than its Content-L
 // A sink takes a handler's response. The handler's goroutine calls it.
 type sink interface {
 	interim(status int, h http.Header)
-	// begin is called once, with the final header, before take.
+	// begin is called with the final header, before take: once, and again if it has panicked.
 	begin(h heading)
 	take(p []byte) (int, error)
 	flush()
