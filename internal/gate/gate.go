@@ -344,7 +344,7 @@ func AskAnyway(ctx context.Context, g *Gate, key string, limit time.Duration, ca
 func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
 	if budget.Left() <= 0 {
-		return zero, fmt.Errorf("%w: EngineTimeout is used up", fault.ErrUnavailable)
+		return zero, fmt.Errorf("%w: not asked: earlier requests have used up EngineTimeout", fault.ErrUnavailable)
 	}
 	if g.blocks(key) {
 		return zero, fmt.Errorf("%w: %w for this key, since: %s", fault.ErrUnavailable, ErrNotAsked, g.latest())
