@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -786,5 +787,56 @@ func TestPost_LengthChangesBehindTheHeader(t *testing.T) {
 				s.wantBody(t, test.next, "http://a/p")
 			})
 		}
+	}
+}
+
+// The handler's part of a header is what the handler has made of it, also by a change in place of an outer middleware's
+// value: the response that it makes private so is for its own client.
+func TestPost_OuterValueChangedInPlace(t *testing.T) {
+	for _, method := range []string{"POST", "GET"} {
+		inBubble(t, method, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				h, user := w.Header(), r.Header.Get("Authorization")+r.Header.Get("X-User")
+				if user != "" {
+					h["Cache-Control"][0] += ", private"
+				}
+				h.Add("Cache-Control", "public, max-age=60")
+				h.Set("Content-Location", "/p")
+				fmt.Fprintf(w, "page of %q", user)
+			})
+			cached := s.handler
+			s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "no-transform")
+				cached.ServeHTTP(w, r)
+			})
+			field := map[string]string{"POST": "X-User", "GET": "Authorization"}[method]
+			s.do(request(method, "http://a/p", field, "alice"))
+			s.wantBody(t, `page of ""`, "http://a/p")
+		})
+	}
+}
+
+// A response without a length is complete if its client is still there, whatever context the handler gives its request.
+func TestPost_HandlerReplacesItsContext(t *testing.T) {
+	for _, method := range []string{"POST", "GET"} {
+		inBubble(t, method, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				w.Header().Set("Content-Location", "/p")
+				left := r.Context().Done()
+				*r = *r.WithContext(context.WithoutCancel(r.Context()))
+				io.WriteString(w, "half ")
+				select {
+				case <-left:
+				case <-time.After(time.Second):
+					io.WriteString(w, "whole")
+				}
+			})
+			below := context.WithValue(t.Context(), http.ServerContextKey, new(http.Server)) // the handler gets the client's own request
+			ctx, cancel := context.WithTimeout(below, 500*time.Millisecond)
+			defer cancel()
+			s.do(request(method, "http://a/p", "Authorization", "x").WithContext(ctx))
+			s.wantBody(t, "half whole", "http://a/p")
+		})
 	}
 }

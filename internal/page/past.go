@@ -183,7 +183,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
-	u.runBelowServer(next)
+	u.runBelowServer(next, r)
 	u.keep = draft.Keep // only now: the invalidation at the end would drop the response
 	u.finish()
 }
@@ -250,7 +250,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 		}
 		return httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
 	}
-	u.runBelowServer(q.next)
+	u.runBelowServer(q.next, q.r)
 	u.finish()
 	if shared {
 		m.learnAuthorized(key, true) // after the response is kept: an earlier mark would let other requests make it again

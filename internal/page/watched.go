@@ -29,7 +29,7 @@ type watchedWriter struct {
 	taken      func()      // called when the handler has taken over the connection; may be nil
 	cut        func()      // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
 	sent       time.Time   // when the handler began
-	outer      http.Header // the real writer's header then
+	outer      http.Header // a copy of the real writer's header then: the handler may change its values in place
 	done       bool
 	early      bool // the client may have seen the response before the end
 	size       int  // bytes written
@@ -80,7 +80,7 @@ func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.R
 		defer cancel()
 		r, u.cut = r.WithContext(ctx), cancel
 	}
-	u.sent, u.outer = time.Now(), maps.Clone(u.Header())
+	u.sent, u.outer = time.Now(), u.Header().Clone()
 	returned := false
 	defer func() {
 		if returned || u.done { // a handler that does not return may have written before
@@ -184,9 +184,9 @@ const maxKept = smallBody
 // A keptWriter is a watchedWriter that, after keepAs, keeps a copy of the response up to maxKept.
 type keptWriter struct {
 	watchedWriter
-	request *http.Request
-	copied  *responseCopy                  // nil: the response is not to be kept
-	keep    func(*Response, items.Windows) // nil: the response is not complete before the handler has returned
+	client context.Context                // the request's, which the handler may replace in its request
+	copied *responseCopy                  // nil: the response is not to be kept
+	keep   func(*Response, items.Windows) // nil: the response is not complete before the handler has returned
 }
 
 type responseCopy struct {
@@ -198,7 +198,7 @@ type responseCopy struct {
 }
 
 func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
-	return &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, request: r}
+	return &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, client: r.Context()}
 }
 
 // keepAs keeps the response with the header own and the judgement j.
@@ -210,11 +210,10 @@ func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, 
 }
 
 // runBelowServer is run for a handler whose response may be kept, see withServer.
-func (u *keptWriter) runBelowServer(next http.Handler) {
-	r := u.request
-	if r.Context().Value(http.ServerContextKey) == nil {
+func (u *keptWriter) runBelowServer(next http.Handler, r *http.Request) {
+	if u.client.Value(http.ServerContextKey) == nil {
 		// Only if necessary: the server does not remove the files of the form of a request's copy.
-		r = r.WithContext(withServer(r.Context()))
+		r = r.WithContext(withServer(u.client))
 	}
 	u.run(u, next, r)
 }
@@ -243,7 +242,7 @@ func (u *keptWriter) finish() {
 	if u.keep == nil || c == nil {
 		return
 	}
-	if c.announced < 0 && u.request.Context().Err() != nil || c.announced >= 0 && c.announced != int64(c.body.Len()) {
+	if c.announced < 0 && u.client.Err() != nil || c.announced >= 0 && c.announced != int64(c.body.Len()) {
 		return
 	}
 	u.copied = nil
@@ -299,7 +298,7 @@ func (u *heldWriter) WriteHeader(status int) {
 func (u *heldWriter) reset() {
 	h := u.client.Header()
 	clear(h)
-	maps.Copy(h, u.outer)
+	maps.Copy(h, u.outer.Clone())
 }
 
 // A headWriter is the ResponseWriter of a response for no client. It keeps status and header alone.
