@@ -561,3 +561,17 @@ func TestKey_CredentialsWithAnotherSpelling(t *testing.T) {
 		})
 	}
 }
+
+// A form that Key has parsed is the handler's too, whatever fields Connection names: a body can be read once.
+func TestKey_ParsesTheFormOfAPost(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://a/users/" + r.FormValue("id")}, true
+	}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.FormValue("id")) })
+	r := httptest.NewRequest("POST", "http://a/users", strings.NewReader("id=42"))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("X-Hop", "1")
+	r.Header.Set("Connection", "X-Hop")
+	if w := s.do(r); w.Body.String() != "42" {
+		t.Errorf("the handler has got the form value %q, want 42", w.Body)
+	}
+}
