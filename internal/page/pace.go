@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -104,7 +105,9 @@ func (p *pacedWriter) giveUp() {
 	if p.drop != nil {
 		p.drop() // also for a ResponseWriter without deadlines
 	}
-	http.NewResponseController(p.w).SetWriteDeadline(time.Now())
+	fault.Guard(func() error { // the ResponseWriter may be user code, and no caller is left to panic to
+		return http.NewResponseController(p.w).SetWriteDeadline(time.Now())
+	})
 }
 
 // hurry ends the patience with the current write, if any. Any goroutine may call it, and several times.

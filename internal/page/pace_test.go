@@ -1,0 +1,29 @@
+package page
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A panickingDeadline is a ResponseWriter of an outer middleware that has no deadline to set.
+type panickingDeadline struct{ http.ResponseWriter }
+
+func (panickingDeadline) SetWriteDeadline(time.Time) error { panic("no connection") }
+
+// A slow client whose ResponseWriter panics on the deadline is given up. The panic would be on a timer's goroutine.
+func TestPacedWriter_DeadlinePanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dropped := false
+		p := paced(panickingDeadline{httptest.NewRecorder()}, 1, func() { dropped = true })
+		err := p.within(func() error {
+			time.Sleep(2 * writePatience)
+			return nil
+		})
+		if err != errStalled || !dropped {
+			t.Errorf("%v, the place is given up: %t; want errStalled", err, dropped)
+		}
+	})
+}
