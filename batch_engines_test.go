@@ -184,6 +184,11 @@ func TestGetMany_AdapterFaults(t *testing.T) {
 		"of others": func(keys []string, each func(int, driver.Entry, error)) {
 			each(len(keys), driver.Entry{}, bellwether.ErrNotFound)
 		},
+		"of others, on its own goroutine": func(keys []string, each func(int, driver.Entry, error)) {
+			var client sync.WaitGroup
+			client.Go(func() { each(len(keys), driver.Entry{}, bellwether.ErrNotFound) })
+			client.Wait()
+		},
 		"late": func(keys []string, each func(int, driver.Entry, error)) {
 			time.AfterFunc(time.Second/2, func() { each(0, driver.Entry{}, bellwether.ErrNotFound) })
 		},

@@ -117,7 +117,7 @@ func (l *Lookout) ReadMany(ctx context.Context, key string, named func() []strin
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
-		case over || answered[i]:
+		case over || answered[i] || i < 0 || i >= len(names): // names are empty before the call
 		case err != nil && !fault.IsAnswer(err):
 			silence = err
 		default:
