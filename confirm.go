@@ -35,7 +35,7 @@ func (f *flight[V]) setOffer(it *items.Item[V]) {
 	f.change(func(s *flightState[V]) { s.offered = it })
 	if f.engine.Store != nil && !f.confirms {
 		f.confirms = true
-		f.engine.running.Go(f.confirmOffers)
+		f.engine.start(f.confirmOffers)
 	}
 }
 
@@ -66,7 +66,7 @@ func (f *flight[V]) confirmOffers() {
 	returned := false
 	defer func() {
 		if !returned { // a Goexit of the adapter
-			f.engine.running.Go(f.confirmOffers)
+			f.engine.start(f.confirmOffers)
 		}
 	}()
 	f.confirmWhileOffered()

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/later"
@@ -74,6 +75,7 @@ type history struct {
 type life struct {
 	clock   items.Clock     // begins with the cache
 	running sync.WaitGroup  // all goroutines, except loads and calls of observers
+	panics  func(error)     // reports a panic on such a goroutine
 	open    context.Context // for work without a caller; ends under all shards' locks, before closed is set
 	shut    context.CancelFunc
 
@@ -81,12 +83,22 @@ type life struct {
 	closed bool
 }
 
+// start runs f on a goroutine of the cache. A panic there is of user code, such as a method of an engine's error, and
+// has no caller to reach.
+func (l *life) start(f func()) {
+	l.running.Go(func() {
+		if err := fault.Guard(func() error { f(); return nil }); err != nil {
+			l.panics(err)
+		}
+	})
+}
+
 // behind runs f on a goroutine of the cache, unless the cache is closed.
 func (l *life) behind(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.closed {
-		l.running.Go(f)
+		l.start(f)
 	}
 }
 

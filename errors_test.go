@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -216,6 +217,43 @@ func TestEngines_ErrorsThatDoHarm(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A tiring error is driver.ErrFenced, and panics when it has been asked for other errors too often.
+type tiring struct{ asks int }
+
+func (*tiring) Error() string { return "tiring" }
+func (e *tiring) Is(target error) bool {
+	if target == driver.ErrFenced {
+		return true
+	}
+	if e.asks--; e.asks < 0 {
+		panic("Is")
+	}
+	return false
+}
+
+// No panic of an engine's error ends the process, however often the error has answered before.
+func TestEngines_ErrorsThatTire(t *testing.T) {
+	if !inOwnProcess(t) {
+		return
+	}
+	for asks := range 10 {
+		for _, op := range []string{"invalidate", "release", "renew", "get"} {
+			inBubbleBeside(t, fmt.Sprint(op, asks), func(t *testing.T) {
+				p := newBatchFleet(t, 1, &batchSource{build: 4 * time.Second}, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: time.Second}})[0]
+				tire := on(func(context.Context, string) error { return &tiring{asks} }, op)
+				p.store.set(tire)
+				p.locker.set(tire)
+				p.GetMany(context.Background(), []string{"a", "b"})
+				p.Invalidate(context.Background(), "a")
+				time.Sleep(time.Minute)
+				p.store.set(nil)
+				p.locker.set(nil)
+				getAll(t, p, []string{"a", "b"})
+			})
+		}
+	}
 }
 
 func TestErrors_LeavingClientsAreNone(t *testing.T) {

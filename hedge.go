@@ -92,7 +92,7 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {
 func (r *run[V]) freeHedge(ctx context.Context) {
 	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
 		lease := r.waiting.hedge.lease
-		r.engine.running.Go(func() { r.release(ctx, lease) })
+		r.engine.start(func() { r.release(ctx, lease) })
 	}
 }
 
@@ -103,7 +103,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 	e := r.engine
 	committed := make(chan struct{})
 	pause := func() time.Duration { return e.lookEvery(pollInterval(e.clock.Now() - since)) }
-	e.running.Go(func() {
+	e.start(func() {
 		poll := time.NewTimer(max(pause(), minHedge))
 		defer poll.Stop()
 		for {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/later"
 	"golang.org/x/sync/errgroup"
@@ -59,7 +60,9 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	for i, key := range keys {
 		errs[i] = ErrGoexit // stays if the store's adapter calls Goexit
 		g.Go(func() error {
-			errs[i] = e.invalidate(ctx, key)
+			if err := fault.Guard(func() error { errs[i] = e.invalidate(ctx, key); return nil }); err != nil {
+				errs[i] = &keyError{"invalidating", key, err}
+			}
 			return nil
 		})
 	}

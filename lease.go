@@ -131,7 +131,7 @@ func (k *storeKey[V]) renew(ctx context.Context, lease driver.Lease, length, pat
 func (r *run[V]) releaseBehind(ctx context.Context) {
 	if lease := r.leading.lease; lease != nil {
 		r.leading.lease = nil
-		r.engine.running.Go(func() { r.release(ctx, lease) })
+		r.engine.start(func() { r.release(ctx, lease) })
 	}
 }
 

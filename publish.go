@@ -42,7 +42,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	if e.Store != nil && !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
-			e.running.Go(func() { a.confirmStream(it) })
+			e.start(func() { a.confirmStream(it) })
 		}
 	}
 	f.change(func(s *flightState[V]) {

@@ -24,7 +24,7 @@ func (e *engine[V]) noteLoad(succeeded bool) {
 	if e.ErrorTTL <= 0 || !e.origin.Note(succeeded, now, e.ErrorTTL) {
 		return
 	}
-	e.running.Go(func() {
+	e.start(func() {
 		e.near.Revise(func(_ string, it *items.Item[V]) *items.Item[V] {
 			if it.Early != items.EarlyTryDue || !it.BackingOff(now) {
 				return it

@@ -35,7 +35,7 @@ func (m *member[V]) join(f *flight[V]) {
 	m.look, m.gathered = e.lookout.New(f.key, f.budget), m.loads.Join()
 	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.Shares() {
 		e.count.awaitingFirstLook.Add(1) // the request counts for all flights of the batch
-		e.running.Go(func() {
+		e.start(func() {
 			defer e.count.awaitingFirstLook.Add(-1)
 			<-m.complete
 			e.lookout.Ask(f.ctx, m.looks)
