@@ -390,8 +390,8 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, limited *patienc
 			failure = fault.Panicked(p)
 			err = fmt.Errorf("%w: %w", fault.ErrUnavailable, failure)
 		}
+		defer report(failure) // after note, whose text of the failure is user code and may call Goexit
 		g.note(key, failure)
-		report(failure)
 	}()
 	defer limited.end()
 	v, err = call(limited)

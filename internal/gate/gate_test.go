@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -188,5 +189,30 @@ func TestAskInTurn_GateOpens(t *testing.T) {
 		}
 		begin("in the queue", timeout, 0, ErrSilent, AskInTurn[struct{}])
 		calls.Wait()
+	})
+}
+
+// An exiting error ends the goroutine that asks for its text.
+type exiting struct{}
+
+func (exiting) Error() string { runtime.Goexit(); return "" }
+
+// A probe whose failure has no text is a probe: the next one comes after the pause.
+func TestAsk_ProbeFailsWithoutAText(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+		e.refuses = func(string) bool { return true }
+		for n := range 2 * Trips {
+			e.ask(g, fmt.Sprint(n))
+		}
+		time.Sleep(Pause)
+		var probe sync.WaitGroup
+		probe.Go(func() {
+			AskErr(t.Context(), g, "k", NewBudget(time.Minute), func(context.Context) error { return exiting{} })
+		})
+		probe.Wait()
+		time.Sleep(2 * Pause)
+		if e.refuses = nil; e.ask(g, "k") != nil || !g.Closed() {
+			t.Error("no call after the pause, want a probe")
+		}
 	})
 }
