@@ -232,3 +232,33 @@ func TestGetMany_PanicOfTheContext(t *testing.T) {
 		}
 	})
 }
+
+// A call whose context panics in its wait has left the flight, which ends without callers.
+func TestGet_PanicOfTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.New(func(context.Context, string) (string, error) {
+			time.Sleep(time.Second)
+			return "v", nil
+		}, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
+		defer c.Close()
+		go c.Get(t.Context(), "other") // has the slot
+		time.Sleep(500 * time.Millisecond)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			c.Get(panickingDone{t.Context()}, "k")
+		}()
+		time.Sleep(time.Minute)
+		if n := c.Stats().Loads; n != 1 {
+			t.Errorf("%d loads, want none for the call that has left", n)
+		}
+	})
+}
+
+// A context whose Done panics.
+type panickingDone struct{ context.Context }
+
+func (panickingDone) Done() <-chan struct{} { panic("from Done") }

@@ -15,6 +15,7 @@ import (
 // wait waits for the answer or the error of the key's flight, begun with b's loader if there is none. A call
 // that refuses the flight's item goes on to the next flight, and all such calls share it.
 func (c *waiter[V]) wait(b binder[V]) {
+	defer c.leave() // also after a panic or Goexit of the call's context, of Want.Aside, or of an observer
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
 		switch {
@@ -48,7 +49,7 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	case <-news:
 	case <-expiry:
 	case do := <-c.want.Aside:
-		c.work(do)
+		do()
 	case <-c.ctx.Done():
 		c.giveUp()
 		return false
@@ -98,18 +99,6 @@ func (c *waiter[V]) tally() {
 		c.engine.count.misses.Add(1)
 	}
 	c.tallied = true
-}
-
-// work runs a function from Want.Aside. After a panic or Goexit the caller has left its flight.
-func (c *waiter[V]) work(do func()) {
-	returned := false
-	defer func() {
-		if !returned {
-			c.leave()
-		}
-	}()
-	do()
-	returned = true
 }
 
 func (c *waiter[V]) leave() {
