@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -837,6 +838,30 @@ func TestPost_HandlerReplacesItsContext(t *testing.T) {
 			defer cancel()
 			s.do(request(method, "http://a/p", "Authorization", "x").WithContext(ctx))
 			s.wantBody(t, "half whole", "http://a/p")
+		})
+	}
+}
+
+// An unsafe request invalidates its own URL whatever Key does for a location of the response.
+func TestUnsafe_KeyExitsForALocation(t *testing.T) {
+	for _, method := range []string{"PUT", "POST"} {
+		inBubble(t, method, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{InvalidateLocations: true, Key: func(r *http.Request) (bellwether.Key, bool) {
+				if r.URL.Path == "/located" {
+					runtime.Goexit()
+				}
+				return bellwether.Key{}, true
+			}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Location", "/located")
+				page(0, "page")(w, r)
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			var exiting sync.WaitGroup
+			exiting.Go(func() { s.do(request(method, "http://a/p")) })
+			exiting.Wait()
+			s.get("http://a/p")
+			s.wantCalls(t, 3)
 		})
 	}
 }

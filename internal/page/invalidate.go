@@ -69,11 +69,13 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)
 }
 
-func (m *Middleware) changedBy(r *http.Request, t target, status int, h http.Header) httpcache.Changed {
+// noteChanged sets changed to the URLs that an unsafe request with this answer has changed.
+func (m *Middleware) noteChanged(changed *httpcache.Changed, r *http.Request, t target, status int, h http.Header) {
+	*changed = httpcache.ChangedBy(r, t.url, status, h, nil) // at first, since Key may call Goexit for a location
 	if !m.options.InvalidateLocations {
-		return httpcache.ChangedBy(r, t.url, status, h, nil)
+		return
 	}
-	return httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (page *http.Request, ok bool) {
+	*changed = httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (page *http.Request, ok bool) {
 		// The handler has done its work, and its own URL is still to be invalidated: a panic of Key for a
 		// location must not prevent this.
 		err := fault.Guard(func() error {

@@ -151,7 +151,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed httpcache.Changed
 	u.before = func(status int) httpcache.Status {
-		changed = m.changedBy(sent, t, status, u.Header())
+		m.noteChanged(&changed, sent, t, status, u.Header())
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.invalidate = func() { m.invalidateChanged(r.Context(), changed) }
@@ -173,7 +173,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 	}
 	u.before = func(status int) httpcache.Status {
-		changed = m.changedBy(sent, t, status, u.Header())
+		m.noteChanged(&changed, sent, t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
 		own, j, now := u.judge(req, status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
