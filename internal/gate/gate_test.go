@@ -204,7 +204,7 @@ func TestAsk_ProbeFailsWithoutAText(t *testing.T) {
 		for n := range 2 * Trips {
 			e.ask(g, fmt.Sprint(n))
 		}
-		time.Sleep(Pause)
+		time.Sleep(2 * Pause)
 		var probe sync.WaitGroup
 		probe.Go(func() {
 			AskErr(t.Context(), g, "k", NewBudget(time.Minute), func(context.Context) error { return exiting{} })
