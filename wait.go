@@ -85,7 +85,6 @@ func (c *waiter[V]) giveUp() {
 	if c.err = c.ctx.Err(); c.err == nil {
 		c.err = context.Canceled // a foreign context may close Done before it sets Err
 	}
-	c.leave()
 }
 
 // tally counts the call once, by its first flight. An answer found in begin counts as a hit there.
