@@ -15,7 +15,7 @@ import (
 // wait waits for the answer or the error of the key's flight, begun with b's loader if there is none. A call
 // that refuses the flight's item goes on to the next flight, and all such calls share it.
 func (c *waiter[V]) wait(b binder[V]) {
-	defer c.leave() // also after a panic or Goexit of the call's context, of Want.Aside, or of an observer
+	done := c.ctx.Done() // before the join: a call whose context panics here is no caller of a flight
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
 		switch {
@@ -25,14 +25,14 @@ func (c *waiter[V]) wait(b binder[V]) {
 		case is != stillWaiting:
 			return
 		case expiry != nil || c.want.Aside != nil || c.load != nil:
-			if !c.pause(news, expiry) {
+			if !c.pause(news, expiry, done) {
 				return
 			}
 			continue
 		}
 		select { // the shortest select: a herd waits here, see waiter
 		case <-news:
-		case <-c.ctx.Done():
+		case <-done:
 			c.giveUp()
 			return
 		}
@@ -40,7 +40,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 }
 
 // pause waits also for expiry and Want.Aside. It reports whether the call goes on.
-func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
+func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time, done <-chan struct{}) bool {
 	if c.load != nil {
 		c.load.Slot.Wait()
 		defer c.load.Slot.Resume()
@@ -49,8 +49,8 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	case <-news:
 	case <-expiry:
 	case do := <-c.want.Aside:
-		do()
-	case <-c.ctx.Done():
+		c.work(do)
+	case <-done:
 		c.giveUp()
 		return false
 	}
@@ -82,6 +82,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 }
 
 func (c *waiter[V]) giveUp() {
+	c.leave()
 	if c.err = c.ctx.Err(); c.err == nil {
 		c.err = context.Canceled // a foreign context may close Done before it sets Err
 	}
@@ -98,6 +99,18 @@ func (c *waiter[V]) tally() {
 		c.engine.count.misses.Add(1)
 	}
 	c.tallied = true
+}
+
+// work runs a function from Want.Aside. After a panic or Goexit the caller has left its flight.
+func (c *waiter[V]) work(do func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			c.leave()
+		}
+	}()
+	do()
+	returned = true
 }
 
 func (c *waiter[V]) leave() {
