@@ -30,7 +30,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.
 		r.releaseBehind(ctx)
 	}
-	if r.leading.epoch == 0 || e.Locker != nil && r.leading.lease == nil && !waived { // the load begins without an engine's answer
+	if r.degraded(waived) {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
@@ -41,4 +41,9 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	}
 	e.hedges.Earn(e.HedgeShare)
 	return ending(r.build(ctx, rival, r.finish))
+}
+
+// degraded reports whether the load begins without an engine's answer.
+func (r *run[V]) degraded(waived bool) bool {
+	return r.leading.epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !waived
 }
