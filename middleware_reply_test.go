@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"fmt"
 	"io"
+	"math"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -725,6 +726,23 @@ func TestReply_RetryAfter(t *testing.T) {
 			})
 		})
 	}
+}
+
+type endlessPause struct{}
+
+func (endlessPause) Error() string             { return "down for ever" }
+func (endlessPause) RetryAfter() time.Duration { return math.MaxInt64 }
+
+// The longest pause is in whole seconds too, also in the cache's first second.
+func TestReply_RetryAfterForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(http.ResponseWriter, *http.Request) { panic(endlessPause{}) })
+		s.get("http://a/p") // gets the panic
+		w := s.get("http://a/p")
+		if retry, err := strconv.Atoi(w.Header().Get("Retry-After")); w.Code != 502 || err != nil || retry < 1 {
+			t.Errorf("%d %v, want 502 with a long Retry-After", w.Code, w.Header())
+		}
+	})
 }
 
 func TestReply_HeadRangeAndConditions(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -75,7 +76,7 @@ func (m *Middleware) replyRetry(w http.ResponseWriter, status httpcache.Status, 
 	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
 	if retry > 0 { // whole seconds, rounded up (RFC 9110 section 10.2.3)
-		w.Header().Set("Retry-After", strconv.FormatInt(int64((retry+time.Second-1)/time.Second), 10))
+		w.Header().Set("Retry-After", strconv.FormatInt(int64(durations.Add(retry, time.Second-1)/time.Second), 10))
 	}
 	http.Error(w, http.StatusText(code), code)
 }
