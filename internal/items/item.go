@@ -72,8 +72,11 @@ func errorWeight(err error) uint32 {
 	if p, ok := err.(*fault.PanicError); ok {
 		w += len(p.Stack)
 	}
-	return uint32(min(uint64(w), 1<<32-1))
+	return capped(uint64(w))
 }
+
+// capped is the weight w, up to the heaviest that an item can have.
+func capped(w uint64) uint32 { return uint32(min(w, 1<<32-1)) }
 
 func (m *Marks) weight() uint64 {
 	if m == nil {
@@ -96,7 +99,7 @@ func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 		w += uint64(max(0, size(key, it.Value))) + it.Marks.weight()
 	}
 	it.errWeight = errorWeight(it.Err)
-	it.weight = uint32(min(w+uint64(it.errWeight), 1<<32-1))
+	it.weight = capped(w + uint64(it.errWeight))
 }
 
 var errForgotten = errors.New("bellwether: rebuild failed")
@@ -138,7 +141,7 @@ func (it *Item[V]) Unweighed() *Item[V] {
 // cache's own.
 func (it *Item[V]) setFailure(err error) {
 	w := errorWeight(err)
-	it.weight += w - it.errWeight
+	it.weight = capped(uint64(it.weight-it.errWeight) + uint64(w))
 	it.Err, it.errWeight = err, w
 }
 

@@ -3,6 +3,7 @@ package items
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +69,18 @@ func TestForgetting(t *testing.T) {
 	want := weigh(errForgotten)
 	if got := weigh(&onceOnly{}).Forgetting(time.Second); got.Err != errForgotten || got.Weight() != want.Weight() {
 		t.Errorf("%v with a weight of %d, want %v with %d", got.Err, got.Weight(), want.Err, want.Weight())
+	}
+}
+
+// A value of 4 GiB is as heavy as an item can be, with any failure: it does not become light.
+func TestSetFailure_HeaviestItem(t *testing.T) {
+	known := &Item[string]{Kind: driver.KindValue, Err: errForgotten}
+	known.Failures = 1
+	known.Weigh("k", func(string, string) int { return 5 << 30 })
+	it := &Item[string]{Kind: driver.KindValue, Err: errors.New(strings.Repeat("down ", 100))}
+	it.Failures = 1
+	if it.Adopt(known); it.Weight() != math.MaxUint32 {
+		t.Errorf("a weight of %d, want %d", it.Weight(), uint32(math.MaxUint32))
 	}
 }
 
