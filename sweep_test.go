@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -953,4 +954,34 @@ func TestSweep_ClaimAfterItsLease(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A log after the last position of an entry is no log. The sweeps after it would have no position above it, and no effect.
+func TestSweep_LogAfterTheLastPosition(t *testing.T) {
+	for _, at := range []uint64{math.MaxInt64 + 1, math.MaxUint64} {
+		synctest.Test(t, func(t *testing.T) {
+			store, loads := memstore.New(), 0
+			log := driver.Entry{Kind: driver.KindValue, TTL: time.Hour, Value: fmt.Appendf(nil, `{"since":1,"sweeps":[],"at":%d}`, at)}
+			if _, err := driver.Set(t.Context(), store, "n\x00sweeps", log); err != nil {
+				t.Fatal(err)
+			}
+			c := bellwether.New(func(context.Context, string) (int, error) {
+				loads++
+				return loads, nil
+			}, bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Store: store, Namespace: "n"}})
+			defer c.Close()
+			c.Get(t.Context(), "k")
+			for want := 2; want < 5; want++ {
+				if err := c.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"k"}}); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 {
+					if v, err := c.Get(t.Context(), "k"); v != want || err != nil {
+						t.Errorf("at %d: Get after %d sweeps: %d, %v", at, want-1, v, err)
+					}
+					time.Sleep(2 * time.Second) // beyond NearTTL
+				}
+			}
+		})
+	}
 }

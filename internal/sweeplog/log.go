@@ -111,12 +111,16 @@ func Only(sweeps []Sweep, now durations.Instant) *Log {
 	return l
 }
 
-// decode returns the log in a store's entry. The result is false if the entry has no log: then the
-// sweeps are unknown, and every value that was loaded before must count as swept.
+// lastPosition is the last position that an entry can record (see driver.Entry.Append).
+const lastPosition = 1<<63 - 1
+
+// decode returns the log in a store's entry. The result is false if the entry has no log, or a log after lastPosition,
+// from which positions would wrap round. Then the sweeps are unknown, and every value that was loaded before must count
+// as swept.
 func decode(entry driver.Entry) (*Log, bool) {
 	l := &Log{}
 	err := json.Unmarshal(entry.Value, l)
-	if err != nil || entry.Kind != driver.KindValue || l.Since == 0 || l.At < l.Since {
+	if err != nil || entry.Kind != driver.KindValue || l.Since == 0 || l.At < l.Since || l.At > lastPosition {
 		return &Log{}, false
 	}
 	return l, true
