@@ -189,6 +189,11 @@ func TestGetMany_AdapterFaults(t *testing.T) {
 			client.Go(func() { each(len(keys), driver.Entry{}, bellwether.ErrNotFound) })
 			client.Wait()
 		},
+		"with an error that panics when it is asked again, on its own goroutine": func(keys []string, each func(int, driver.Entry, error)) {
+			var client sync.WaitGroup
+			client.Go(func() { each(0, driver.Entry{}, &tiring{asks: 4}) }) // the first time it is asked three times
+			client.Wait()
+		},
 		"late": func(keys []string, each func(int, driver.Entry, error)) {
 			time.AfterFunc(time.Second/2, func() { each(0, driver.Entry{}, bellwether.ErrNotFound) })
 		},

@@ -110,15 +110,20 @@ func (l *Lookout) ReadMany(ctx context.Context, key string, named func() []strin
 		heard    func()
 	)
 	each := func(i int, entry driver.Entry, err error) {
-		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
+		answer := false
+		if failure := fault.Guard(func() error {
+			fault.Inquire(err)
+			answer = err == nil || fault.IsAnswer(err)
+			return nil
+		}); failure != nil {
 			err = failure // each may run on a goroutine of the adapter
 		}
 		came := l.Now()
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
-		case over || answered[i] || i < 0 || i >= len(names): // names are empty before the call
-		case err != nil && !fault.IsAnswer(err):
+		case over || answered[i] || i < 0 || i >= len(names):
+		case !answer:
 			silence = err
 		default:
 			answered[i], last = true, max(last, came)
