@@ -268,7 +268,6 @@ func (c *manyCall[V]) begin(together []*waiter[V]) {
 		c.waiters.Go(func() {
 			fault.Run(func() error { a.wait(c.bind); return nil }, func(err error) {
 				if err != nil { // of the methods of the call's context
-					a.leave()
 					a.err = err
 				}
 				c.collectAndFree(a)

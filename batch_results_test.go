@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // GetMany returns a key's value, its error, or nothing if neither the map nor the error has the key.
@@ -233,29 +236,43 @@ func TestGetMany_PanicOfTheContext(t *testing.T) {
 	})
 }
 
-// A call whose context panics in its wait has left the flight, which ends without callers.
-func TestGet_PanicOfTheContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := bellwether.New(func(context.Context, string) (string, error) {
+// A call whose context panics in its wait, or whose goroutine an observer ends, has left the flight, which ends
+// without callers.
+func TestGet_LeavesItsFlight(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{
+		"alone":       {},
+		"in a window": {BatchWindow: time.Millisecond},
+		"observed": {Observers: []observe.Observer{{
+			Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) { return ctx, nil },
+			Caller:  func(context.Context) any { runtime.Goexit(); return nil },
+		}}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			o.TTL, o.Limits.MaxRebuilds = time.Minute, 1
+			c := batchCache(t, (&batchSource{build: 10 * time.Second}).load, o)
+			go c.Get(t.Context(), "other") // has the slot
 			time.Sleep(time.Second)
-			return "v", nil
-		}, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
-		defer c.Close()
-		go c.Get(t.Context(), "other") // has the slot
-		time.Sleep(500 * time.Millisecond)
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
-				}
-			}()
-			c.Get(panickingDone{t.Context()}, "k")
-		}()
-		time.Sleep(time.Minute)
-		if n := c.Stats().Loads; n != 1 {
-			t.Errorf("%d loads, want none for the call that has left", n)
-		}
-	})
+			first, cancel := context.WithCancel(t.Context())
+			var ctx context.Context = panickingDone{t.Context()}
+			if o.Observers != nil { // an observer hears of a call that joins another's flight
+				go c.Get(first, "k")
+				time.Sleep(time.Second)
+				ctx = t.Context()
+			}
+			var call sync.WaitGroup
+			call.Go(func() {
+				defer func() { recover() }()
+				c.Get(ctx, "k")
+				t.Error("the call has returned")
+			})
+			call.Wait()
+			cancel()
+			time.Sleep(time.Minute)
+			if n := c.Stats().Loads; n != 1 {
+				t.Errorf("%d loads, want none for the call that has left", n)
+			}
+		})
+	}
 }
 
 // A context whose Done panics.

@@ -15,7 +15,6 @@ import (
 // wait waits for the answer or the error of the key's flight, begun with b's loader if there is none. A call
 // that refuses the flight's item goes on to the next flight, and all such calls share it.
 func (c *waiter[V]) wait(b binder[V]) {
-	done := c.ctx.Done() // before the join: a call whose context panics here is no caller of a flight
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
 		switch {
@@ -25,14 +24,14 @@ func (c *waiter[V]) wait(b binder[V]) {
 		case is != stillWaiting:
 			return
 		case expiry != nil || c.want.Aside != nil || c.load != nil:
-			if !c.pause(news, expiry, done) {
+			if !c.pause(news, expiry) {
 				return
 			}
 			continue
 		}
 		select { // the shortest select: a herd waits here, see waiter
 		case <-news:
-		case <-done:
+		case <-c.ended():
 			c.giveUp()
 			return
 		}
@@ -40,7 +39,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 }
 
 // pause waits also for expiry and Want.Aside. It reports whether the call goes on.
-func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time, done <-chan struct{}) bool {
+func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	if c.load != nil {
 		c.load.Slot.Wait()
 		defer c.load.Slot.Resume()
@@ -49,8 +48,8 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time, done <-
 	case <-news:
 	case <-expiry:
 	case do := <-c.want.Aside:
-		c.work(do)
-	case <-done:
+		c.run(do)
+	case <-c.ended():
 		c.giveUp()
 		return false
 	}
@@ -63,7 +62,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 		c.looked = true
 		c.tally()
 		if c.collapsed && c.flight.herd != nil {
-			c.flight.herd.Introduce(c.ctx)
+			c.run(func() { c.flight.herd.Introduce(c.ctx) })
 		}
 	}
 	state := c.flight.state.Load()
@@ -101,8 +100,14 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// work runs a function from Want.Aside. After a panic or Goexit the caller has left its flight.
-func (c *waiter[V]) work(do func()) {
+// ended returns the channel of the end of the call's context.
+func (c *waiter[V]) ended() (done <-chan struct{}) {
+	c.run(func() { done = c.ctx.Done() })
+	return done
+}
+
+// run runs user code on the caller's goroutine. After a panic or Goexit the call has left its flight.
+func (c *waiter[V]) run(do func()) {
 	returned := false
 	defer func() {
 		if !returned {
