@@ -65,7 +65,7 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 func (f *flight[V]) confirmOffers() {
 	returned := false
 	defer func() {
-		if !returned { // a Goexit of the adapter
+		if !returned { // a panic or Goexit of the adapter
 			f.engine.start(f.confirmOffers)
 		}
 	}()
