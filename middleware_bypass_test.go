@@ -321,3 +321,28 @@ func TestBypass_ManyOfAFreshPage(t *testing.T) {
 		}
 	}
 }
+
+// A refused request with a body gets no page, also if it asks for an upgrade: the page may not be its answer.
+func TestBypass_RefusedUpgradeWithABody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
+		s.get("http://a/p")
+		synctest.Wait()
+		s.calls.Store(0)
+		answered, refused := 0, 0
+		for outcome, n := range s.burst(100, func(int) *http.Request {
+			r := httptest.NewRequest("GET", "http://a/p", strings.NewReader("x"))
+			r.Header.Set("Upgrade", "websocket")
+			return r
+		}) {
+			if strings.HasPrefix(outcome, "503") {
+				refused += n
+			} else {
+				answered += n
+			}
+		}
+		if n := int(s.calls.Load()); answered != n || refused == 0 {
+			t.Errorf("%d requests were answered by %d runs of the handler, %d refused", answered, n, refused)
+		}
+	})
+}

@@ -563,15 +563,20 @@ func TestKey_CredentialsWithAnotherSpelling(t *testing.T) {
 }
 
 // A form that Key has parsed is the handler's too, whatever fields Connection names: a body can be read once.
-func TestKey_ParsesTheFormOfAPost(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
-		return bellwether.Key{URL: "http://a/users/" + r.FormValue("id")}, true
-	}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.FormValue("id")) })
-	r := httptest.NewRequest("POST", "http://a/users", strings.NewReader("id=42"))
-	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	r.Header.Set("X-Hop", "1")
-	r.Header.Set("Connection", "X-Hop")
-	if w := s.do(r); w.Body.String() != "42" {
-		t.Errorf("the handler has got the form value %q, want 42", w.Body)
+func TestKey_ParsesTheFormOfABody(t *testing.T) {
+	for method, form := range map[string]struct{ mime, body string }{
+		"POST": {"application/x-www-form-urlencoded", "id=42"},
+		"GET":  {"multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"id\"\r\n\r\n42\r\n--b--\r\n"},
+	} {
+		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{URL: "http://a/users/" + r.FormValue("id")}, true
+		}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.FormValue("id")) })
+		r := httptest.NewRequest(method, "http://a/users", strings.NewReader(form.body))
+		r.Header.Set("Content-Type", form.mime)
+		r.Header.Set("X-Hop", "1")
+		r.Header.Set("Connection", "X-Hop")
+		if w := s.do(r); w.Body.String() != "42" {
+			t.Errorf("%s: the handler has got the form value %q, want 42", method, w.Body)
+		}
 	}
 }

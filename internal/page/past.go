@@ -303,7 +303,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	cancel()
 	switch {
 	case ok:
-	case reason == reasonBody:
+	case r.ContentLength != 0:
 		m.replyFailure(w, why, http.StatusServiceUnavailable)
 		return true
 	default:

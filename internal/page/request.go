@@ -64,9 +64,10 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 // seenByKey returns the request for HTTPOptions.Key, with the fields that the handler sees. For a page they are without
 // connection fields and in normal form. From two lines of a field, Key would take the first value, and the handler
 // the joined value. A client could so put its own page under the key of other clients. The handler of another request
-// gets r itself, and so does Key: the form that Key parses is the handler's, since a body can be read once.
+// gets r itself, also for a GET with a body, and so does Key: the form that Key parses is the handler's, since a body can
+// be read once.
 func (m *Middleware) seenByKey(r *http.Request, header http.Header) *http.Request {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead || r.ContentLength != 0 {
 		return r
 	}
 	header, changed := httpcache.Normalised(header, m.options.Rules)
