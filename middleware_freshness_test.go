@@ -3,7 +3,10 @@ package bellwether_test
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -144,5 +147,63 @@ func TestFreshness_SeesTheHandlersRequest(t *testing.T) {
 		if pattern != "/p" {
 			t.Errorf("%s: Freshness sees the pattern %q", method, pattern)
 		}
+	}
+}
+
+// A POST whose handler has written nothing has its header only when the handler has returned. Freshness may fail then,
+// but what the handler has done stays done.
+func TestFreshness_FailsBehindAPost(t *testing.T) {
+	for name, fail := range map[string]func(){"panic": func() { panic("no rule") }, "Goexit": runtime.Goexit} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{
+				TTL: time.Minute,
+				Freshness: func(r *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+					if r.Method == http.MethodPost {
+						fail()
+					}
+					return said
+				},
+			}, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet {
+					io.WriteString(w, "page")
+				}
+			})
+			s.get("http://a/p")
+			var post sync.WaitGroup
+			post.Go(func() { s.do(request(http.MethodPost, "http://a/p")) })
+			if post.Wait(); s.hits("http://a/p") {
+				t.Error("the page outlives a POST")
+			}
+		})
+	}
+}
+
+// Freshness is asked about a hijacked response too. The handler does not get the connection if Freshness fails, and the
+// server no longer has it.
+func TestFreshness_FailsAtAHijack(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{
+		TTL: time.Minute,
+		Freshness: func(*http.Request, int, http.Header, bellwether.Freshness) bellwether.Freshness {
+			panic("no rule")
+		},
+	}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Connection-Wanted") == "" {
+			w.Header().Set("Cache-Control", "private")
+			return
+		}
+		conn, _, err := http.NewResponseController(w).Hijack()
+		t.Errorf("the handler got the connection %v, and the error %v", conn, err)
+	})
+	s.get("http://a/p") // from here on, requests go past the cache
+	server := serve(t, s.handler)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection-Wanted: yes\r\n\r\n")
+	if reply, err := io.ReadAll(conn); len(reply) > 0 || err != nil {
+		t.Errorf("got %q, %v, want the end of the connection", reply, err)
 	}
 }

@@ -47,14 +47,22 @@ const unseen = 2 << 10
 // Hijack is the real writer's. Later bytes are not watched.
 func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(u.ResponseWriter).Hijack()
-	if err == nil { // on an error the handler answers in another way
-		u.look(http.StatusOK)
-		u.invalidateEarly()
-		if u.taken != nil {
-			u.taken()
-		}
+	if err != nil {
+		return conn, rw, err // the handler answers in another way
 	}
-	return conn, rw, err
+	handed := false
+	defer func() {
+		if !handed { // Freshness or OnError has panicked or exited: neither handler nor server would close it
+			conn.Close()
+		}
+	}()
+	u.look(http.StatusOK)
+	u.invalidateEarly()
+	if u.taken != nil {
+		u.taken()
+	}
+	handed = true
+	return conn, rw, nil
 }
 
 func (u *watchedWriter) belongsTo(m *Middleware) bool { return u.m == m }
@@ -93,14 +101,14 @@ func (u *watchedWriter) run(as http.ResponseWriter, next http.Handler, r *http.R
 	returned = true
 }
 
-// end completes the response. Without a header, net/http sends 200. It invalidates also after invalidateEarly: another
-// client may have read old data since then.
+// end completes the response. Without a header, net/http sends 200. It invalidates also after invalidateEarly, because
+// another client may have read old data since then, and after a panic or Goexit of Freshness: the handler has done its work.
 func (u *watchedWriter) end() {
+	if u.invalidate != nil {
+		defer u.invalidate()
+	}
 	u.look(http.StatusOK)
 	u.m.options.Hidden.Remove(u.ResponseWriter.Header()) // trailers
-	if u.invalidate != nil {
-		u.invalidate()
-	}
 }
 
 // invalidateEarly invalidates before the first bytes that the client may see.
