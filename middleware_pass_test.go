@@ -414,6 +414,36 @@ func TestPass_WriterThatPanics(t *testing.T) {
 	})
 }
 
+// A response is not kept if its client's writer takes a part and tells no error: the handler may stop, as io.Copy does,
+// or write the rest once more.
+func TestPass_WriterThatTakesAPart(t *testing.T) {
+	const body = "a whole page"
+	for name, write := range map[string]func(w io.Writer){
+		"stops": func(w io.Writer) {
+			io.Copy(w, io.MultiReader(strings.NewReader("a whole "), strings.NewReader("page")))
+		},
+		"writes the rest": func(w io.Writer) {
+			for rest := body; rest != ""; {
+				n, _ := io.WriteString(w, rest)
+				rest = rest[n:]
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				write(w)
+			})
+			s.handler.ServeHTTP(partTaker{httptest.NewRecorder()}, request("GET", "http://a/p", "Authorization", "a"))
+			s.wantBody(t, body, "http://a/p")
+		})
+	}
+}
+
+type partTaker struct{ http.ResponseWriter }
+
+func (w partTaker) Write(p []byte) (int, error) { return w.ResponseWriter.Write(p[:(len(p)+1)/2]) }
+
 // Hijacked upgrades, as of WebSocket libraries and ReverseProxy, run beside a cached page of the URL.
 func TestPass_Upgrade(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

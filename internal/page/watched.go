@@ -238,7 +238,7 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 		}
 	}
 	n, err := u.watchedWriter.Write(p)
-	if err != nil {
+	if err != nil || n < len(p) { // the handler may stop, or write the rest again
 		u.copied = nil
 	}
 	return n, err
