@@ -429,10 +429,7 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 		if idle != nil {
 			f := idle
 			idle, r.flushed = nil, true
-			s.mu.Unlock()
-			err := f()
-			s.mu.Lock()
-			if err != nil {
+			if err := s.unlocked(f); err != nil {
 				return nil, err
 			}
 			continue // look again: the state may have changed during f
@@ -441,18 +438,26 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 			s.more = make(chan struct{})
 		}
 		more := s.more
-		s.mu.Unlock()
-		var err error
-		select {
-		case <-more:
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
-		s.mu.Lock()
+		err := s.unlocked(func() error {
+			select {
+			case <-more:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
 		if err != nil {
 			return nil, err
 		}
 	}
+}
+
+// unlocked runs f without mu, which is held before and after. f calls user code, a ResponseWriter or a Context. Its panic
+// or Goexit runs the deferred Unlock of the caller, and an Unlock of an unlocked mutex ends the process.
+func (s *Spool) unlocked(f func() error) error {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return f()
 }
 
 // pass gives back the piece of the last next. s.mu is held.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -780,3 +781,39 @@ func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 func (r *Reader) Next(ctx context.Context) ([]byte, error) {
 	return r.next(ctx, nil, nil)
 }
+
+// A flush or a Context that does not return ends its own reading alone.
+func TestReader_UserCodeFails(t *testing.T) {
+	for name, fail := range map[string]func(){"panic": func() { panic("user code") }, "Goexit": runtime.Goexit} {
+		for where, read := range map[string]func(r *Reader){
+			"flush":   func(r *Reader) { r.CopyTo(context.Background(), io.Discard, func() error { fail(); return nil }) },
+			"context": func(r *Reader) { r.CopyTo(failingContext{context.Background(), fail}, io.Discard, nil) },
+		} {
+			t.Run(name+" of "+where, func(t *testing.T) {
+				s := New(1 << 20)
+				failing, _ := s.NewReader()
+				other, _ := s.NewReader()
+				s.Write([]byte("page"))
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					defer func() { recover() }()
+					defer failing.Close()
+					read(failing)
+				})
+				wg.Wait()
+				s.Close()
+				var got strings.Builder
+				if _, err := other.CopyTo(context.Background(), &got, nil); got.String() != "page" || err != nil {
+					t.Errorf("another reader got %q, %v", &got, err)
+				}
+			})
+		}
+	}
+}
+
+type failingContext struct {
+	context.Context
+	fail func()
+}
+
+func (c failingContext) Done() <-chan struct{} { c.fail(); return nil }
