@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"time"
@@ -50,6 +51,9 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 		part := b[total:min(len(b), total+p.parts*writePart)]
 		err := p.within(func() error {
 			n, err := p.w.Write(part)
+			if err == nil && n != len(part) { // as io.Copy: a writer that takes nothing would be asked for ever
+				return io.ErrShortWrite
+			}
 			total += n
 			return err
 		})

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -27,3 +28,20 @@ func TestPacedWriter_DeadlinePanics(t *testing.T) {
 		}
 	})
 }
+
+// A ResponseWriter that takes another number of bytes than it was given, and tells no error, ends the response.
+func TestPaced_WrongCount(t *testing.T) {
+	for _, n := range []int{0, 2, 100} {
+		p := paced(miscounting{httptest.NewRecorder(), n}, 1, nil)
+		if _, err := p.Write([]byte("page")); err != io.ErrShortWrite {
+			t.Errorf("taking %d bytes of 4: %v", n, err)
+		}
+	}
+}
+
+type miscounting struct {
+	http.ResponseWriter
+	n int
+}
+
+func (w miscounting) Write([]byte) (int, error) { return w.n, nil }
