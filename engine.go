@@ -75,7 +75,6 @@ type history struct {
 type life struct {
 	clock   items.Clock     // begins with the cache
 	running sync.WaitGroup  // all goroutines, except loads and calls of observers
-	panics  func(error)     // reports a panic on such a goroutine
 	open    context.Context // for work without a caller; ends under all shards' locks, before closed is set
 	shut    context.CancelFunc
 
@@ -85,20 +84,20 @@ type life struct {
 
 // start runs f on a goroutine of the cache. A panic there is of user code, such as a method of an engine's error, and
 // has no caller to reach.
-func (l *life) start(f func()) {
-	l.running.Go(func() {
+func (e *engine[V]) start(f func()) {
+	e.running.Go(func() {
 		if err := fault.Guard(func() error { f(); return nil }); err != nil {
-			l.panics(err)
+			e.OnError("", err)
 		}
 	})
 }
 
 // behind runs f on a goroutine of the cache, unless the cache is closed.
-func (l *life) behind(f func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed {
-		l.start(f)
+func (e *engine[V]) behind(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.start(f)
 	}
 }
 

@@ -18,8 +18,7 @@ import (
 
 func newEngine[V any](s settings, f face[V]) *engine[V] {
 	c := items.Clock{Base: time.Now()}
-	panics := func(err error) { s.OnError("", err) }
-	e := &engine[V]{settings: s, face: f, life: life{clock: c, panics: panics}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
+	e := &engine[V]{settings: s, face: f, life: life{clock: c}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
 	e.observers.OnError = s.OnError
 	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
