@@ -94,6 +94,19 @@ func (l *Lookout) stillPresent(looks []*Look) []*Look {
 	return present(looks)
 }
 
+// inquired reports whether a key has an answer with the error err, and returns err. A panic of its methods becomes the
+// error: the adapter may answer on a goroutine of its own.
+func inquired(err error) (answer bool, _ error) {
+	if failure := fault.Guard(func() error {
+		fault.Inquire(err)
+		answer = err == nil || fault.IsAnswer(err)
+		return nil
+	}); failure != nil {
+		return false, failure
+	}
+	return answer, err
+}
+
 // ReadMany reads many keys in one request, which the gate judges as a request for key. It calls named for their names in
 // the store when the request's turn has come, and take for each answer at once, one call at a time. The error is the
 // reason why other keys have no answer. Each answer begins the time limit anew: a store that goes on answering has all
@@ -110,14 +123,7 @@ func (l *Lookout) ReadMany(ctx context.Context, key string, named func() []strin
 		heard    func()
 	)
 	each := func(i int, entry driver.Entry, err error) {
-		answer := false
-		if failure := fault.Guard(func() error {
-			fault.Inquire(err)
-			answer = err == nil || fault.IsAnswer(err)
-			return nil
-		}); failure != nil {
-			err = failure // each may run on a goroutine of the adapter
-		}
+		answer, err := inquired(err)
 		came := l.Now()
 		mu.Lock()
 		defer mu.Unlock()
