@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"runtime"
 	"sync"
@@ -196,12 +195,7 @@ func TestFreshness_FailsAtAHijack(t *testing.T) {
 	})
 	s.get("http://a/p") // from here on, requests go past the cache
 	server := serve(t, s.handler)
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	conn := dial(t, server.Listener.Addr().String())
 	io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection-Wanted: yes\r\n\r\n")
 	if reply, err := io.ReadAll(conn); len(reply) > 0 || err != nil {
 		t.Errorf("got %q, %v, want the end of the connection", reply, err)

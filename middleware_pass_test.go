@@ -56,12 +56,7 @@ func TestPass_ResponseController(t *testing.T) {
 				conn.Close()
 			})
 			server := serve(t, s.handler)
-			conn, err := net.Dial("tcp", server.Listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			conn := dial(t, server.Listener.Addr().String())
 			fmt.Fprintf(conn, "%s /p HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", method)
 			br := bufio.NewReader(conn)
 			res, err := http.ReadResponse(br, nil)
@@ -206,11 +201,7 @@ func TestPass_Connect(t *testing.T) {
 		io.Copy(conn, rw)
 	})
 	server := serve(t, s.handler)
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := dial(t, server.Listener.Addr().String())
 	io.WriteString(conn, "CONNECT b:443 HTTP/1.1\r\nHost: b:443\r\n\r\nthrough")
 	conn.(*net.TCPConn).CloseWrite()
 	got, err := io.ReadAll(conn)
@@ -471,12 +462,7 @@ func TestPass_Upgrade(t *testing.T) {
 	s.get("http://a/p")
 	server := serve(t, s.handler)
 	for range 10 { // more than the bypasses of a page at a time
-		conn, err := net.Dial("tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(10 * time.Second))
+		conn := dial(t, server.Listener.Addr().String())
 		fmt.Fprintf(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhello\n")
 		br := bufio.NewReader(conn)
 		res, err := http.ReadResponse(br, nil)

@@ -4,13 +4,11 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/stores/memstore"
@@ -215,12 +213,8 @@ func TestSpelling_AliasOfAVaryField(t *testing.T) {
 
 func raw(t *testing.T, addr, message string) (status int, body string, header http.Header) {
 	t.Helper()
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := dial(t, addr)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
 	io.WriteString(conn, message)
 	method, _, _ := strings.Cut(message, " ")
 	res, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: method})

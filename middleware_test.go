@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -161,6 +162,18 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	t.Cleanup(server.Close)
 	return server
+}
+
+// dial connects to a server, for ten seconds at most.
+func dial(t *testing.T, addr string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	return conn
 }
 
 func TestMiddleware_NilHandler(t *testing.T) {
