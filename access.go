@@ -14,7 +14,7 @@ import (
 
 // put keeps a value, which has f's age now, without a flight. If over is not nil, put keeps the value
 // only in place of the item over: otherwise another item, or an invalidation, has come later.
-func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
+func (e *engine) put(ctx context.Context, key string, v any, f items.Windows, position uint64, over *items.Item) {
 	now := e.clock.Now()
 	d, there := e.access(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
@@ -32,29 +32,29 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 }
 
 // An access is work on a key without a flight, with what it knows of the key's entry.
-type access[V any] struct {
-	storeKey[V]
+type access struct {
+	storeKey
 	storeDown bool // the last request had no answer
 	mark      mark // of the entry found
 }
 
 // A draft is a value in the making without a flight. A later invalidation fences its epoch off.
-type draft[V any] struct {
-	*access[V]
-	present  *items.Item[V]
+type draft struct {
+	*access
+	present  *items.Item
 	began    instant
 	epoch    uint64
 	position uint64 // the log's position, see items.Item
-	witness  *witness[V]
+	witness  *witness
 	own      uint64 // invalidations of the key by the draft's own request, which do not void the draft
 }
 
-func (e *engine[V]) access(key string, budget *gate.Budget) *access[V] {
-	return &access[V]{storeKey: storeKey[V]{key, e, budget}}
+func (e *engine) access(key string, budget *gate.Budget) *access {
+	return &access{storeKey: storeKey{key, e, budget}}
 }
 
-func (a *access[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
-	d := &draft[V]{access: a, position: a.engine.sweeps.Log().Position()}
+func (a *access) draft(ctx context.Context) (_ *draft, there driver.Entry) {
+	d := &draft{access: a, position: a.engine.sweeps.Log().Position()}
 	d.witness = a.engine.beginWitness(a.key)
 	d.present, d.began = a.engine.near.Get(a.key)
 	if !a.storeDown {
@@ -64,12 +64,12 @@ func (a *access[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry)
 	return d, there
 }
 
-func (d *draft[V]) end() { d.engine.endWitness(d.key, d.witness) }
+func (d *draft) end() { d.engine.endWitness(d.key, d.witness) }
 
 // keep keeps the value, which had f's age at now.
-func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) {
+func (d *draft) keep(ctx context.Context, v any, f items.Windows, now instant) {
 	e := d.engine
-	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
+	it := &items.Item{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, f, d.key, d.epoch)
 	written := commitTaken
 	switch {
@@ -97,7 +97,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows, now instant) 
 }
 
 // keepNear puts an item without a flight into the near tier if still, called under the lock, returns true.
-func (e *engine[V]) keepNear(key string, it *items.Item[V], still func() bool) {
+func (e *engine) keepNear(key string, it *items.Item, still func() bool) {
 	it.Weigh(key, e.size) // before the lock: Options.Size is user code
 	s := e.shards.of(key)
 	s.mu.Lock()
@@ -107,7 +107,7 @@ func (e *engine[V]) keepNear(key string, it *items.Item[V], still func() bool) {
 	}
 }
 
-func (a *access[V]) find(ctx context.Context) *items.Item[V] {
+func (a *access) find(ctx context.Context) *items.Item {
 	e := a.engine
 	it, now := e.near.Get(a.key)
 	if it != nil && now < it.TrustedUntil || e.Store == nil || e.open.Err() != nil {

@@ -56,7 +56,7 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 	o.BatchWindow = 0
 	c := newCache[V](load, o)
 	if length > 0 {
-		c.window = &window[V]{engine: c.engine, load: load, length: length}
+		c.window = &window{engine: c.engine, load: load, length: length}
 	}
 	return c
 }
@@ -69,9 +69,10 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 // Keys that another call is loading, in any process, are not loaded again. When ctx ends, GetMany
 // returns the values so far, and the error of ctx for the other keys. Keys may be empty or repeat.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
-	m := &manyCall[V]{
+	values := make(map[string]V, len(keys))
+	m := &manyCall{
 		engine: c.engine, bind: c.bind, window: c.window, places: semaphore.NewWeighted(2 * maxUnderWay),
-		values: make(map[string]V, len(keys)), failed: map[string]error{},
+		found: func(key string, value any) { values[key] = valueOf[V](value) }, failed: map[string]error{},
 	}
 	// First the keys without an item to serve, then the keys whose rebuild no caller needs.
 	missing, covered := m.hits(ctx, keys)
@@ -79,39 +80,52 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	m.waiters.Wait()
 	m.all(ctx, m.early)
 	if len(m.failed) == 0 {
-		return m.values, nil
+		return values, nil
 	}
-	return m.values, &BatchError{m.failed}
+	return values, &BatchError{m.failed}
 }
 
 // maxUnderWay is the most keys of a call under way: a flight has goroutines and timers. It is
 // several times maxTogether, so keys that wait long for other processes do not hold up the rest.
 const maxUnderWay = 4 * maxTogether
 
-func (l batchLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
-		results, err := l(ctx, []Request[V]{requestOf(a.key, a.present)})
-		batchErr, _ := errors.AsType[*BatchError](err)
+type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
+
+func (l batchLoad[V]) load(ctx context.Context, attempts []*attempt) (commonResult, error) {
+	requests := make([]Request[V], len(attempts))
+	for i, a := range attempts {
+		requests[i] = requestOf[V](a.key, a.present)
+	}
+	results, err := l(ctx, requests)
+	return func(a *attempt, batchErr *BatchError, err error) (product, error) {
 		return resultOf(results, batchErr, err, a.key, a.present)
+	}, err
+}
+
+func (l batchLoad[V]) bind() loader {
+	return func(ctx context.Context, a *attempt) (product, error) {
+		result, err := l.load(ctx, []*attempt{a})
+		batchErr, _ := errors.AsType[*BatchError](err)
+		return result(a, batchErr, err)
 	}
 }
 
 // A manyCall is a call of GetMany. A key has a waiter, and a refresher if its item is fresh and due for an early rebuild.
-type manyCall[V any] struct {
-	*engine[V]
-	bind   binder[V]
-	window *window[V] // nil: the call makes its own batches
+type manyCall struct {
+	*engine
+	bind   binder
+	window *window // nil: the call makes its own batches
 	// places bounds the work under way: a place for each key's waiter, and one for a flight it begins.
 	places  *semaphore.Weighted
 	waiters sync.WaitGroup
 
-	mu     sync.Mutex // guards the fields below
-	values map[string]V
+	mu     sync.Mutex // guards the fields below, and calls of found
+	found  func(key string, value any)
 	failed map[string]error
-	early  []*waiter[V] // the refreshers of items that the store answered with
+	early  []*waiter // the refreshers of items that the store answered with
 }
 
-func (c *manyCall[V]) all(ctx context.Context, todo []*waiter[V]) {
+func (c *manyCall) all(ctx context.Context, todo []*waiter) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
@@ -125,7 +139,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []*waiter[V]) {
 }
 
 // hits answers the keys that need no flight. Of the rest, covered keys have an item that can be served.
-func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []*waiter[V]) {
+func (c *manyCall) hits(ctx context.Context, keys []string) (missing, covered []*waiter) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.Now()
 	for _, key := range keys {
@@ -157,28 +171,28 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 	return missing, covered
 }
 
-func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
-	var v V
+func (c *manyCall) answer(key string, it *items.Item, err error) {
+	var value any
 	if err == nil {
-		v, err = it.Answer()
+		value, err = it.Answer()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case err == nil:
-		c.values[key] = v
+		c.found(key, value)
 	case err != ErrNotFound: // not errors.Is: it would run user code, outside of any guard
 		c.failed[key] = err
 	}
 }
 
 // collectAndFree collects a key's answer, and frees the place of its waiter.
-func (c *manyCall[V]) collectAndFree(a *waiter[V]) {
+func (c *manyCall) collectAndFree(a *waiter) {
 	defer c.places.Release(1)
 	c.collect(a)
 }
 
-func (c *manyCall[V]) collect(a *waiter[V]) {
+func (c *manyCall) collect(a *waiter) {
 	c.answer(a.key, a.answer.item, a.err)
 	if c.observers.Serves() {
 		a.tellObservers()
@@ -194,8 +208,8 @@ func (c *manyCall[V]) collect(a *waiter[V]) {
 
 // waitForPlaces returns the keys for which there are places now. A covered key gets its item without
 // waiting: a later call begins its rebuild.
-func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []*waiter[V]) []*waiter[V] {
-	var rest []*waiter[V]
+func (c *manyCall) waitForPlaces(ctx context.Context, together []*waiter) []*waiter {
+	var rest []*waiter
 	for _, a := range together {
 		now := c.clock.Now()
 		switch {
@@ -230,11 +244,11 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []*waiter[V]) 
 }
 
 // beginBatch begins a batch of the call's own for the keys without flights.
-func (c *manyCall[V]) beginBatch(together []*waiter[V]) {
+func (c *manyCall) beginBatch(together []*waiter) {
 	b := c.engine.batch(c.bind, c.places)
 	defer close(b.complete)
 	for _, a := range together {
-		m := &member[V]{batch: b}
+		m := &member{batch: b}
 		a.join(m)
 		if m.gathered == nil {
 			c.places.Release(1) // the key has begun no flight, which would free its place (member.end)
@@ -242,7 +256,7 @@ func (c *manyCall[V]) beginBatch(together []*waiter[V]) {
 	}
 }
 
-func (c *manyCall[V]) begin(together []*waiter[V]) {
+func (c *manyCall) begin(together []*waiter) {
 	if c.window != nil {
 		for _, a := range together {
 			c.window.join(a)

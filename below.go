@@ -16,7 +16,7 @@ import (
 
 // This file adapts the engine and its parts to internal/page's interfaces. pageBinder goes the other way.
 
-type below struct{ engine *engine[*page.Response] }
+type below struct{ engine *engine }
 
 var _ page.Cache = below{}
 
@@ -52,7 +52,7 @@ func (b below) Wait(w *page.Waiting, by page.Binder) {
 }
 
 // liveFlight is a flight whose response is being read.
-type liveFlight struct{ flight *flight[*page.Response] }
+type liveFlight struct{ flight *flight }
 
 func (l liveFlight) Left() { l.flight.callers.left() }
 
@@ -66,19 +66,19 @@ func (b below) Refresh(ctx context.Context, key string, it *page.Item, client st
 
 type pageBinder struct{ page.Binder }
 
-func (b pageBinder) bind() loader[*page.Response] {
+func (b pageBinder) bind() loader {
 	load := b.Bind()
-	return func(ctx context.Context, a *attempt[*page.Response]) (product[*page.Response], error) {
+	return func(ctx context.Context, a *attempt) (product, error) {
 		p, err := load(ctx, page.Attempt{Present: a.present, Position: a.position, Excluded: a.excluded, Flight: pageFlight{a}})
 		return productOf(p), err
 	}
 }
 
-func productOf(p page.Product) product[*page.Response] {
-	return product[*page.Response]{value: p.Value, windows: &p.Windows, failure: p.Failure}
+func productOf(p page.Product) product {
+	return product{value: p.Value, windows: &p.Windows, failure: p.Failure}
 }
 
-type pageFlight struct{ attempt *attempt[*page.Response] }
+type pageFlight struct{ attempt *attempt }
 
 func (f pageFlight) Tell(p page.Product, err error)    { f.attempt.tell(productOf(p), err) }
 func (f pageFlight) AwaitReaders(done <-chan struct{}) { f.attempt.callers.awaitNone(done) }
@@ -94,7 +94,7 @@ func (b below) Access(key string, budget *gate.Budget) page.Access {
 	return pageAccess{b.engine.access(key, budget)}
 }
 
-type pageAccess struct{ access *access[*page.Response] }
+type pageAccess struct{ access *access }
 
 func (a pageAccess) Find(ctx context.Context) *page.Item { return a.access.find(ctx) }
 func (a pageAccess) Draft(ctx context.Context) page.Draft {
@@ -114,7 +114,7 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 	})
 }
 
-type pageDraft struct{ draft *draft[*page.Response] }
+type pageDraft struct{ draft *draft }
 
 func (d pageDraft) Keep(res *page.Response, w items.Windows) {
 	e := d.draft.engine

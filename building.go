@@ -23,7 +23,7 @@ var errRival = errors.New("bellwether: another process's value was committed fir
 // claim takes an epoch and reads the key again, in one request. A holder may have committed and released just
 // before this flight's election: its value then ends the flight, without a second load. It reports whether the
 // flight has ended.
-func (r *run[V]) claim(ctx context.Context) bool {
+func (r *run) claim(ctx context.Context) bool {
 	if r.leading.epoch != 0 {
 		return false // an Elector has looked and claimed in the election
 	}
@@ -52,9 +52,9 @@ func (r *run[V]) claim(ctx context.Context) bool {
 
 // build loads the value, under the lease if any, and calls finish with the result. It gives up when
 // another process's commit closes rival. It reports whether the flight has ended.
-func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(context.Context, loaded[V]) bool) (ended bool) {
-	a := &attempt[V]{
-		flight: r.flight, basis: basis[V]{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
+func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(context.Context, loaded) bool) (ended bool) {
+	a := &attempt{
+		flight: r.flight, basis: basis{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
 		last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
 	}
 	noteEnd, stopKeeping := r.keepLease(ctx, a)
@@ -114,14 +114,14 @@ func (r *run[V]) build(ctx context.Context, rival <-chan struct{}, finish func(c
 			}
 			r.noteReturn()
 			noteEnd()
-			return finish(ctx, loaded[V]{basis: a.basis, err: context.Cause(limited), ended: r.engine.clock.Now()})
+			return finish(ctx, loaded{basis: a.basis, err: context.Cause(limited), ended: r.engine.clock.Now()})
 		}
 	}
 }
 
 // noteVoid notes a void load, and reports whether it is the flight's last. The cause may go on, so the next look
 // comes after a pause. No pause follows the first void load unless its commit was fenced (settleUnlessFenced).
-func (r *run[V]) noteVoid() (last bool) {
+func (r *run) noteVoid() (last bool) {
 	if r.leading.voids++; r.leading.voids > 1 {
 		r.looking.pause = minPoll << r.leading.voids
 	}
@@ -129,7 +129,7 @@ func (r *run[V]) noteVoid() (last bool) {
 }
 
 // noteLoss notes the loss of a lease, and reports whether it is the flight's first.
-func (r *run[V]) noteLoss() (first bool) {
+func (r *run) noteLoss() (first bool) {
 	r.leading.losses++
 	return r.leading.losses == 1
 }
@@ -137,7 +137,7 @@ func (r *run[V]) noteLoss() (first bool) {
 // awaitRound waits, in a batch, for the round of the flight's slot: the load begins with the round. It returns when
 // the round began. ok is false if the flight is to look again, as after a load that is given up, or because a
 // round has taken the slot without the flight.
-func (r *run[V]) awaitRound(ctx context.Context, a *attempt[V], rival <-chan struct{}) (began time.Time, ok bool) {
+func (r *run) awaitRound(ctx context.Context, a *attempt, rival <-chan struct{}) (began time.Time, ok bool) {
 	if !r.member.loadsTogether() {
 		return time.Now(), true
 	}
@@ -162,7 +162,7 @@ func (r *run[V]) awaitRound(ctx context.Context, a *attempt[V], rival <-chan str
 }
 
 // startLoad starts the load, which has begun.
-func (r *run[V]) startLoad(loading context.Context, a *attempt[V]) {
+func (r *run) startLoad(loading context.Context, a *attempt) {
 	if a.seat != nil {
 		a.seat.Enter(a) // before user code, for which the other members do not wait
 	}
@@ -174,7 +174,7 @@ func (r *run[V]) startLoad(loading context.Context, a *attempt[V]) {
 
 // beginLoading makes a the load under way, unless the key was invalidated since the last look or the
 // cache is closed: Close may have ended the flight that had the slot before.
-func (r *run[V]) beginLoading(a *attempt[V]) bool {
+func (r *run) beginLoading(a *attempt) bool {
 	f, e := r.flight, r.engine
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()

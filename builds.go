@@ -10,7 +10,7 @@ import (
 
 // buildTime is the expected time of the key's rebuild: as its last took, else by the rank among this process's
 // rebuilds. 0: unknown.
-func (r *run[V]) buildTime(rank func(*records.Times) time.Duration) time.Duration {
+func (r *run) buildTime(rank func(*records.Times) time.Duration) time.Duration {
 	if it := r.present; it != nil && it.Build > 0 {
 		return it.Build
 	}
@@ -22,7 +22,7 @@ func (r *run[V]) buildTime(rank func(*records.Times) time.Duration) time.Duratio
 const minHedge = 50 * time.Millisecond
 
 // hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as slow.
-func (r *run[V]) hedgeAfter() time.Duration {
+func (r *run) hedgeAfter() time.Duration {
 	e := r.engine
 	if e.Hedge == 0 || e.Locker == nil {
 		return 0
@@ -38,7 +38,7 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	return max(minHedge, time.Duration(after))
 }
 
-func (r *run[V]) built(took time.Duration) {
+func (r *run) built(took time.Duration) {
 	e := r.engine
 	if after := r.hedgeAfter(); after > 0 {
 		e.hedges.Note(took > after)

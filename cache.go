@@ -18,9 +18,9 @@ import (
 // A Cache keeps the values of a load, which runs once for all callers of a key, in all processes of a
 // fleet. It is safe for concurrent use. Callers share values and must not modify them.
 type Cache[V any] struct {
-	engine *engine[V]
-	bind   binder[V]  // makes the load of a call from the load that New or NewBatch was given
-	window *window[V] // nil: the loads of a call are its own
+	engine *engine
+	bind   binder  // makes the load of a call from the load that New or NewBatch was given
+	window *window // nil: the loads of a call are its own
 }
 
 // New returns a Cache of the values of load. It panics on invalid options; the message names the field.
@@ -32,7 +32,7 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
 	}
-	return newCache(userLoad[V](load), o)
+	return newCache[V](userLoad[V](load), o)
 }
 
 // NewLoader is [New] for a load that takes a [Request] and returns a [Result].
@@ -40,26 +40,21 @@ func NewLoader[V any](load func(ctx context.Context, r Request[V]) (Result[V], e
 	if load == nil {
 		panic(errors.New("bellwether: NewLoader needs a load, a func(ctx context.Context, r Request[V]) (Result[V], error)"))
 	}
-	return newCache(richLoad[V](load), o)
+	return newCache[V](richLoad[V](load), o)
 }
 
-func newCache[V any](bind binder[V], o Options) *Cache[V] {
+func newCache[V any](bind binder, o Options) *Cache[V] {
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
 	}
 	if o.BatchWindow != 0 {
 		refuse("Options.BatchWindow", o.BatchWindow, "be zero where a load has one key: NewBatch and NewBatchLoader have loads of many")
 	}
-	size := func(_ string, v V) int { return sizeof.Of(v) }
-	if o.Size != nil {
-		size = func(key string, v V) int { return o.Size(key, v) }
-	}
 	s := o.settings("Options")
 	if s.Store != nil && s.Namespace == "" {
 		refuse("Options.Fleet.Namespace", `""`, "be set where values go into a store: another cache on the store would be given this one's values for its own; name what the values are, such as \"users\"")
 	}
-	marshal, unmarshal := codecOf[V](s.Codec)
-	f := loaderFace(size, marshal, unmarshal)
+	f := faceOf[V](o.Size, s.Codec)
 	if s.Store != nil && s.Codec.Marshal == nil {
 		var broken error
 		if f.lossy, broken = jsonloss.Of(reflect.TypeFor[V]()); broken != nil {
@@ -67,19 +62,22 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 		}
 	}
 	if s.Store == nil || s.Sweeps {
-		f.traits = tagsOf[V]
+		f.traits = tagsOf
 	}
 	return &Cache[V]{engine: newEngine(s, f), bind: bind}
 }
 
-func loaderFace[V any](size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) face[V] {
-	return face[V]{
-		size: size, marshal: marshal, unmarshal: unmarshal,
-		answers: func(V) bool { return true },
+// faceOf returns the face of values of type V, without traits.
+func faceOf[V any](size func(key string, value any) int, codec Codec) face {
+	f := face{size: size}
+	if size == nil {
+		f.size = func(_ string, v any) int { return sizeof.Of(valueOf[V](v)) }
 	}
+	f.marshal, f.unmarshal = codecOf[V](codec)
+	return f
 }
 
-func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {
+func tagsOf(it *items.Item) (tags []string, signpost bool) {
 	if it.Marks != nil {
 		tags = it.Marks.Tags
 	}
@@ -88,18 +86,18 @@ func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {
 
 type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
-func (l userLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
+func (l userLoad[V]) bind() loader {
+	return func(ctx context.Context, a *attempt) (product, error) {
 		v, err := l(ctx, a.key)
-		return product[V]{value: v}, err
+		return product{value: v}, err
 	}
 }
 
 type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
 
-func (l richLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
-		result, err := l(ctx, requestOf(a.key, a.present))
+func (l richLoad[V]) bind() loader {
+	return func(ctx context.Context, a *attempt) (product, error) {
+		result, err := l(ctx, requestOf[V](a.key, a.present))
 		return result.product(a.key, a.present, err)
 	}
 }
@@ -111,7 +109,7 @@ func (l richLoad[V]) bind() loader[V] {
 // the error is the load's, or a [*RemoteError] from another process. Other errors are [ErrWaitTimeout]
 // after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's error.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
-	return c.engine.get(ctx, key, c.bind, c.window)
+	return c.get(ctx, key, c.bind, c.window)
 }
 
 // GetFunc is [Cache.Get] with this load. The load outlives its caller and its value is for all callers of
@@ -120,14 +118,32 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
 	}
-	return c.engine.get(ctx, key, userLoad[V](load), nil)
+	return c.get(ctx, key, userLoad[V](load), nil)
+}
+
+// get answers a call that takes any answer. With a window the flight begins in the window's batch.
+func (c *Cache[V]) get(ctx context.Context, key string, b binder, w *window) (V, error) {
+	e := c.engine
+	it, early, ok := e.hit(key, nil)
+	if !ok {
+		return typed[V](e.miss(ctx, key, it, b, w))
+	}
+	if early {
+		e.refresh(ctx, key, it, b, "")
+	}
+	// An item with failures may be stale, so Hit decides which observers hear of it.
+	if e.observers.Hits() || it.Failures > 0 {
+		e.observers.Hit(ctx, key, it.Way(e.clock.Now()))
+	}
+	return typed[V](it.Answer())
 }
 
 // Peek returns the value of key in this process, fresh or stale, and its age since the load or Set,
 // plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes neither Stats
 // nor the order of evictions. ok is false without a value in its windows, or after Close.
 func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
-	return c.engine.peek(key)
+	v, age, ok := c.engine.peek(key)
+	return valueOf[V](v), age, ok
 }
 
 // HotKeys returns at most most keys of this process, the most used first. Another process is warm

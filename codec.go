@@ -19,19 +19,23 @@ type Codec struct {
 	Unmarshal func([]byte, any) error
 }
 
-func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
+// codecOf returns the functions of the codec for values of type V.
+func codecOf[V any](c Codec) (marshal func(any) ([]byte, error), unmarshal func([]byte) (any, error)) {
 	if c.Marshal == nil {
 		var zero V
 		switch any(zero).(type) {
 		case []byte:
-			return func(v V) ([]byte, error) { return any(v).([]byte), nil },
-				func(b []byte) (V, error) { return any(b).(V), nil }
+			return func(v any) ([]byte, error) { return v.([]byte), nil },
+				func(b []byte) (any, error) { return b, nil }
 		case string:
-			return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
-				func(b []byte) (V, error) { return any(string(b)).(V), nil }
+			return func(v any) ([]byte, error) { return []byte(v.(string)), nil },
+				func(b []byte) (any, error) { return string(b), nil }
 		}
 		c = Codec{json.Marshal, json.Unmarshal}
 	}
-	return func(v V) ([]byte, error) { return c.Marshal(v) },
-		func(b []byte) (v V, err error) { return v, c.Unmarshal(b, &v) }
+	return c.Marshal, func(b []byte) (any, error) {
+		var v V
+		err := c.Unmarshal(b, &v)
+		return v, err
+	}
 }

@@ -15,7 +15,7 @@ import (
 // This file sends the store claims and commits, with the outcomes of a commit.
 
 // claimEpoch claims an epoch, and returns the present entry. The epoch is 0 without an answer.
-func (k *storeKey[V]) claimEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
+func (k *storeKey) claimEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
 	e := k.engine
 	if e.Store == nil {
 		return driver.Entry{}, e.nextEpoch()
@@ -68,7 +68,7 @@ const (
 	commitDisplaced
 )
 
-func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
+func (r *run) commit(ctx context.Context, it *items.Item) commitOutcome {
 	switch {
 	case r.engine.Store == nil:
 		return commitTaken
@@ -81,7 +81,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 }
 
 // commitBy offers the item to the store by write. This process keeps an item that an answering store does not take.
-func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write func(context.Context, outgoing) error) commitOutcome {
+func (k *storeKey) commitBy(ctx context.Context, it *items.Item, write func(context.Context, outgoing) error) commitOutcome {
 	e := k.engine
 	entry, err := k.encode(it)
 	lives := entry.asOf(e.clock.Now()).Life() > 0
@@ -126,7 +126,7 @@ func (k *storeKey[V]) commitBy(ctx context.Context, it *items.Item[V], write fun
 
 // refused is the outcome of a commit that the store has refused. If an earlier write of the entry had no answer, it may
 // have arrived, and have refused its own repetition.
-func (k *storeKey[V]) refused(ctx context.Context, err error, epoch uint64, silent bool) commitOutcome {
+func (k *storeKey) refused(ctx context.Context, err error, epoch uint64, silent bool) commitOutcome {
 	if silent {
 		if there := k.confirmCommit(ctx, epoch); there != commitFenced {
 			return there
@@ -141,7 +141,7 @@ func (k *storeKey[V]) refused(ctx context.Context, err error, epoch uint64, sile
 // keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an
 // invalidation takes both away. A value is trusted from then, for NearTTL, or nearOffTTL with the near tier
 // off: the store has confirmed nothing since. A failure without a value is trusted from now.
-func (r *run[V]) keepBeside(it *items.Item[V]) {
+func (r *run) keepBeside(it *items.Item) {
 	since := r.engine.clock.Now()
 	if it.Held {
 		since = it.LoadBegan - 1
@@ -150,7 +150,7 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 }
 
 // setBeside lets the item stand beside the entry of the item present, or of the epoch unshared unless 0.
-func (e *engine[V]) setBeside(it, present *items.Item[V], since instant, unshared uint64) {
+func (e *engine) setBeside(it, present *items.Item, since instant, unshared uint64) {
 	it.Beside, it.TrustedUntil = true, durations.Add(since, e.unconfirmedTTL())
 	if it.Epoch = unshared; unshared == 0 && present != nil {
 		it.Epoch = present.Epoch
@@ -164,7 +164,7 @@ func markFor(kind driver.EntryKind, epoch uint64, took time.Duration) outgoing {
 
 // waiveElections commits a KindUnelected entry after a load that has failed for its caller's client alone.
 // Otherwise the waiting processes would be elected one after another, each to fail for its own callers.
-func (r *run[V]) waiveElections(ctx context.Context, epoch uint64, took time.Duration) {
+func (r *run) waiveElections(ctx context.Context, epoch uint64, took time.Duration) {
 	e := r.engine
 	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.waives() {
 		return
@@ -185,7 +185,7 @@ var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
 
 // probe commits to probeKey, and reports whether the store takes commits again. Otherwise the first
 // loads after an outage would go on without a lease.
-func (r *run[V]) probe(ctx context.Context) bool {
+func (r *run) probe(ctx context.Context) bool {
 	e := r.engine
 	inTurn := asking{e.Store, func(ctx context.Context, call func(context.Context) error) error {
 		return gate.AskErr(ctx, e.writes, probeKey, r.budget, call)
@@ -195,7 +195,7 @@ func (r *run[V]) probe(ctx context.Context) bool {
 	return !e.commits.Fail(e.clock.Now())
 }
 
-func (k *storeKey[V]) write(ctx context.Context, entry outgoing) error {
+func (k *storeKey) write(ctx context.Context, entry outgoing) error {
 	e := k.engine
 	return k.writeBy(ctx, func(ctx context.Context) error {
 		return e.Store.Commit(ctx, e.engineKey(k.key), entry.asOf(e.clock.Now()))
@@ -203,7 +203,7 @@ func (k *storeKey[V]) write(ctx context.Context, entry outgoing) error {
 }
 
 // writeAndRelease commits the entry. An Elector releases the flight's lease in the same request.
-func (r *run[V]) writeAndRelease(ctx context.Context, entry outgoing) error {
+func (r *run) writeAndRelease(ctx context.Context, entry outgoing) error {
 	e, lease := r.engine, r.leading.lease
 	if e.Engine == nil || lease == nil {
 		return r.storeKey.write(ctx, entry)
@@ -217,7 +217,7 @@ func (r *run[V]) writeAndRelease(ctx context.Context, entry outgoing) error {
 	return err
 }
 
-func (k *storeKey[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
+func (k *storeKey) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := k.engine
 	err := gate.AskErr(ctx, e.writes, k.key, k.budget, call)
 	if ctx.Err() == nil {
@@ -228,7 +228,7 @@ func (k *storeKey[V]) writeBy(ctx context.Context, call func(context.Context) er
 
 // touch is commit for an item with another item's value, or with nil. A Toucher keeps the store's value under the new
 // entry, so the value is not sent again.
-func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutcome {
+func (r *run) touch(ctx context.Context, it, value *items.Item) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
 	if !ok || value == nil || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || value.Beside {
@@ -258,17 +258,17 @@ func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) commitOutc
 	return commitUntouched
 }
 
-func (k *storeKey[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
+func (k *storeKey) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
 	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
 // stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the load must
 // still be there: otherwise the key was invalidated.
-func (k *storeKey[V]) stillUnshared(ctx context.Context, epoch uint64) commitOutcome {
+func (k *storeKey) stillUnshared(ctx context.Context, epoch uint64) commitOutcome {
 	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == epoch })
 }
 
-func (k *storeKey[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
+func (k *storeKey) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := k.read(ctx, k.budget)
 	switch {
 	case errors.Is(there.Err, ErrUnavailable):

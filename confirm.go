@@ -16,7 +16,7 @@ import (
 
 // offer offers callers a stale item, unless the key was invalidated since the last look. An item from the
 // store becomes the near item too, or an earlier one would answer after it when the store falls silent.
-func (r *run[V]) offer(it *items.Item[V], fromStore bool) {
+func (r *run) offer(it *items.Item, fromStore bool) {
 	e := r.engine
 	it.Weigh(r.key, e.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
@@ -31,8 +31,8 @@ func (r *run[V]) offer(it *items.Item[V], fromStore bool) {
 }
 
 // setOffer offers an item, which is confirmed in each of the flight's states. shard.mu is held.
-func (f *flight[V]) setOffer(it *items.Item[V]) {
-	f.change(func(s *flightState[V]) { s.offered = it })
+func (f *flight) setOffer(it *items.Item) {
+	f.change(func(s *flightState) { s.offered = it })
 	if f.engine.Store != nil && !f.confirms {
 		f.confirms = true
 		f.engine.start(f.confirmOffers)
@@ -40,29 +40,29 @@ func (f *flight[V]) setOffer(it *items.Item[V]) {
 }
 
 // endOffer ends the offer, if there is one, unless the key was invalidated since the last look.
-func (f *flight[V]) endOffer() {
+func (f *flight) endOffer() {
 	if f.state.Load().offered == nil {
 		return
 	}
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if !f.outdated() {
-		f.change(func(s *flightState[V]) { s.offered = nil })
+		f.change(func(s *flightState) { s.offered = nil })
 	}
 }
 
 // reoffer replaces the offer after its confirmation, unless an invalidation or a sweep has withdrawn it, or a
 // Set has replaced it meanwhile.
-func (f *flight[V]) reoffer(was, it *items.Item[V]) {
+func (f *flight) reoffer(was, it *items.Item) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.state.Load().offered == was {
-		f.change(func(s *flightState[V]) { s.offered = it })
+		f.change(func(s *flightState) { s.offered = it })
 	}
 }
 
 // confirmOffers confirms the flight's offers until there is none. A waiting flight's looks confirm them earlier.
-func (f *flight[V]) confirmOffers() {
+func (f *flight) confirmOffers() {
 	returned := false
 	defer func() {
 		if !returned { // a panic or Goexit of the adapter
@@ -73,9 +73,9 @@ func (f *flight[V]) confirmOffers() {
 	returned = true
 }
 
-func (f *flight[V]) confirmWhileOffered() {
+func (f *flight) confirmWhileOffered() {
 	e := f.engine
-	var latest *items.Item[V]
+	var latest *items.Item
 	var asked instant
 	for {
 		offered, news := f.offerToConfirm()
@@ -100,7 +100,7 @@ func (f *flight[V]) confirmWhileOffered() {
 
 // offerToConfirm returns the offer, and a channel that is closed at the flight's next change. Without an offer the
 // caller must return: the next offer begins a new goroutine.
-func (f *flight[V]) offerToConfirm() (*items.Item[V], <-chan struct{}) {
+func (f *flight) offerToConfirm() (*items.Item, <-chan struct{}) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	state := f.state.Load()
@@ -112,7 +112,7 @@ func (f *flight[V]) offerToConfirm() (*items.Item[V], <-chan struct{}) {
 }
 
 // confirmOffer asks the store about the offered item, and returns the offer in its place.
-func (f *flight[V]) confirmOffer(offered *items.Item[V]) *items.Item[V] {
+func (f *flight) confirmOffer(offered *items.Item) *items.Item {
 	e := f.engine
 	budget := e.confirmation(f.ctx)
 	there := f.read(f.ctx, budget)
@@ -141,7 +141,7 @@ func doubt(doubts chan<- struct{}) {
 
 // askFenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
 // an epoch or an answer: a silent store cannot say so.
-func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
+func (f *flight) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
 	if e.fencer == nil || epoch == 0 {
 		return false
@@ -153,11 +153,11 @@ func (f *flight[V]) askFenced(ctx context.Context, budget *gate.Budget, epoch ui
 }
 
 // confirmEvery is the time between two confirmations of an offered or published item.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
+func (e *engine) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
 
 // confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
 // too, and must last until the next confirmation.
-func (e *engine[V]) confirmation(ctx context.Context) *gate.Budget {
+func (e *engine) confirmation(ctx context.Context) *gate.Budget {
 	budget := gate.NewBudget(e.EngineTimeout)
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	return budget

@@ -11,7 +11,7 @@ import (
 // This file is an election in the same request as a look (driver.Elector).
 
 // electsAtOnce reports whether one request can look, elect and claim. This request is a write.
-func (r *run[V]) electsAtOnce() bool {
+func (r *run) electsAtOnce() bool {
 	e := r.engine
 	return e.Engine != nil && !r.storeDown && e.writes.Sound(r.key)
 }
@@ -20,7 +20,7 @@ func (r *run[V]) electsAtOnce() bool {
 // later than the entries that it has refused. The log has its own request: a request for both cannot hold an
 // election. The election has half of the flight's budget, and after silence a read has the rest: an engine
 // that takes no writes may still have a fresh entry.
-func (r *run[V]) readAndStand(ctx context.Context) lookout.Reply {
+func (r *run) readAndStand(ctx context.Context) lookout.Reply {
 	e := r.engine
 	e.sweeps.Follow(ctx, r.budget, r.logAge())
 	if r.present == nil {
@@ -53,7 +53,7 @@ func (r *run[V]) readAndStand(ctx context.Context) lookout.Reply {
 }
 
 // declineElection releases the ballot's lease: the flight has ended, looks again, or loads alone.
-func (r *run[V]) declineElection(ctx context.Context) {
+func (r *run) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil
 	if b != nil && b.lease != nil {

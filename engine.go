@@ -23,14 +23,14 @@ import (
 
 // This file is the data of a cache below both faces, and its keys in the engines. lifecycle.go makes and ends it.
 
-type engine[V any] struct {
+type engine struct {
 	settings
-	face[V]
+	face
 	engines
 	history
 	life
-	near       *near.Tier[*items.Item[V]]
-	shards     *shards[V] // the flights, by key
+	near       *near.Tier
+	shards     *shards // the flights, by key
 	slots      *slots.Slots
 	sweeps     *sweeplog.Replica // nil: no log of sweeps
 	lookout    *lookout.Lookout
@@ -41,15 +41,17 @@ type engine[V any] struct {
 }
 
 // A face is what the face above knows of the values. The functions are safe for concurrent use.
-type face[V any] struct {
-	size      func(key string, value V) int // bytes of a value in the near tier
-	answers   func(V) bool                  // whether a value is an answer, and not a record on the way to an answer
-	marshal   func(V) ([]byte, error)
-	unmarshal func([]byte) (V, error)
+type face struct {
+	size      func(key string, value any) int // bytes of a value in the near tier
+	answers   func(any) bool                  // whether a value is an answer, and not a record on the way to one; nil: each is
+	marshal   func(any) ([]byte, error)
+	unmarshal func([]byte) (any, error)
 	// traits are the tags of an item with a value, and whether the value only leads to other values. Nil: no log of sweeps.
-	traits func(*items.Item[V]) (tags []string, signpost bool)
+	traits func(*items.Item) (tags []string, signpost bool)
 	lossy  error // what the codec changes of the values, for OnError; nil: nothing
 }
+
+func (f *face) isAnswer(value any) bool { return f.answers == nil || f.answers(value) }
 
 // The engines are Store and Locker behind their gates.
 type engines struct {
@@ -84,7 +86,7 @@ type life struct {
 
 // start runs f on a goroutine of the cache. A panic there is of user code, such as a method of an engine's error, and
 // has no caller to reach.
-func (e *engine[V]) start(f func()) {
+func (e *engine) start(f func()) {
 	e.running.Go(func() {
 		if err := fault.Guard(func() error { f(); return nil }); err != nil {
 			e.OnError("", err)
@@ -93,7 +95,7 @@ func (e *engine[V]) start(f func()) {
 }
 
 // behind runs f on a goroutine of the cache, unless the cache is closed.
-func (e *engine[V]) behind(f func()) {
+func (e *engine) behind(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
@@ -101,7 +103,7 @@ func (e *engine[V]) behind(f func()) {
 	}
 }
 
-func (e *engine[V]) engineKey(key string) string {
+func (e *engine) engineKey(key string) string {
 	if e.Namespace == "" {
 		return key
 	}
@@ -110,10 +112,10 @@ func (e *engine[V]) engineKey(key string) string {
 
 // ownName is the name, in the engines, of a key of the cache's own, such as the log of sweeps. The keys
 // begin with a zero byte, where a caller's key has the namespace's colon, or a host.
-func (e *engine[V]) ownName(key string) string { return e.Namespace + key }
+func (e *engine) ownName(key string) string { return e.Namespace + key }
 
 // ownKey is the reverse of engineKey. It returns false for a key of another namespace.
-func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
+func (e *engine) ownKey(engineKey string) (key string, ok bool) {
 	if e.Namespace == "" {
 		return engineKey, true
 	}
@@ -121,14 +123,14 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 }
 
 // A storeKey makes the requests about a key to the store, within a budget: see reading.go, entry.go and commit.go.
-type storeKey[V any] struct {
+type storeKey struct {
 	key    string
-	engine *engine[V]
+	engine *engine
 	budget *gate.Budget // the time that the requests may lose to silent engines
 }
 
 // noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
-func (k *storeKey[V]) noAnswer(ctx context.Context, doing string, err error) {
+func (k *storeKey) noAnswer(ctx context.Context, doing string, err error) {
 	if k.engine.open.Err() == nil && ctx.Err() == nil {
 		k.engine.countNoAnswer(k.key, &keyError{doing, k.key, err})
 	}
@@ -136,7 +138,7 @@ func (k *storeKey[V]) noAnswer(ctx context.Context, doing string, err error) {
 
 func (e *engines) nextEpoch() uint64 { return e.epoch.Add(1) }
 
-func (e *engine[V]) snapshot() observe.Stats {
+func (e *engine) snapshot() observe.Stats {
 	c := &e.count
 	return observe.Stats{
 		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
@@ -151,7 +153,7 @@ func (e *engine[V]) snapshot() observe.Stats {
 
 // countNoAnswer reports a call without an answer. A call that the breaker has not made, or has ended, is no news: the
 // calls that opened the breaker and its probes are reported.
-func (e *engine[V]) countNoAnswer(key string, err error) {
+func (e *engine) countNoAnswer(key string, err error) {
 	e.count.engineErrors.Add(1)
 	if !errors.Is(err, gate.ErrNotAsked) && !errors.Is(err, gate.ErrSilent) {
 		e.OnError(key, err)

@@ -27,7 +27,7 @@ func (o *outgoing) asOf(now instant) driver.Entry {
 	return e
 }
 
-func (k *storeKey[V]) encode(it *items.Item[V]) (outgoing, error) {
+func (k *storeKey) encode(it *items.Item) (outgoing, error) {
 	e := k.entryOf(it)
 	if it.Kind != driver.KindValue {
 		return e, nil
@@ -41,7 +41,7 @@ func (k *storeKey[V]) encode(it *items.Item[V]) (outgoing, error) {
 }
 
 // entryOf returns the entry of an item without its value.
-func (k *storeKey[V]) entryOf(it *items.Item[V]) outgoing {
+func (k *storeKey) entryOf(it *items.Item) outgoing {
 	e := driver.Entry{
 		Kind:                 it.Kind,
 		Epoch:                it.Epoch,
@@ -79,7 +79,7 @@ func failureText(err error) string {
 
 // decode returns the item of the store's entry, nil if the entry is empty, and the entry's mark. A known item of
 // the same rebuild spares decoding the value. If known stands beside the entry, known is the item.
-func (k *storeKey[V]) decode(there lookout.Reply, known *items.Item[V]) (*items.Item[V], mark) {
+func (k *storeKey) decode(there lookout.Reply, known *items.Item) (*items.Item, mark) {
 	e := &there.Entry
 	if !k.engine.knowsKind(e.Kind) {
 		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
@@ -107,7 +107,7 @@ func (k *storeKey[V]) decode(there lookout.Reply, known *items.Item[V]) (*items.
 }
 
 // decodeTo gives the item the entry's value: known's, if known is of the same rebuild.
-func (k *storeKey[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
+func (k *storeKey) decodeTo(it, known *items.Item, value []byte) bool {
 	if known != nil && known.Epoch == it.Epoch && known.Failures == it.Failures && known.Kind == it.Kind {
 		it.Adopt(known)
 		return true
@@ -128,15 +128,14 @@ func (k *storeKey[V]) decodeTo(it, known *items.Item[V], value []byte) bool {
 
 // knowsKind reports whether this cache's values have the kind. A Middleware has no ErrNotFound: its zero value, nil, is
 // no answer.
-func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
-	var none V
-	return kind <= driver.KindUnelected && (kind != driver.KindNotFound || e.answers(none))
+func (e *engine) knowsKind(kind driver.EntryKind) bool {
+	return kind <= driver.KindUnelected && (kind != driver.KindNotFound || e.isAnswer(nil))
 }
 
 // itemOf returns the item of the store's entry without its value.
-func (k *storeKey[V]) itemOf(there lookout.Reply) *items.Item[V] {
+func (k *storeKey) itemOf(there lookout.Reply) *items.Item {
 	e := &there.Entry
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: k.engine.trustedUntil(there.Asked)}
+	it := &items.Item{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, TrustedUntil: k.engine.trustedUntil(there.Asked)}
 	it.Lifetime = items.NewLifetime(there.Came, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
@@ -153,7 +152,7 @@ func (k *storeKey[V]) itemOf(there lookout.Reply) *items.Item[V] {
 
 // ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
 // the process that has made it. ownOf returns false if this process has neither.
-func (k *storeKey[V]) ownOf(there lookout.Reply, known *items.Item[V]) (own *items.Item[V], is mark, ok bool) {
+func (k *storeKey) ownOf(there lookout.Reply, known *items.Item) (own *items.Item, is mark, ok bool) {
 	e := &there.Entry
 	if known != nil && known.Epoch == e.Epoch {
 		failedSince := known.Failures > e.Failures
@@ -172,7 +171,7 @@ func (k *storeKey[V]) ownOf(there lookout.Reply, known *items.Item[V]) (own *ite
 	return nil, is, false
 }
 
-func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
+func (e *engine) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
 	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
 	return items.NewLifetime(now, f)
 }

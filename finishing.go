@@ -15,7 +15,7 @@ import (
 
 // finish commits the load's result and ends the flight with the result. It returns false if the store,
 // or an invalidation here, is later. No caller gets the result then, and the flight looks again.
-func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
+func (r *run) finish(ctx context.Context, l loaded) bool {
 	e := r.engine
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have outlasted the trust in the log
@@ -51,7 +51,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V]) bool {
 }
 
 // noteFailure counts the failure of the load, nil for none, and tells the observers.
-func (r *run[V]) noteFailure(err error) {
+func (r *run) noteFailure(err error) {
 	if err != nil {
 		r.engine.count.loadFailures.Add(1)
 		r.tellOutcome(observe.OutcomeFailed, err)
@@ -59,7 +59,7 @@ func (r *run[V]) noteFailure(err error) {
 }
 
 // finishNothing is finish without a result to keep. The present item stays, unless invalidated.
-func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, l loaded[V]) bool {
+func (r *run) finishNothing(ctx context.Context, nothing *fault.NoResult, l loaded) bool {
 	e := r.engine
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
@@ -74,10 +74,10 @@ func (r *run[V]) finishNothing(ctx context.Context, nothing *fault.NoResult, l l
 	return true
 }
 
-func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
+func (r *run) finishFound(ctx context.Context, l loaded) bool {
 	e, now := r.engine, l.ended // a hedge has asked the store since
 	// The position is the load's, so that the sweeps during the load count.
-	it := &items.Item[V]{
+	it := &items.Item{
 		Kind: driver.KindNotFound, Epoch: l.epoch, Build: l.took, LoadBegan: l.loadBegan, Position: l.position,
 		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, l.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
 	}
@@ -111,7 +111,7 @@ func (r *run[V]) finishFound(ctx context.Context, l loaded[V]) bool {
 
 // finishFailed is finish for a failed load. The failure is committed beside the present item, and
 // answers in every process until the next try is due.
-func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
+func (r *run) finishFailed(ctx context.Context, l loaded) bool {
 	if ctx.Err() != nil {
 		r.end(context.Cause(ctx)) // Close, or desertion of a queueing flight, is no failure
 		return true
@@ -142,7 +142,7 @@ func (r *run[V]) finishFailed(ctx context.Context, l loaded[V]) bool {
 }
 
 // settleUnlessFenced is settle after the commit of the load's result. It returns false for a void load.
-func (r *run[V]) settleUnlessFenced(it *items.Item[V], written commitOutcome) bool {
+func (r *run) settleUnlessFenced(it *items.Item, written commitOutcome) bool {
 	switch written {
 	case commitFenced:
 		r.looking.pause = minPoll << 1
@@ -157,7 +157,7 @@ func (r *run[V]) settleUnlessFenced(it *items.Item[V], written commitOutcome) bo
 
 // commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
 // or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
-func (r *run[V]) commitFailure(ctx context.Context, l loaded[V], remembered bool) (*items.Item[V], commitOutcome) {
+func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*items.Item, commitOutcome) {
 	for again := false; ; again = true {
 		r.repeat()
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
@@ -192,7 +192,7 @@ func (r *run[V]) commitFailure(ctx context.Context, l loaded[V], remembered bool
 }
 
 // finishUntold is finishFailed for a failure told to no other process. It returns false for a void load.
-func (r *run[V]) finishUntold(ctx context.Context, l loaded[V]) bool {
+func (r *run) finishUntold(ctx context.Context, l loaded) bool {
 	// The answering stale item may have been invalidated during the load, and no commit checks that.
 	if r.present != nil && r.lookAnew(ctx) {
 		return true
@@ -209,7 +209,7 @@ func (r *run[V]) finishUntold(ctx context.Context, l loaded[V]) bool {
 // trustedUntold is the TrustedUntil of a failure that is not committed. No commit checks whether the key was
 // invalidated elsewhere after the claim. So the trust counts from the claim, or from now if a Fencer knows of nothing
 // later, or is silent: its silence cannot void the failure.
-func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
+func (r *run) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if e.fencer != nil && epoch != 0 {
 		if now := e.clock.Now(); !r.askFenced(ctx, r.budget, epoch) {
@@ -221,9 +221,9 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 
 // failureOf returns the item of a failure. Beside a present item the failure keeps the item's position,
 // so that later sweeps count against the item.
-func (r *run[V]) failureOf(l loaded[V], remembered bool) *items.Item[V] {
+func (r *run) failureOf(l loaded, remembered bool) *items.Item {
 	e, now := r.engine, l.ended
-	it := &items.Item[V]{Position: l.position}
+	it := &items.Item{Position: l.position}
 	it.Born = now
 	if r.present != nil {
 		it = r.present.Unweighed()
@@ -244,8 +244,7 @@ func (r *run[V]) failureOf(l loaded[V], remembered bool) *items.Item[V] {
 	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
 	it.Err, it.TrustedUntil, it.LoadBegan = l.err, e.trustedUntil(now), l.loadBegan
 	if !it.Stale(now) && now >= it.KeepUntil {
-		var zero V
-		it.Held, it.Kind, it.Value = false, driver.KindNone, zero
+		it.Held, it.Kind, it.Value = false, driver.KindNone, nil
 	}
 	return it
 }

@@ -17,24 +17,24 @@ import (
 // carry the promises. Its callers wait without a context, a panic ends the process, and no answer (a stale
 // item, a response that is being written) comes before the end.
 
-type loader[V any] func(ctx context.Context, a *attempt[V]) (product[V], error)
+type loader func(ctx context.Context, a *attempt) (product, error)
 
 // A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
 // its request is still there: bind copies the request's data, and joining calls copy nothing.
-type binder[V any] interface{ bind() loader[V] }
+type binder interface{ bind() loader }
 
 // A flight is one rebuild of one key with its callers in this process. No caller owns the flight.
-type flight[V any] struct {
-	storeKey[V] // its budget is that of the call that began the flight
-	load        loader[V]
-	shard       *shard[V]               // the key's shard
-	ctx         context.Context         // the flight's, with the values of the call that began it
-	cancel      context.CancelCauseFunc // ends ctx: by Close, by desertion, and at the flight's end
-	member      *member[V]              // the flight's place in its batch, nil without a batch
+type flight struct {
+	storeKey // its budget is that of the call that began the flight
+	load     loader
+	shard    *shard                  // the key's shard
+	ctx      context.Context         // the flight's, with the values of the call that began it
+	cancel   context.CancelCauseFunc // ends ctx: by Close, by desertion, and at the flight's end
+	member   *member                 // the flight's place in its batch, nil without a batch
 
-	beginning[V]
-	callerSide[V]
-	progress[V]
+	beginning
+	callerSide
+	progress
 
 	notices chan timedNotice // the latest notice of the key; has room for one, senders hold shard.mu; nil without a Notifier
 	demand  slots.Demand     // see demanded
@@ -46,17 +46,17 @@ type flight[V any] struct {
 }
 
 // A beginning is the call that began a flight. The fields do not change.
-type beginning[V any] struct {
-	want     items.Want[V]
+type beginning struct {
+	want     items.Want
 	excluded bool // another load published to an audience without the call
 	queues   bool // counters.awaitingFirstLook counts the flight until its first look
 }
 
 // A callerSide is the part of a flight that its callers see.
-type callerSide[V any] struct {
+type callerSide struct {
 	// Writers of state hold shard.mu. Readers need no lock: ten thousand callers wake up together when a
 	// flight lands.
-	state   atomic.Pointer[flightState[V]]
+	state   atomic.Pointer[flightState]
 	callers callerCount
 	herd    *observers.Herd // nil if no observer needs it
 	due     instant         // when the first caller has waited for MaxWait
@@ -64,11 +64,11 @@ type callerSide[V any] struct {
 }
 
 // A progress is a flight's work up to now. shard.mu guards the fields.
-type progress[V any] struct {
-	witness        witness[V]
-	lookGeneration uint64      // witness.generation at the last look, see outdated
-	current        *attempt[V] // the load since the last look, nil if none
-	validSince     instant     // when the flight began, or the key was last invalidated
+type progress struct {
+	witness        witness
+	lookGeneration uint64   // witness.generation at the last look, see outdated
+	current        *attempt // the load since the last look, nil if none
+	validSince     instant  // when the flight began, or the key was last invalidated
 	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
 	// stale item, and so leaves at once, or waits for nothing.
 	goesOn   bool
@@ -79,11 +79,11 @@ type progress[V any] struct {
 }
 
 // A flightState is one state of a flight, as callers see it. It is immutable; change replaces it.
-type flightState[V any] struct {
+type flightState struct {
 	news chan struct{} // closed when the next state is there
 
-	offered         *items.Item[V]    // a stale item for callers whose patience ends
-	published       *items.Item[V]    // the value that the load is still writing
+	offered         *items.Item       // a stale item for callers whose patience ends
+	published       *items.Item       // the value that the load is still writing
 	audience        audience.Audience // the audience of published
 	publishedBefore instant           // published is for callers that began before then
 	confirmedBefore instant           // such callers may have published now if they began before then
@@ -91,13 +91,13 @@ type flightState[V any] struct {
 	overdue         bool              // due has passed
 
 	landed       bool
-	result       *items.Item[V]
+	result       *items.Item
 	resultBefore instant // result is for callers that began before then
 	suitsBefore  instant // such callers take result, whatever they want, if they began before then
 	err          error   // see failure
 }
 
-func (s *flightState[V]) failure() error {
+func (s *flightState) failure() error {
 	if s.err == errAgain {
 		return nil
 	}
@@ -105,12 +105,12 @@ func (s *flightState[V]) failure() error {
 }
 
 // masksFailure reports whether callers get a value in spite of the load's failure.
-func (s *flightState[V]) masksFailure(now instant) bool {
+func (s *flightState) masksFailure(now instant) bool {
 	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
 }
 
 // demanded returns the flight's demand for a slot. The flights of a batch share one.
-func (f *flight[V]) demanded() *slots.Demand {
+func (f *flight) demanded() *slots.Demand {
 	if f.member != nil {
 		return &f.member.loads.Demand
 	}
@@ -118,7 +118,7 @@ func (f *flight[V]) demanded() *slots.Demand {
 }
 
 // change replaces the flight's state, and wakes the callers. shard.mu is held.
-func (f *flight[V]) change(to func(*flightState[V])) {
+func (f *flight) change(to func(*flightState)) {
 	was := f.state.Load()
 	is := *was
 	is.news = make(chan struct{})
@@ -136,18 +136,18 @@ var (
 	errDeserted = errors.New("bellwether: no caller waits for the flight")
 )
 
-func (f *flight[V]) fallDue() {
+func (f *flight) fallDue() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if !f.state.Load().landed {
-		f.change(func(s *flightState[V]) { s.overdue = true })
+		f.change(func(s *flightState) { s.overdue = true })
 	}
 }
 
-func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
+func (f *flight) streaming() bool { return f.state.Load().published != nil }
 
 // cancelUnlessPublished cancels a load that has not published. The lock keeps the load from publishing in between.
-func (f *flight[V]) cancelUnlessPublished(cause error) bool {
+func (f *flight) cancelUnlessPublished(cause error) bool {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.streaming() {
@@ -158,17 +158,17 @@ func (f *flight[V]) cancelUnlessPublished(cause error) bool {
 }
 
 // unlist removes the flight from the map: no more callers join. shard.mu is held.
-func (f *flight[V]) unlist() {
+func (f *flight) unlist() {
 	if f.listed() {
 		delete(f.shard.flights, f.key)
 	}
 }
 
 // listed reports whether callers may join the flight. shard.mu is held.
-func (f *flight[V]) listed() bool { return f.shard.flights[f.key] == f }
+func (f *flight) listed() bool { return f.shard.flights[f.key] == f }
 
 // leave takes a caller off the flight.
-func (f *flight[V]) leave() {
+func (f *flight) leave() {
 	if !f.callers.left() {
 		return
 	}
@@ -179,7 +179,7 @@ func (f *flight[V]) leave() {
 
 // endIfDeserted ends a flight without callers before its election, since its requests would be for no caller. A flight
 // that goes on without callers, or offers a stale item, stays. shard.mu is held: no caller can join.
-func (f *flight[V]) endIfDeserted() {
+func (f *flight) endIfDeserted() {
 	if state := f.state.Load(); f.callers.n.Load() > 0 || f.goesOn || state.landed || state.offered != nil {
 		return
 	}
@@ -189,7 +189,7 @@ func (f *flight[V]) endIfDeserted() {
 }
 
 // noteReturn notes that the flight's load has returned, after all Refreshes so far: also after one of this instant.
-func (f *flight[V]) noteReturn() {
+func (f *flight) noteReturn() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.returned = f.engine.clock.Now()
@@ -198,7 +198,7 @@ func (f *flight[V]) noteReturn() {
 
 // refreshBehind notes a Refresh at an instant. It reports whether the call has to wait for the flight's end: an
 // earlier Refresh that waits reads the notes when the flight takes no more callers, and not later.
-func (f *flight[V]) refreshBehind(at instant) (waits bool) {
+func (f *flight) refreshBehind(at instant) (waits bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	waits = f.refreshed == 0 || !f.listed()
@@ -207,7 +207,7 @@ func (f *flight[V]) refreshBehind(at instant) (waits bool) {
 }
 
 // refreshLeft returns the latest Refresh since which no load of the flight has returned, 0 if there is none.
-func (f *flight[V]) refreshLeft() instant {
+func (f *flight) refreshLeft() instant {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.returned >= f.refreshed {
@@ -216,7 +216,7 @@ func (f *flight[V]) refreshLeft() instant {
 	return f.refreshed
 }
 
-func (f *flight[V]) setElected() {
+func (f *flight) setElected() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.goesOn = true

@@ -11,27 +11,16 @@ import (
 
 // This file is a call's way to its answer: a hit of the near tier, or a flight to wait for.
 
-// get answers a call that takes any answer. With a window the flight begins in the window's batch.
-func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
-	it, early, ok := e.hit(key, nil)
-	if !ok {
-		c := e.waiter(ctx, key, it)
-		if w == nil || w.join(c) {
-			c.wait(b)
-		}
-		return c.outcome(b)
+// miss is get for a call without a hit. The item may be served when the call's patience ends; nil: there is none.
+func (e *engine) miss(ctx context.Context, key string, stale *items.Item, b binder, w *window) (any, error) {
+	c := e.waiter(ctx, key, stale)
+	if w == nil || w.join(c) {
+		c.wait(b)
 	}
-	if early {
-		e.refresh(ctx, key, it, b, "")
-	}
-	// An item with failures may be stale, so Hit decides which observers hear of it.
-	if e.observers.Hits() || it.Failures > 0 {
-		e.observers.Hit(ctx, key, it.Way(e.clock.Now()))
-	}
-	return it.Answer()
+	return c.outcome(b)
 }
 
-func (c *waiter[V]) outcome(b binder[V]) (V, error) {
+func (c *waiter) outcome(b binder) (any, error) {
 	if c.dueEarly() {
 		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
 	}
@@ -39,8 +28,7 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 		c.tellObservers()
 	}
 	if c.err != nil {
-		var zero V
-		return zero, c.err
+		return nil, c.err
 	}
 	return c.answer.item.Answer()
 }
@@ -48,7 +36,7 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 // hit answers, without allocating, from a near item that needs no flight: fresh, or stale while no try
 // is due. If ok is false, the item is for the end of the caller's patience, or nil. A nil w takes any item. It is one
 // function: two calls within it would cost a hit a tenth of its time.
-func (e *engine[V]) hit(key string, w *items.Want[V]) (it *items.Item[V], early, ok bool) {
+func (e *engine) hit(key string, w *items.Want) (it *items.Item, early, ok bool) {
 	it, now := e.near.Get(key)
 	if it == nil || now >= it.TrustedUntil || w != nil && !w.Takes(it, now, now) {
 		return nil, false, false
@@ -56,7 +44,7 @@ func (e *engine[V]) hit(key string, w *items.Want[V]) (it *items.Item[V], early,
 	counted := w != nil && w.Counted
 	switch judge(&it.Lifetime, now) {
 	case serve:
-		if !counted && e.answers(it.Value) {
+		if !counted && e.isAnswer(it.Value) {
 			e.count.hits.add()
 		}
 		return it, e.EarlyRefresh > 0 && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh), true
@@ -72,7 +60,7 @@ func (e *engine[V]) hit(key string, w *items.Want[V]) (it *items.Item[V], early,
 }
 
 // refresh begins a flight that replaces the item it, unless the key has a flight. It does not wait.
-func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], b binder[V], client string) {
+func (e *engine) refresh(ctx context.Context, key string, it *items.Item, b binder, client string) {
 	c := e.refresher(ctx, key, it)
 	c.want.Client = client
 	c.join(b)
@@ -80,7 +68,7 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 }
 
 // refreshNow begins a flight that takes no value of a load that returned before the call.
-func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
+func (e *engine) refreshNow(ctx context.Context, key string, b binder) error {
 	c := e.rebuilder(context.WithoutCancel(ctx), key)
 	c.began++ // a load of this instant has returned before the call, so its LoadBegan must not count as later
 	c.takesLater()
@@ -96,7 +84,7 @@ func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) err
 
 // refreshAfter begins the rebuild for all Refreshes of the key's flight, when the flight has ended and no load of
 // it has returned after them: its look may find the fresh item that is to be replaced, or all its callers leave.
-func (c *waiter[V]) refreshAfter(b binder[V]) {
+func (c *waiter) refreshAfter(b binder) {
 	for c.flight != nil && c.collapsed {
 		if _, err := c.flight.awaitLanding(c.engine.open); err != nil {
 			return // closed
@@ -118,24 +106,24 @@ func (c *waiter[V]) refreshAfter(b binder[V]) {
 }
 
 // takesLater lets the call take an item only if its load has returned after the call began.
-func (c *waiter[V]) takesLater() {
+func (c *waiter) takesLater() {
 	var epoch uint64
 	if near, _ := c.engine.near.Get(c.key); near != nil && near.Born <= c.began {
 		epoch = near.Epoch // a store's entry of this epoch may look younger
 	}
-	c.want.Accept = func(it *items.Item[V], _ instant) bool { return it.Born > c.began && it.Epoch != epoch }
+	c.want.Accept = func(it *items.Item, _ instant) bool { return it.Born > c.began && it.Epoch != epoch }
 }
 
 // refresher returns a waiter for the rebuild of the item it.
-func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {
+func (e *engine) refresher(ctx context.Context, key string, it *items.Item) *waiter {
 	c := e.rebuilder(ctx, key)
 	// The store still has the item that is to be replaced, and the item is fresh.
-	c.want.Accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
+	c.want.Accept = func(other *items.Item, _ instant) bool { return other.Epoch != it.Epoch }
 	return c
 }
 
 // rebuilder returns a waiter that begins a rebuild and is not counted as a call.
-func (e *engine[V]) rebuilder(ctx context.Context, key string) *waiter[V] {
+func (e *engine) rebuilder(ctx context.Context, key string) *waiter {
 	c := e.waiter(ctx, key, nil)
 	c.tallied, c.refreshes = true, true
 	return c
@@ -144,7 +132,7 @@ func (e *engine[V]) rebuilder(ctx context.Context, key string) *waiter[V] {
 // dueEarly decides by chance about an early rebuild after the store's answer. In a large fleet each process
 // may read a popular key less than once per NearTTL, and so never as a near hit. A value that this process
 // has just loaded is excluded: the herd that waited for it would load the key again.
-func (c *waiter[V]) dueEarly() bool {
+func (c *waiter) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.LoadBegan != 0 {
 		return false
@@ -156,9 +144,9 @@ func (c *waiter[V]) dueEarly() bool {
 // tellObservers is not inlined, like all code for observers only: a herd waits on the frames around the code.
 //
 //go:noinline
-func (c *waiter[V]) tellObservers() { c.engine.observers.Serve(c.ctx, c.observed()) }
+func (c *waiter) tellObservers() { c.engine.observers.Serve(c.ctx, c.observed()) }
 
-func (c *waiter[V]) observed() observe.Serve {
+func (c *waiter) observed() observe.Serve {
 	now := c.engine.clock.Now()
 	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
 	it := c.answer.item

@@ -25,7 +25,7 @@ const hedgeKey = "\x00hedge\x00"
 
 // hedge begins a second rebuild if the flight may. It reports whether the flight has ended, or else waits no more: the
 // hedge has come to nothing.
-func (r *run[V]) hedge(ctx context.Context) (ended, over bool) {
+func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	e := r.engine
 	if r.callers.n.Load() == 0 {
 		return false, false // a stale item has answered the callers
@@ -74,7 +74,7 @@ func (r *run[V]) hedge(ctx context.Context) (ended, over bool) {
 	return ended, true
 }
 
-func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {
+func (r *run) finishHedge(ctx context.Context, l loaded) bool {
 	if l.err != nil && !fault.NotFound(l.err) {
 		if ctx.Err() == nil { // otherwise Close ended the load
 			r.noteFailure(l.err)
@@ -89,7 +89,7 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V]) bool {
 
 // freeHedge releases the hedge's lease after Close, or a result that ends the holder's rebuild.
 // Otherwise the lease stays until its end: that rebuild has had its hedge.
-func (r *run[V]) freeHedge(ctx context.Context) {
+func (r *run) freeHedge(ctx context.Context) {
 	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
 		lease := r.waiting.hedge.lease
 		r.engine.start(func() { r.release(ctx, lease) })
@@ -99,7 +99,7 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 // rival returns a channel that is closed after another process's commit of a later epoch. A holder
 // always watches, however little it knows of builds: another process begins the hedge by its own
 // knowledge. The first poll comes at minHedge, when a hedge may begin.
-func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
+func (r *run) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})
 	pause := func() time.Duration { return e.lookEvery(pollInterval(e.clock.Now() - since)) }
@@ -127,7 +127,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 }
 
 // overtaken reports whether the store has a value of a later epoch. Any goroutine may call it.
-func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
+func (r *run) overtaken(ctx context.Context, epoch uint64) bool {
 	there := r.read(ctx, gate.NewBudget(r.engine.EngineTimeout))
 	e := there.Entry
 	return there.Err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == driver.KindValue || e.Kind == driver.KindNotFound)

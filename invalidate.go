@@ -15,7 +15,7 @@ import (
 
 // invalidate drops the key from the store, and then from this process. In this order, any entry or
 // epoch that a flight got before the store's floor rose is void here, and any later entry is new.
-func (e *engine[V]) invalidate(ctx context.Context, key string) error {
+func (e *engine) invalidate(ctx context.Context, key string) error {
 	defer e.voidAll(key) // also after a panic or Goexit of the adapter
 	if e.Store == nil {
 		return nil
@@ -31,13 +31,13 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	return &keyError{"invalidating", key, err}
 }
 
-func (e *engine[V]) invalidation(key string) func(context.Context) error {
+func (e *engine) invalidation(key string) func(context.Context) error {
 	return func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) }
 }
 
 // writeAnyway makes a user's own write, also while the store's breaker is open: other calls can go on
 // without the store, and this caller cannot.
-func (e *engine[V]) writeAnyway(ctx context.Context, key string, budget *gate.Budget, write func(context.Context) error) error {
+func (e *engine) writeAnyway(ctx context.Context, key string, budget *gate.Budget, write func(context.Context) error) error {
 	err := gate.AskErr(ctx, e.writes, key, budget, write)
 	if errors.Is(err, gate.ErrNotAsked) {
 		err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), write)
@@ -53,7 +53,7 @@ const maxInvalidations = 16
 
 // invalidateAll invalidates the keys. It asks the store for each: a silent server's keys say nothing about
 // the keys of the other servers.
-func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
+func (e *engine) invalidateAll(ctx context.Context, keys []string) []error {
 	errs := make([]error, len(keys))
 	var g errgroup.Group
 	g.SetLimit(maxInvalidations)
@@ -72,7 +72,7 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 
 // repeated is the way of invalidations that the store did not answer. They go past the gate: the keys of a dead server
 // must not take the turns and the probes of other keys.
-func (e *engine[V]) repeated() later.Config {
+func (e *engine) repeated() later.Config {
 	return later.Config{
 		Try: func(key string) (silent bool) {
 			err := gate.AskAnyway(e.open, e.writes, key, e.EngineTimeout, e.invalidation(key))

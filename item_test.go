@@ -13,8 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
-	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, TrustedUntil: forever}
+func itemOf(e *engine, v string, epoch uint64, ttl time.Duration) *items.Item {
+	it := &items.Item{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, TrustedUntil: forever}
 	it.Weigh("k", e.size)
 	return it
 }
@@ -42,7 +42,7 @@ func TestNear_MovesForward(t *testing.T) {
 		} {
 			keep := e.advanceNear
 			if step.put {
-				keep = func(key string, it *items.Item[string]) { e.putNear(key, it, 1) }
+				keep = func(key string, it *items.Item) { e.putNear(key, it, 1) }
 			}
 			keep("k", itemOf(e, step.v, step.epoch, time.Hour))
 			if got, _ := e.near.Get("k"); got.Value != step.kept {
@@ -66,7 +66,7 @@ func TestNear_Expiry(t *testing.T) {
 		now := e.clock.Now()
 		failing := items.Lifetime{Failures: 1, RetryAt: now + time.Second}
 		lasting := itemOf(e, "v", 1, endless)
-		for key, it := range map[string]*items.Item[string]{
+		for key, it := range map[string]*items.Item{
 			"value":   {Lifetime: items.NewLifetime(now, items.Windows{TTL: time.Second, StaleIfError: 4 * time.Second}), Kind: driver.KindValue, Epoch: 1},
 			"failure": {Lifetime: failing, Epoch: 1},
 			"endless": lasting,
@@ -103,7 +103,7 @@ func TestWeigh_NegativeOrHugeSize(t *testing.T) {
 	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
 		synctest.Test(t, func(t *testing.T) {
 			e := newTestEngine(t, nil)
-			e.size = func(string, string) int { return size }
+			e.size = func(string, any) int { return size }
 			e.putNear("k", itemOf(e, "v", 1, time.Hour), 1)
 			synctest.Wait() // the tier evicts in the background
 			if got, _ := e.near.Get("k"); (got != nil) != (size <= 0) {
@@ -152,9 +152,9 @@ func (s *hookedStore) Commit(_ context.Context, key string, _ driver.Entry) erro
 	return nil
 }
 
-func newTestEngine(t *testing.T, store driver.Store) *engine[string] {
+func newTestEngine(t *testing.T, store driver.Store) *engine {
 	o := Options{Fleet: Fleet{Store: store}, Limits: Limits{NearBytes: 1 << 20}}.settings("Options")
-	e := newEngine(o, loaderFace(func(_, v string) int { return len(v) }, func(v string) ([]byte, error) { return []byte(v), nil }, func(b []byte) (string, error) { return string(b), nil }))
+	e := newEngine(o, faceOf[string](nil, Codec{}))
 	t.Cleanup(e.close)
 	return e
 }

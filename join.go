@@ -12,54 +12,54 @@ import (
 
 // This file is how a call joins the flight of its key, or begins it.
 
-type callAnswer[V any] struct {
-	item  *items.Item[V]
+type callAnswer struct {
+	item  *items.Item
 	flown bool // the item came from a flight
 	// live is the flight if its load is still writing the value, otherwise nil. The call counts among
 	// the flight's callers until the call has its place among the readers, and calls left.
-	live *flight[V]
+	live *flight
 }
 
 // A waiter is one call on its way to its answer. Waiters are on the heap, and the work between two
 // waits is in methods, whose frames are gone during a wait. The goroutines of a herd are new and have
 // stacks of 2 KB; growing the stacks would be half of the herd's cost up to here.
-type waiter[V any] struct {
-	engine *engine[V]
-	caller[V]
-	joining[V]
-	stale    *items.Item[V] // may be served when the call's patience ends
-	tallied  bool           // a counter of hits, misses or collapsed calls has the call
-	excluded bool           // a load has published to an audience without this call
-	own      gate.Budget    // the call's time for silent engines
-	budget   *gate.Budget   // own, or the budget of the joined flight after the answer
-	answer   callAnswer[V]
+type waiter struct {
+	engine *engine
+	caller
+	joining
+	stale    *items.Item  // may be served when the call's patience ends
+	tallied  bool         // a counter of hits, misses or collapsed calls has the call
+	excluded bool         // a load has published to an audience without this call
+	own      gate.Budget  // the call's time for silent engines
+	budget   *gate.Budget // own, or the budget of the joined flight after the answer
+	answer   callAnswer
 	err      error
 }
 
 // A caller is what a call asks for. It does not change while the call waits.
-type caller[V any] struct {
+type caller struct {
 	ctx       context.Context
 	key       string
-	want      items.Want[V]
+	want      items.Want
 	began     instant
 	load      *chain.Load // the running load that makes the call, nil if none
 	refreshes bool        // no call waits: the waiter begins the rebuild that replaces an item
 }
 
 // A joining is a call's place in the flight for which it waits.
-type joining[V any] struct {
-	flight    *flight[V] // begun by this call or, if collapsed, by another; nil before joining
-	looked    bool       // the waiter has looked at flight
-	joined    bool       // flight.callers, or after the answer answer.live, counts the waiter, and so does flight.herd
-	collapsed bool       // another call began flight
-	inChain   bool       // flight.askers has load
+type joining struct {
+	flight    *flight // begun by this call or, if collapsed, by another; nil before joining
+	looked    bool    // the waiter has looked at flight
+	joined    bool    // flight.callers, or after the answer answer.live, counts the waiter, and so does flight.herd
+	collapsed bool    // another call began flight
+	inChain   bool    // flight.askers has load
 }
 
 // waiter begins a call without a near hit. Inlining would enlarge the caller's frame by a waiter.
 //
 //go:noinline
-func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]) *waiter[V] {
-	c := &waiter[V]{engine: e, caller: caller[V]{ctx: ctx, key: key, began: e.clock.Now()}, stale: stale}
+func (e *engine) waiter(ctx context.Context, key string, stale *items.Item) *waiter {
+	c := &waiter{engine: e, caller: caller{ctx: ctx, key: key, began: e.clock.Now()}, stale: stale}
 	c.own.Begin(e.EngineTimeout)
 	c.budget = &c.own
 	return c
@@ -67,10 +67,10 @@ func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]
 
 // join puts the call on the key's flight, begun now if there is none. It returns false if the call
 // has its answer or error instead, or only refreshes a key that has a flight.
-func (c *waiter[V]) join(b binder[V]) bool { return c.ready() && c.joinFlight(b) }
+func (c *waiter) join(b binder) bool { return c.ready() && c.joinFlight(b) }
 
 // ready begins join. It runs the code of ctx, which is user code, without a lock. The result is false after an error.
-func (c *waiter[V]) ready() bool {
+func (c *waiter) ready() bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
 	}
@@ -84,7 +84,7 @@ func (c *waiter[V]) ready() bool {
 }
 
 // joinFlight is join after ready.
-func (c *waiter[V]) joinFlight(b binder[V]) bool {
+func (c *waiter) joinFlight(b binder) bool {
 	e := c.engine
 	s := e.shards.of(c.key)
 	s.mu.Lock()
@@ -109,7 +109,7 @@ func (c *waiter[V]) joinFlight(b binder[V]) bool {
 }
 
 // joinCallers counts the call among the flight's callers. shard.mu is held.
-func (c *waiter[V]) joinCallers(f *flight[V]) {
+func (c *waiter) joinCallers(f *flight) {
 	f.callers.joined()
 	c.flight, c.looked, c.joined = f, false, true
 	if f.herd != nil {
@@ -119,14 +119,14 @@ func (c *waiter[V]) joinCallers(f *flight[V]) {
 
 // ask records that the call's load waits for the flight. It returns an error if the load would wait for
 // itself. A call with a stale item is not recorded: the item answers when its patience ends. Nor is a Refresh.
-func (c *waiter[V]) ask(f *flight[V]) error {
+func (c *waiter) ask(f *flight) error {
 	if c.load == nil || c.refreshes || c.stale != nil || f.state.Load().offered != nil {
 		return nil
 	}
 	return c.record(f)
 }
 
-func (c *waiter[V]) record(f *flight[V]) error {
+func (c *waiter) record(f *flight) error {
 	err := f.askers.Await(c.load)
 	if c.inChain = err == nil; c.inChain {
 		c.engine.slots.AskedByLoad(f.demanded())
@@ -135,7 +135,7 @@ func (c *waiter[V]) record(f *flight[V]) error {
 }
 
 // begin is join for a key without a flight. shard.mu is held.
-func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
+func (c *waiter) begin(s *shard, b binder) bool {
 	// The near tier is read again under this lock, under which a flight fills it and leaves the map.
 	// Otherwise a caller could miss just before a landing, come here just after, and begin a second rebuild.
 	e := c.engine
@@ -143,7 +143,7 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	if it != nil && now < it.TrustedUntil && c.answerByNear(it, now) {
 		return false
 	}
-	m, _ := b.(*member[V])
+	m, _ := b.(*member)
 	first := e.Store != nil && m.first()
 	if first && e.count.awaitingFirstLook.Load()/queuedLooks >= int64(e.MaxQueued) {
 		// More flights would wait for the store in vain.
@@ -181,13 +181,13 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 // queuedLooks times MaxQueued flights may wait for their first look, which is short beside a rebuild.
 const queuedLooks = 16
 
-func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V] {
+func (c *waiter) newFlight(s *shard, m *member, now instant) *flight {
 	e := c.engine
-	f := &flight[V]{
-		storeKey: storeKey[V]{c.key, e, c.budget}, shard: s, member: m,
-		beginning:  beginning[V]{want: c.want, excluded: c.excluded},
-		callerSide: callerSide[V]{due: durations.Add(c.began, e.MaxWait), herd: e.observers.Herd(c.key)},
-		progress:   progress[V]{validSince: now, goesOn: c.refreshes || c.stale != nil},
+	f := &flight{
+		storeKey: storeKey{c.key, e, c.budget}, shard: s, member: m,
+		beginning:  beginning{want: c.want, excluded: c.excluded},
+		callerSide: callerSide{due: durations.Add(c.began, e.MaxWait), herd: e.observers.Herd(c.key)},
+		progress:   progress{validSince: now, goesOn: c.refreshes || c.stale != nil},
 	}
 	if e.notified {
 		f.notices = make(chan timedNotice, 1)
@@ -195,17 +195,17 @@ func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V]
 	if e.eachCall {
 		f.offerDoubts, f.streamDoubts = make(chan struct{}, 1), make(chan struct{}, 1)
 	}
-	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.state.Store(&flightState{news: make(chan struct{})})
 	return f
 }
 
 // answerByNear answers the call with a near item, if the item needs no flight.
-func (c *waiter[V]) answerByNear(it *items.Item[V], now instant) bool {
+func (c *waiter) answerByNear(it *items.Item, now instant) bool {
 	is := judge(&it.Lifetime, now)
 	if is == rebuild || is == serveStale || !c.want.Takes(it, now, c.began) {
 		return false
 	}
-	if is == serve && !c.tallied && c.engine.answers(it.Value) {
+	if is == serve && !c.tallied && c.engine.isAnswer(it.Value) {
 		c.tallied = true
 		c.engine.count.hits.add()
 	}
@@ -215,7 +215,7 @@ func (c *waiter[V]) answerByNear(it *items.Item[V], now instant) bool {
 }
 
 // conclude answers with the flight's result: a new value with any TTL, a failure if no stale item may.
-func (c *waiter[V]) conclude(it *items.Item[V]) {
+func (c *waiter) conclude(it *items.Item) {
 	if it.Failures > 0 {
 		switch now := c.engine.clock.Now(); {
 		case judge(&it.Lifetime, now) == serve:
@@ -227,5 +227,5 @@ func (c *waiter[V]) conclude(it *items.Item[V]) {
 			c.err = it.Err // the answer has the item too, and so the value before the failure
 		}
 	}
-	c.answer = callAnswer[V]{item: it, flown: true}
+	c.answer = callAnswer{item: it, flown: true}
 }

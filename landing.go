@@ -11,7 +11,7 @@ import (
 // settle puts the item into the near tier, and ends the flight with it for the callers that began before then. Callers
 // that began before suits take the item whatever they want. False: the key was invalidated since the last look, and the
 // flight looks again.
-func (r *run[V]) settle(it *items.Item[V], then, suits instant) bool {
+func (r *run) settle(it *items.Item, then, suits instant) bool {
 	e := r.engine
 	it.Weigh(r.key, e.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
@@ -25,19 +25,19 @@ func (r *run[V]) settle(it *items.Item[V], then, suits instant) bool {
 	if r.outdated() {
 		// Clients that read a response while it is written keep it. No other call gets it.
 		if r.streaming() {
-			r.land(func(s *flightState[V]) { s.err = errAgain })
+			r.land(func(s *flightState) { s.err = errAgain })
 		}
 		return r.streaming()
 	}
 	// One lock for both: join sees the flight in the map, or the item in the near tier.
 	r.keepResult(spared)
-	r.land(func(s *flightState[V]) { s.result, s.resultBefore, s.suitsBefore = spared, then, suits })
+	r.land(func(s *flightState) { s.result, s.resultBefore, s.suitsBefore = spared, then, suits })
 	return true
 }
 
 // keepResult puts the result into the near tier. If the flight is unlisted, a successor may have put a
 // later item there, which stays. shard.mu is held.
-func (r *run[V]) keepResult(it *items.Item[V]) {
+func (r *run) keepResult(it *items.Item) {
 	if !r.listed() {
 		r.engine.advanceNear(r.key, it)
 		return
@@ -47,27 +47,27 @@ func (r *run[V]) keepResult(it *items.Item[V]) {
 
 // give ends the flight with an item past its windows for callers that began before then. An earlier near item
 // goes. A later one is from a Set, or of a successor.
-func (r *run[V]) give(it *items.Item[V], then instant) {
+func (r *run) give(it *items.Item, then instant) {
 	it.Weigh(r.key, r.engine.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.engine.advanceNear(r.key, it)
-	r.land(func(s *flightState[V]) { s.result, s.resultBefore = it, then })
+	r.land(func(s *flightState) { s.result, s.resultBefore = it, then })
 }
 
 // giveFailure is give for a failure. The key's item stays in the near tier.
-func (r *run[V]) giveFailure(err error, then instant) {
-	it := &items.Item[V]{Err: err}
+func (r *run) giveFailure(err error, then instant) {
+	it := &items.Item{Err: err}
 	it.Failures, it.RetryAt = 1, forever // the failure answers them, whatever else they want
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
-	r.land(func(s *flightState[V]) { s.result, s.resultBefore = it, then })
+	r.land(func(s *flightState) { s.result, s.resultBefore = it, then })
 }
 
 // land ends the flight with a result or an error. shard.mu is held.
-func (r *run[V]) land(with func(*flightState[V])) {
+func (r *run) land(with func(*flightState)) {
 	r.alarm.Stop()
-	r.change(func(s *flightState[V]) {
+	r.change(func(s *flightState) {
 		s.landed = true
 		with(s)
 	})
@@ -75,7 +75,7 @@ func (r *run[V]) land(with func(*flightState[V])) {
 }
 
 // end ends the flight with err, unless it has landed, and dismisses its witness.
-func (r *run[V]) end(err error) {
+func (r *run) end(err error) {
 	r.cancel(nil)
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
@@ -83,13 +83,13 @@ func (r *run[V]) end(err error) {
 		r.engine.count.flights.Add(-1)
 	}
 	if !r.state.Load().landed {
-		r.land(func(s *flightState[V]) { s.err = err })
+		r.land(func(s *flightState) { s.err = err })
 	}
 }
 
 // awaitLanding waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
 // response broke off. The wait is short: the break's cause has ended the load, or its time, or the listing.
-func (f *flight[V]) awaitLanding(ctx context.Context) (*items.Item[V], error) {
+func (f *flight) awaitLanding(ctx context.Context) (*items.Item, error) {
 	for {
 		f.shard.mu.Lock() // land changes the state, and then unlists
 		listed, state := f.listed(), f.state.Load()

@@ -6,7 +6,7 @@ import "context"
 
 // lead is the state leading, with r.leading.lease or without an election. The load takes over the
 // flight's slot, because the load may outlast the flight.
-func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
+func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 	e, waived := r.engine, r.looking.waives() // the claim is another look, which may find no mark
 	r.setElected()
 	defer func() {
@@ -44,6 +44,6 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 }
 
 // degraded reports whether the load begins without an engine's answer.
-func (r *run[V]) degraded(waived bool) bool {
+func (r *run) degraded(waived bool) bool {
 	return r.leading.epoch == 0 || r.engine.Locker != nil && r.leading.lease == nil && !waived
 }

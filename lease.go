@@ -17,7 +17,7 @@ import (
 
 // leaseLength is the length of the lease that the flight asks for. While a stale item can be served
 // for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
-func (r *run[V]) leaseLength() time.Duration {
+func (r *run) leaseLength() time.Duration {
 	e, it := r.engine, r.present
 	usual := r.buildTime((*records.Times).Usual)
 	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
@@ -33,7 +33,7 @@ func (r *run[V]) leaseLength() time.Duration {
 // keepLease begins to keep the flight's lease, if any, for an attempt. stop ends that. noteEnd comes when the load has
 // ended: the lease is kept through the commit. Most loads end before the first renewal, without a goroutine for the
 // keeper. A lease whose loss the locker tells of is kept at once.
-func (r *run[V]) keepLease(ctx context.Context, a *attempt[V]) (noteEnd, stop func()) {
+func (r *run) keepLease(ctx context.Context, a *attempt) (noteEnd, stop func()) {
 	e, lease := r.engine, r.leading.lease
 	if lease == nil {
 		return func() {}, func() {}
@@ -61,7 +61,7 @@ func (r *run[V]) keepLease(ctx context.Context, a *attempt[V]) (noteEnd, stop fu
 // on a crowded machine. It closes a.lost when the engine says, asked or unasked, that another process has the
 // lease, before the end of loading. Silence ends nothing: if the lease runs out and another process rebuilds too,
 // the store takes only the later epoch.
-func (a *attempt[V]) keep(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
+func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
 	e := a.engine
 	ended, told := loading.Done(), a.lossOf(ctx, lease)
 	for ctx.Err() == nil {
@@ -104,7 +104,7 @@ func (a *attempt[V]) keep(ctx, loading context.Context, lease driver.Lease, term
 }
 
 // lossOf returns the channel on which the locker tells of a lease's loss, nil if it does not.
-func (a *attempt[V]) lossOf(ctx context.Context, lease driver.Lease) (told <-chan struct{}) {
+func (a *attempt) lossOf(ctx context.Context, lease driver.Lease) (told <-chan struct{}) {
 	if n, ok := lease.(driver.LossNotifier); ok {
 		if err := fault.Guard(func() error { told = n.Lost(); return nil }); err != nil {
 			a.noAnswer(ctx, "keeping the lease of", err)
@@ -113,14 +113,14 @@ func (a *attempt[V]) lossOf(ctx context.Context, lease driver.Lease) (told <-cha
 	return told
 }
 
-func (a *attempt[V]) prolong(until instant) {
+func (a *attempt) prolong(until instant) {
 	a.shard.mu.Lock()
 	defer a.shard.mu.Unlock()
 	a.heldUntil = until
 }
 
 // renew renews the lease within patience by the clock, as leases end: a gate gives a starved process more.
-func (k *storeKey[V]) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
+func (k *storeKey) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
 	return gate.AskErr(ctx, k.engine.locker, k.key, gate.NewBudget(2*patience), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
@@ -128,14 +128,14 @@ func (k *storeKey[V]) renew(ctx context.Context, lease driver.Lease, length, pat
 	})
 }
 
-func (r *run[V]) releaseBehind(ctx context.Context) {
+func (r *run) releaseBehind(ctx context.Context) {
 	if lease := r.leading.lease; lease != nil {
 		r.leading.lease = nil
 		r.engine.start(func() { r.release(ctx, lease) })
 	}
 }
 
-func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
+func (r *run) release(ctx context.Context, lease driver.Lease) {
 	err := r.engine.giveBack(ctx, r.key, gate.NewBudget(r.engine.EngineTimeout), lease)
 	if err != nil && !errors.Is(err, driver.ErrLeaseLost) {
 		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)
@@ -143,7 +143,7 @@ func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 }
 
 // giveBack releases a lease, also after the end of ctx. If the locker is silent, releaseLater follows.
-func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
+func (e *engine) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
 		e.behind(func() { e.releaseLater(key, lease) })
@@ -153,7 +153,7 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budge
 
 // releaseLater releases a lease of a silent locker, or tries until the lease has run out. The key's next
 // holder, also in this process, waits until then.
-func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
+func (e *engine) releaseLater(key string, lease driver.Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()
 	for {
@@ -171,6 +171,6 @@ func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
 	}
 }
 
-func (e *engine[V]) tryRelease(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
+func (e *engine) tryRelease(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	return gate.AskErr(context.WithoutCancel(ctx), e.locker, key, budget, func(ctx context.Context) error { return lease.Release(ctx) })
 }

@@ -16,9 +16,9 @@ import (
 
 // This file is the making of a cache below both faces, and its end.
 
-func newEngine[V any](s settings, f face[V]) *engine[V] {
+func newEngine(s settings, f face) *engine {
 	c := items.Clock{Base: time.Now()}
-	e := &engine[V]{settings: s, face: f, life: life{clock: c}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards[V]()}
+	e := &engine{settings: s, face: f, life: life{clock: c}, slots: slots.New(s.MaxRebuilds, s.MaxQueued), shards: newShards()}
 	e.observers.OnError = s.OnError
 	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
@@ -39,12 +39,12 @@ func newEngine[V any](s settings, f face[V]) *engine[V] {
 	return e
 }
 
-func (e *engine[V]) newGate(kind observe.Engine) *gate.Gate {
+func (e *engine) newGate(kind observe.Engine) *gate.Gate {
 	return gate.New(e.EngineTimeout, e.tellBreaker(kind))
 }
 
 // newLookout has the store's reads for many keys, if the store can.
-func (e *engine[V]) newLookout() *lookout.Lookout {
+func (e *engine) newLookout() *lookout.Lookout {
 	many, _ := e.Store.(driver.BatchGetter)
 	return lookout.New(lookout.Config{
 		Store: many, Reads: e.store, Name: e.engineKey, Timeout: e.EngineTimeout,
@@ -55,20 +55,20 @@ func (e *engine[V]) newLookout() *lookout.Lookout {
 
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
-func (e *engine[V]) tellBreaker(kind observe.Engine) func(from, to gate.State) {
+func (e *engine) tellBreaker(kind observe.Engine) func(from, to gate.State) {
 	return func(from, to gate.State) { e.observers.Breaker(kind, breakerStates[from], breakerStates[to]) }
 }
 
-func (e *engine[V]) evicted() func(string, *items.Item[V]) {
+func (e *engine) evicted() func(string, *items.Item) {
 	if !e.observers.Evictions() {
 		return nil
 	}
-	return func(key string, it *items.Item[V]) { e.observers.Evict(key, int(it.Weight())) }
+	return func(key string, it *items.Item) { e.observers.Evict(key, int(it.Weight())) }
 }
 
 // attach calls the observers' Attach, and then makes the first report. After a failure it closes the engine, not yet
 // in use, and panics.
-func (e *engine[V]) attach() {
+func (e *engine) attach() {
 	attached := false
 	defer func() {
 		if !attached { // an error, or a Goexit
@@ -84,10 +84,10 @@ func (e *engine[V]) attach() {
 	attached = true
 }
 
-func (e *engine[V]) close() {
+func (e *engine) close() {
 	// The flights end first, so that no engine's silence is reported for them, see storeKey.noAnswer. And while
 	// a key can get a flight, behind runs the flight's batch.
-	e.shards.lockAll(e.shut, func(s *shard[V]) {
+	e.shards.lockAll(e.shut, func(s *shard) {
 		for _, w := range s.witnesses {
 			for ; w != nil; w = w.next {
 				if w.flight != nil {

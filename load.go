@@ -15,15 +15,15 @@ import (
 // an endless load end in a failure here.
 
 // A loaded is a product whose windows are set, with the load's basis, error and times.
-type loaded[V any] struct {
-	product[V]
-	basis[V]
+type loaded struct {
+	product
+	basis
 	err   error
 	ended instant // when the value has its windows' age
 	took  time.Duration
 }
 
-func (l *loaded[V]) lifetime() items.Windows {
+func (l *loaded) lifetime() items.Windows {
 	w := *l.windows
 	// A value that is past its windows is not kept, see Result.
 	if served := items.NewLifetime(0, w); l.marks != nil && l.marks.Validator != "" && served.End() > 0 {
@@ -33,29 +33,29 @@ func (l *loaded[V]) lifetime() items.Windows {
 }
 
 // A basis is what is known when a load begins, or is refused (finishOverloaded). It does not change.
-type basis[V any] struct {
-	epoch     uint64         // claimed for the load; 0: none
-	present   *items.Item[V] // run.present
-	loadBegan instant        // items.Item.LoadBegan
-	position  uint64         // items.Item.Position
-	storeDown bool           // the flight goes on without the store
-	asked     instant        // a time at which the store had nothing later than epoch
+type basis struct {
+	epoch     uint64      // claimed for the load; 0: none
+	present   *items.Item // run.present
+	loadBegan instant     // items.Item.LoadBegan
+	position  uint64      // items.Item.Position
+	storeDown bool        // the flight goes on without the store
+	asked     instant     // a time at which the store had nothing later than epoch
 }
 
 // An attempt is one load of a flight. Only the fields below shard.mu change once the load has started: the flight may
 // give the load up, and change.
-type attempt[V any] struct {
-	*flight[V]
-	basis[V]
+type attempt struct {
+	*flight
+	basis
 	abort context.CancelCauseFunc // cancels the load
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
 	lost  chan struct{}           // closed when another process has the lease; nil without a lease
-	seat  *seat[V]                // the attempt's place in a load of its batch; nil: the attempt loads by itself
+	seat  *seat                   // the attempt's place in a load of its batch; nil: the attempt loads by itself
 
 	running *chain.Load
 	free    func() // called when the load has returned or told
 	told    sync.Once
-	result  chan loaded[V] // has room for the result, or an abandoned load would leak its goroutine
+	result  chan loaded // has room for the result, or an abandoned load would leak its goroutine
 
 	// shard.mu guards the fields below.
 	heldUntil instant // the end of the lease by this process's clock; forever without a lease
@@ -63,16 +63,16 @@ type attempt[V any] struct {
 }
 
 // start runs the flight's load, and sends its result once.
-func (a *attempt[V]) start(ctx context.Context, free func()) {
-	a.running, a.free, a.result = chain.NewLoad(ctx, a.engine.slots, &a.askers), free, make(chan loaded[V], 1)
+func (a *attempt) start(ctx context.Context, free func()) {
+	a.running, a.free, a.result = chain.NewLoad(ctx, a.engine.slots, &a.askers), free, make(chan loaded, 1)
 	go a.run()
 }
 
 // tell ends the load with a result. If it goes on for its own client, its return value is ignored.
-func (a *attempt[V]) tell(p product[V], err error) {
+func (a *attempt) tell(p product, err error) {
 	a.told.Do(func() {
 		now := a.engine.clock.Now()
-		result := loaded[V]{product: p, basis: a.basis, err: err, ended: now, took: now - (a.loadBegan - 1)}
+		result := loaded{product: p, basis: a.basis, err: err, ended: now, took: now - (a.loadBegan - 1)}
 		if p.windows == nil {
 			result.windows = &a.engine.windows
 		}
@@ -82,9 +82,9 @@ func (a *attempt[V]) tell(p product[V], err error) {
 	})
 }
 
-func (a *attempt[V]) run() {
+func (a *attempt) run() {
 	stack.Grow()
-	var p product[V]
+	var p product
 	fault.Run(func() (err error) {
 		p, err = a.load(a.running, a)
 		fault.Inquire(err)

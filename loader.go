@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -41,24 +40,22 @@ type Result[V any] struct {
 	Validator string
 }
 
-type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
-
 // validatorKeep is how long the next load can start from an expired value with a validator.
 const validatorKeep = time.Hour
 
 // A product is the result of one run of a load.
-type product[V any] struct {
-	value   V
+type product struct {
+	value   any
 	windows *items.Windows // of the value or of its absence; nil: the options' windows
 	marks   *items.Marks   // nil: none
-	kept    *items.Item[V] // the item whose value stays; nil: the value is new
+	kept    *items.Item    // the item whose value stays; nil: the value is new
 	failure error          // the failure that the value, an error page, tells; nil for other values
 }
 
-func requestOf[V any](key string, from *items.Item[V]) Request[V] {
+func requestOf[V any](key string, from *items.Item) Request[V] {
 	r := Request[V]{Key: key}
 	if from != nil && from.Held && from.Kind == driver.KindValue {
-		r.Previous, r.Found = from.Value, true
+		r.Previous, r.Found = valueOf[V](from.Value), true
 		if from.Marks != nil {
 			r.Validator = from.Marks.Validator
 		}
@@ -66,8 +63,8 @@ func requestOf[V any](key string, from *items.Item[V]) Request[V] {
 	return r
 }
 
-func (r Result[V]) product(key string, from *items.Item[V], err error) (product[V], error) {
-	p := product[V]{value: r.Value}
+func (r Result[V]) product(key string, from *items.Item, err error) (product, error) {
+	p := product{value: r.Value}
 	if f := r.Freshness; f != nil {
 		p.windows = &items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
 	}
@@ -76,7 +73,7 @@ func (r Result[V]) product(key string, from *items.Item[V], err error) (product[
 	}
 	marks := items.Marks{Validator: r.Validator, Tags: slices.Clone(r.Tags)}
 	if r.NotModified {
-		if !requestOf(key, from).Found {
+		if !requestOf[V](key, from).Found {
 			return p, fmt.Errorf("bellwether: the load of %q says NotModified, and there was no Previous; return a Value where Request.Found is false", key)
 		}
 		p.kept, p.value = from, from.Value
@@ -95,7 +92,7 @@ func (r Result[V]) product(key string, from *items.Item[V], err error) (product[
 
 // resultOf returns the result for key of a batch load that returned results and err. The key's load
 // started from the item from; batchErr is the BatchError in err, or nil.
-func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
+func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item) (product, error) {
 	r, found := results[key]
 	switch {
 	case batchErr != nil && batchErr.Errors[key] != nil:
@@ -108,3 +105,12 @@ func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err err
 	// Else all keys without a result have failed: a BatchError within another error may lack some.
 	return r.product(key, from, err)
 }
+
+// valueOf gives a value of the engine its type. It returns the zero value for none.
+func valueOf[V any](value any) V {
+	v, _ := value.(V)
+	return v
+}
+
+// typed is a result of the engine with the value's type.
+func typed[V any](value any, err error) (V, error) { return valueOf[V](value), err }

@@ -15,7 +15,7 @@ import (
 // offered to callers as a stale item, or is no answer.
 
 // look is the state looking. Each flight comes here first.
-func (r *run[V]) look(ctx context.Context) rebuildOutcome {
+func (r *run) look(ctx context.Context) rebuildOutcome {
 	first := !r.looking.lookedOnce
 	r.looking.lookedOnce = true
 	if first && r.queues {
@@ -48,7 +48,7 @@ func (r *run[V]) look(ctx context.Context) rebuildOutcome {
 // pauseAfterVoid is the pause between a void load and the next look. Callers gather in this pause for the next load.
 // Without it a quick load that invalidates its own key would answer no caller: all callers would have come after
 // the load began.
-func (r *run[V]) pauseAfterVoid(ctx context.Context) {
+func (r *run) pauseAfterVoid(ctx context.Context) {
 	pause := r.looking.pause
 	if r.looking.pause = 0; pause == 0 {
 		return
@@ -60,13 +60,13 @@ func (r *run[V]) pauseAfterVoid(ctx context.Context) {
 }
 
 // lookAnew looks without an election. It reports whether the flight has ended.
-func (r *run[V]) lookAnew(ctx context.Context) bool {
+func (r *run) lookAnew(ctx context.Context) bool {
 	r.renewLook()
 	return r.lookBy(ctx, r.readWithLog)
 }
 
 // lookBy is a look by one of the reads of reading.go and election.go. It reports whether the flight has ended.
-func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) lookout.Reply) bool {
+func (r *run) lookBy(ctx context.Context, read func(context.Context) lookout.Reply) bool {
 	e := r.engine
 	r.looking.mark = mark{}
 	known, now := e.near.Get(r.key)
@@ -75,7 +75,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) lookout.
 		// Set, or another way without a flight, may have brought a fresh item.
 		return known != nil && judge(&known.Lifetime, now) == serve && r.consider(known, false)
 	}
-	var held *items.Item[V]
+	var held *items.Item
 	if known != nil && judge(&known.Lifetime, now) != rebuild {
 		// A silent store cannot void the item, which answers as if the store had confirmed it now.
 		held = known.Found(durations.Add(now, e.NearTTL))
@@ -110,7 +110,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) lookout.
 }
 
 // noEntry takes the store's word that there is no entry, or no valid entry.
-func (r *run[V]) noEntry(err error) {
+func (r *run) noEntry(err error) {
 	if !errors.Is(err, ErrNotFound) {
 		r.engine.OnError(r.key, &keyError{"reading", r.key, err})
 	}
@@ -118,7 +118,7 @@ func (r *run[V]) noEntry(err error) {
 	r.endOffer() // the item was invalidated
 }
 
-func (r *run[V]) considerReply(there lookout.Reply, known *items.Item[V]) bool {
+func (r *run) considerReply(there lookout.Reply, known *items.Item) bool {
 	it, is := r.decode(there, known)
 	r.looking.mark = is
 	return r.consider(it, true)
@@ -126,7 +126,7 @@ func (r *run[V]) considerReply(there lookout.Reply, known *items.Item[V]) bool {
 
 // consider ends the flight with an item that answers, or offers a stale item, unless the key was invalidated since
 // the last look. It reports whether the flight has ended. fromStore is false for an item that was at hand.
-func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
+func (r *run) consider(it *items.Item, fromStore bool) bool {
 	r.present = it
 	r.committed = 0
 	if it == nil {
@@ -164,7 +164,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	return false
 }
 
-func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
+func (r *run) verdictOn(it *items.Item, now instant) verdict {
 	is, offered := judge(&it.Lifetime, now), r.state.Load().offered
 	if is != rebuild || !r.waiting.sees(it.Epoch) || offered != nil && offered.Epoch == it.Epoch {
 		return is
@@ -183,7 +183,7 @@ func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
 
 // declines reports whether the call that began the flight does not take the item. During a failure's
 // pause the call takes any item: a client's wish is no reason for an earlier try, see items.Want.
-func (r *run[V]) declines(it *items.Item[V], fromStore bool) bool {
+func (r *run) declines(it *items.Item, fromStore bool) bool {
 	now := r.engine.clock.Now()
 	if r.want.Accept == nil || it.BackingOff(now) {
 		return false
@@ -198,7 +198,7 @@ func (r *run[V]) declines(it *items.Item[V], fromStore bool) bool {
 }
 
 // noteOthersBuild records the build time of a value for which the flight has waited.
-func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
+func (r *run) noteOthersBuild(it *items.Item) {
 	switch {
 	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
 	case r.waiting.hedge.tried:
@@ -217,7 +217,7 @@ func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
 // enough if every lease held. After a lost lease two loads may have overlapped. So the entry's age
 // must agree: the load must not have begun before waiting.since. Both times are taken as early as
 // possible. A Build of 0 is a value without a flight, and its age says nothing about a load.
-func (r *run[V]) laterLoad(it *items.Item[V]) instant {
+func (r *run) laterLoad(it *items.Item) instant {
 	if !r.waiting.sees(it.Epoch) {
 		return 0
 	}

@@ -15,12 +15,12 @@ import (
 // maxTogether is the most keys in one load, as in one request to the store.
 const maxTogether = lookout.Most
 
-type batch[V any] struct {
-	engine *engine[V]
-	single binder[V]           // the load of each flight, if user is nil
-	user   batchLoad[V]        // the common load
+type batch struct {
+	engine *engine
+	single binder              // the load of each flight, if user is nil
+	user   commonLoader        // the common load
 	places *semaphore.Weighted // has a place of each flight's call; nil: no call waits for places
-	loads  *gather.Group[*attempt[V], loadResult[V]]
+	loads  *gather.Group[*attempt, loadResult]
 
 	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins
 	// them, or to the holder of window.mu; afterwards it does not change.
@@ -28,26 +28,36 @@ type batch[V any] struct {
 	looks    []*lookout.Look // the first looks of the flights
 }
 
-type loadResult[V any] struct {
-	product[V]
+// A commonLoader is a load of many keys in one call.
+type commonLoader interface {
+	binder
+	load(ctx context.Context, attempts []*attempt) (commonResult, error)
+}
+
+// A commonResult is what a common load has returned beside its error err: it returns the result of one of the load's
+// attempts. batchErr is the BatchError in err, or nil.
+type commonResult func(a *attempt, batchErr *BatchError, err error) (product, error)
+
+type loadResult struct {
+	product
 	err error
 }
 
 // A seat is an attempt's place in a common load.
-type seat[V any] = gather.Seat[*attempt[V], loadResult[V]]
+type seat = gather.Seat[*attempt, loadResult]
 
 // A member is a flight's place in its batch. Methods that flights call do nothing on a nil member.
-type member[V any] struct {
-	*batch[V]
-	look     *lookout.Look                              // the flight's first look
-	gathered *gather.Member[*attempt[V], loadResult[V]] // nil: the key had a flight already
+type member struct {
+	*batch
+	look     *lookout.Look                        // the flight's first look
+	gathered *gather.Member[*attempt, loadResult] // nil: the key had a flight already
 }
 
-func (m *member[V]) bind() loader[V] {
+func (m *member) bind() loader {
 	if m.user == nil {
 		return m.single.bind()
 	}
-	return func(ctx context.Context, a *attempt[V]) (product[V], error) {
+	return func(ctx context.Context, a *attempt) (product, error) {
 		result, err := a.seat.Load(ctx)
 		return result.product, cmp.Or(err, result.err)
 	}
@@ -55,7 +65,7 @@ func (m *member[V]) bind() loader[V] {
 
 // firstReply waits until all flights of the batch have begun, and for the reply to the flight's first look. It
 // returns nil after ctx's end, and if each flight looks by itself.
-func (m *member[V]) firstReply(ctx context.Context) *lookout.Reply {
+func (m *member) firstReply(ctx context.Context) *lookout.Reply {
 	select {
 	case <-m.complete:
 	case <-ctx.Done():
@@ -73,7 +83,7 @@ func (m *member[V]) firstReply(ctx context.Context) *lookout.Reply {
 }
 
 // callersLeft says that the flight's callers have left before its election: its first look is for no caller.
-func (m *member[V]) callersLeft() {
+func (m *member) callersLeft() {
 	if m != nil {
 		m.engine.lookout.End(m.look)
 	}
@@ -81,19 +91,19 @@ func (m *member[V]) callersLeft() {
 
 // first reports whether the new flight is alone or the first of its batch. A batch counts once among the
 // flights that wait for the store: more keys than MaxQueued would otherwise turn all other callers away.
-func (m *member[V]) first() bool { return m == nil || len(m.looks) == 0 }
+func (m *member) first() bool { return m == nil || len(m.looks) == 0 }
 
 // loadsTogether reports whether the flight loads in a round of its batch.
-func (m *member[V]) loadsTogether() bool { return m != nil && m.user != nil }
+func (m *member) loadsTogether() bool { return m != nil && m.user != nil }
 
 // held says that another process holds the key: the common load does not wait for this member.
-func (m *member[V]) held() {
+func (m *member) held() {
 	if m != nil {
 		m.gathered.Held()
 	}
 }
 
-func (m *member[V]) end() {
+func (m *member) end() {
 	if m != nil {
 		m.gathered.End()
 		if m.places != nil {
@@ -102,7 +112,7 @@ func (m *member[V]) end() {
 	}
 }
 
-func (f *flight[V]) slots() slots.Source {
+func (f *flight) slots() slots.Source {
 	if f.member == nil {
 		return f.engine.slots
 	}

@@ -143,7 +143,7 @@ type Key struct {
 // A Middleware is a shared cache by RFC 9111 for the responses of the handlers that it wraps. It is
 // safe for concurrent use, and may wrap several handlers if they serve different URLs.
 type Middleware struct {
-	engine *engine[*page.Response]
+	engine *engine
 	pages  *page.Middleware
 }
 
@@ -152,9 +152,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
 	s := o.options().settings("HTTPOptions")
-	e := newEngine(s, face[*page.Response]{
-		size:    func(_ string, r *page.Response) int { return r.Size() },
-		answers: (*page.Response).IsAnswer,
+	e := newEngine(s, face{
+		size: page.Size, answers: page.IsAnswer,
 		marshal: page.Marshal, unmarshal: page.Unmarshal,
 		traits: page.Traits(o.tagFields()),
 	})

@@ -13,18 +13,18 @@ import (
 
 // putNear puts a flight's last item into the near tier in place of any other, whatever its epoch: the
 // store has confirmed the new item or is silent, and a store that lost its data may count anew.
-func (e *engine[V]) putNear(key string, it *items.Item[V], callers int) {
+func (e *engine) putNear(key string, it *items.Item, callers int) {
 	e.near.Put(key, it.Forgetting(e.clock.Now()), callers)
 }
 
 // advanceNear is putNear for an item without a flight: an item of a later epoch stays.
-func (e *engine[V]) advanceNear(key string, it *items.Item[V]) {
-	e.near.Replace(key, it.Forgetting(e.clock.Now()), func(old *items.Item[V]) bool { return old.Epoch <= it.Epoch })
+func (e *engine) advanceNear(key string, it *items.Item) {
+	e.near.Replace(key, it.Forgetting(e.clock.Now()), func(old *items.Item) bool { return old.Epoch <= it.Epoch })
 }
 
 // holdsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
 // by its birth. An item whose life has ended counts as held if the tier has none.
-func (e *engine[V]) holdsNear(key string, it *items.Item[V]) bool {
+func (e *engine) holdsNear(key string, it *items.Item) bool {
 	there, now := e.near.Get(key)
 	if there == nil {
 		return it.End() <= now
@@ -33,17 +33,17 @@ func (e *engine[V]) holdsNear(key string, it *items.Item[V]) bool {
 }
 
 // trustedUntil is the instant until which the near tier trusts the store's answer from the time now.
-func (e *engine[V]) trustedUntil(now instant) instant {
+func (e *engine) trustedUntil(now instant) instant {
 	if e.Store == nil {
 		return forever
 	}
 	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
 }
 
-func (e *engine[V]) peek(key string) (value V, age time.Duration, ok bool) {
+func (e *engine) peek(key string) (value any, age time.Duration, ok bool) {
 	it, now := e.near.Peek(key)
 	if it == nil || it.Kind != driver.KindValue || now >= max(it.FreshUntil, it.StaleUntil, it.ErrorUntil) {
-		return value, 0, false
+		return nil, 0, false
 	}
 	return it.Value, durations.Between(it.Born, now), true
 }

@@ -15,7 +15,7 @@ import (
 // or moves the near tier forward. Looks make up for lost notices.
 
 // listen hears the store's notices until the engine closes. It is called before the engine's first use.
-func (e *engine[V]) listen() {
+func (e *engine) listen() {
 	notifier, ok := e.Store.(driver.Notifier)
 	if !ok {
 		return
@@ -24,7 +24,7 @@ func (e *engine[V]) listen() {
 	e.running.Go(func() { e.listenTo(notifier) })
 }
 
-func (e *engine[V]) listenTo(notifier driver.Notifier) {
+func (e *engine) listenTo(notifier driver.Notifier) {
 	defer e.listenAgain(notifier) // also after a Goexit of the adapter
 	if err := fault.Guard(func() error { notifier.Notify(e.open, e.receive); return nil }); err != nil {
 		e.OnError("", fmt.Errorf("listening to the store: %w", err))
@@ -32,7 +32,7 @@ func (e *engine[V]) listenTo(notifier driver.Notifier) {
 }
 
 // listenAgain goes on after Notify has returned before the close: with an error, or from a broken adapter.
-func (e *engine[V]) listenAgain(notifier driver.Notifier) {
+func (e *engine) listenAgain(notifier driver.Notifier) {
 	select {
 	case <-time.After(gate.Pause):
 		e.running.Go(func() { e.listenTo(notifier) })
@@ -41,7 +41,7 @@ func (e *engine[V]) listenAgain(notifier driver.Notifier) {
 }
 
 // receive handles a notice on the adapter's goroutine. User code must not end this goroutine by a panic.
-func (e *engine[V]) receive(n driver.Notice) {
+func (e *engine) receive(n driver.Notice) {
 	notice := timedNotice{n, e.clock.Instant(n.Made), e.clock.Now()}
 	key, ok := e.ownKey(n.Key)
 	apply := func() { e.applyNotice(key, notice) }
@@ -56,7 +56,7 @@ func (e *engine[V]) receive(n driver.Notice) {
 	}
 }
 
-func (e *engine[V]) applyLogNotice(n timedNotice) {
+func (e *engine) applyLogNotice(n timedNotice) {
 	switch {
 	case e.sweeps == nil:
 	case n.carriesEntry():
@@ -66,18 +66,18 @@ func (e *engine[V]) applyLogNotice(n timedNotice) {
 	}
 }
 
-func (e *engine[V]) applyNotice(key string, n timedNotice) {
+func (e *engine) applyNotice(key string, n timedNotice) {
 	known, w := e.deliverNotice(key, n)
 	if known == nil {
 		return
 	}
 	defer e.endWitness(key, w)
 	now := e.clock.Now()
-	var it *items.Item[V]
+	var it *items.Item
 	// An item that the store has not taken has no place in the order of epochs: it may be from after
 	// an invalidation, and the notice from before. So the store is asked.
 	if n.credible(now, e.NearTTL) && !known.Beside {
-		it, _ = (&storeKey[V]{key: key, engine: e}).decode(n.reply(), nil)
+		it, _ = (&storeKey{key: key, engine: e}).decode(n.reply(), nil)
 	}
 	if it == nil {
 		doubted := *known
@@ -88,7 +88,7 @@ func (e *engine[V]) applyNotice(key string, n timedNotice) {
 
 // deliverNotice hands a notice to the key's flight. Without a flight it returns the near item, and a
 // witness, if the notice is later. A process without the key stays without it.
-func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[V], w *witness[V]) {
+func (e *engine) deliverNotice(key string, n timedNotice) (known *items.Item, w *witness) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +110,7 @@ func (e *engine[V]) deliverNotice(key string, n timedNotice) (known *items.Item[
 		if known, _ = e.near.Get(key); known == nil || known.Epoch >= n.Epoch {
 			return nil, nil
 		}
-		w = &witness[V]{}
+		w = &witness{}
 		s.addWitness(key, w)
 	}
 	return known, w

@@ -12,14 +12,14 @@ import (
 // frames around the code.
 //
 //go:noinline
-func (f *flight[V]) gone() {
+func (f *flight) gone() {
 	if f.herd != nil {
 		f.herd.Leave(f.failureAt)
 	}
 }
 
 // failureAt returns the failure with which the flight has answered a caller at an instant, or nil.
-func (f *flight[V]) failureAt(at instant) error {
+func (f *flight) failureAt(at instant) error {
 	state := f.state.Load()
 	if err := state.failure(); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (f *flight[V]) failureAt(at instant) error {
 
 // watchLoad reports the begin of a load and returns its context. unwatchLoad reports the end, also if an
 // observer's Goexit has kept the load from beginning.
-func (r *run[V]) watchLoad(ctx context.Context) context.Context {
+func (r *run) watchLoad(ctx context.Context) context.Context {
 	told := observe.Rebuild{Key: r.key}
 	told.Takeover = r.leading.lease != nil && r.waiting.holder != nil && !r.waiting.freed && r.standing.asked >= r.waiting.leaseEnd
 	load := r.engine.observers.Rebuild(told)
@@ -44,7 +44,7 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 }
 
 // unwatchLoad reports the end of the load. ended is true if the flight has ended with the load's result.
-func (r *run[V]) unwatchLoad(ended bool) {
+func (r *run) unwatchLoad(ended bool) {
 	w := r.watched
 	if r.watched = nil; w == nil {
 		return
@@ -58,7 +58,7 @@ func (r *run[V]) unwatchLoad(ended bool) {
 }
 
 // tellOutcome is for a load that makes no value for all waiting callers.
-func (r *run[V]) tellOutcome(is observe.Outcome, err error) {
+func (r *run) tellOutcome(is observe.Outcome, err error) {
 	if w := r.watched; w != nil {
 		w.Told.Outcome, w.Told.Err = is, err
 	}

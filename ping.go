@@ -13,7 +13,7 @@ import (
 // This file is Ping: at start-up it asks the engines for each request of a rebuild.
 
 // ping asks the store and the locker at one time, and returns the requests without an answer.
-func (e *engine[V]) ping(ctx context.Context) error {
+func (e *engine) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, e.EngineTimeout)
 	defer cancel()
 	var reads, writes, elects error
@@ -32,24 +32,24 @@ func (e *engine[V]) ping(ctx context.Context) error {
 }
 
 // pingBy makes a call, also during the engine's outage. An error of the engine's contract is an answer.
-func (e *engine[V]) pingBy(ctx context.Context, g *gate.Gate, doing string, call func(context.Context) error) error {
+func (e *engine) pingBy(ctx context.Context, g *gate.Gate, doing string, call func(context.Context) error) error {
 	if err := gate.AskAnyway(ctx, g, probeKey, e.EngineTimeout, call); errors.Is(err, ErrUnavailable) {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return nil
 }
 
-func (e *engine[V]) pingReads(ctx context.Context) error {
+func (e *engine) pingReads(ctx context.Context) error {
 	_, err := e.Store.Get(ctx, e.ownName(probeKey))
 	return err
 }
 
-func (e *engine[V]) pingWrites(ctx context.Context) error {
+func (e *engine) pingWrites(ctx context.Context) error {
 	_, err := driver.Set(ctx, e.Store, e.ownName(probeKey), probeEntry)
 	return err
 }
 
-func (e *engine[V]) pingLocks(ctx context.Context) error {
+func (e *engine) pingLocks(ctx context.Context) error {
 	lease, err := e.Locker.TryAcquire(ctx, e.ownName(probeKey), e.EngineTimeout)
 	if err != nil {
 		return err

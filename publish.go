@@ -16,7 +16,7 @@ import (
 
 // publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.
-func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
+func (a *attempt) publish(ctx context.Context, v any, until instant, to audience.Audience) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && a.catchUp(ctx)
@@ -25,7 +25,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 	if f.current != a || ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	it := &items.Item[V]{Kind: driver.KindValue, Value: v, LoadBegan: a.loadBegan, Position: a.position}
+	it := &items.Item{Kind: driver.KindValue, Value: v, LoadBegan: a.loadBegan, Position: a.position}
 	// A sweep may name a tag that only the published value has, see sweepFlight.
 	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
 		f.witness.generation++
@@ -45,7 +45,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 			e.start(func() { a.confirmStream(it) })
 		}
 	}
-	f.change(func(s *flightState[V]) {
+	f.change(func(s *flightState) {
 		s.published, s.audience, s.publishedBefore, s.confirmedBefore = it, to, until, confirmed
 	})
 	return true
@@ -53,7 +53,7 @@ func (a *attempt[V]) publish(ctx context.Context, v V, until instant, to audienc
 
 // catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
 // a Fencer if the lease is over. It reports whether the load's epoch is fenced.
-func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
+func (a *attempt) catchUp(ctx context.Context) (fenced bool) {
 	f, e := a.flight, a.engine
 	f.shard.mu.Lock()
 	skip := f.current != a || ctx.Err() != nil || a.storeDown
@@ -71,7 +71,7 @@ func (a *attempt[V]) catchUp(ctx context.Context) (fenced bool) {
 }
 
 // confirmStream calls confirmPublished until it returns false or the flight ends, also during the commit.
-func (a *attempt[V]) confirmStream(it *items.Item[V]) {
+func (a *attempt) confirmStream(it *items.Item) {
 	e, asked := a.engine, a.asked
 	for {
 		select {
@@ -90,7 +90,7 @@ func (a *attempt[V]) confirmStream(it *items.Item[V]) {
 // confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
 // show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
 // against the value, at the flight's end, and once the flight shows no such value.
-func (a *attempt[V]) confirmPublished(it *items.Item[V]) bool {
+func (a *attempt) confirmPublished(it *items.Item) bool {
 	f, e := a.flight, a.engine
 	budget := e.confirmation(f.ctx)
 	asked := e.clock.Now()
@@ -105,6 +105,6 @@ func (a *attempt[V]) confirmPublished(it *items.Item[V]) bool {
 		f.unlist() // no more callers join
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.confirmedBefore = e.trustedUntil(asked) })
+	f.change(func(s *flightState) { s.confirmedBefore = e.trustedUntil(asked) })
 	return true
 }

@@ -7,7 +7,7 @@ import (
 // This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for a slot. A
 // waiting flight hears notices and looks: another process may have a slot, and so the value, sooner.
 
-func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
+func (r *run) queue(ctx context.Context) rebuildOutcome {
 	switch {
 	case r.takeFreeSlot():
 		return outcomePlace
@@ -24,7 +24,7 @@ func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 }
 
 // waitForSlot waits for a slot. It reports whether a notice or a look has ended the flight meanwhile.
-func (r *run[V]) waitForSlot(ctx context.Context) bool {
+func (r *run) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
 	defer source.Unqueue()
 	demand := r.demanded()
@@ -60,8 +60,8 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 // finishOverloaded ends the flight with ErrOverloaded. The failure has the log's present position, so no
 // earlier sweep counts against the failure. loadBegan is just after now, so that the failure answers every
 // call: a call that refused the failure would begin flight after flight.
-func (r *run[V]) finishOverloaded(ctx context.Context) bool {
+func (r *run) finishOverloaded(ctx context.Context) bool {
 	now := r.engine.clock.Now()
-	from := basis[V]{loadBegan: now + 1, asked: now, position: r.engine.sweeps.Log().Position()}
-	return r.finishFailed(ctx, loaded[V]{basis: from, err: ErrOverloaded, ended: now})
+	from := basis{loadBegan: now + 1, asked: now, position: r.engine.sweeps.Log().Position()}
+	return r.finishFailed(ctx, loaded{basis: from, err: ErrOverloaded, ended: now})
 }

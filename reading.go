@@ -12,7 +12,7 @@ import (
 
 // This file reads the store for a flight: alone, with the log of sweeps, or with other flights' looks.
 
-func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) lookout.Reply {
+func (k *storeKey) read(ctx context.Context, budget *gate.Budget) lookout.Reply {
 	e := k.engine
 	asked := e.clock.Now()
 	entry, err := gate.AskInTurn(ctx, e.store, k.key, budget, func(ctx context.Context) (driver.Entry, error) {
@@ -23,7 +23,7 @@ func (k *storeKey[V]) read(ctx context.Context, budget *gate.Budget) lookout.Rep
 
 // persist returns the reply, or repeats a read without an answer: one lost packet is not an outage. A dead engine
 // fails again, and opens its breaker or uses up the budget.
-func (r *run[V]) persist(ctx context.Context, there lookout.Reply) lookout.Reply {
+func (r *run) persist(ctx context.Context, there lookout.Reply) lookout.Reply {
 	for try := 1; try < gate.Trips && there.Silent() && ctx.Err() == nil && r.budget.Left() > 0 && r.engine.store.Retries(); try++ {
 		r.noAnswer(ctx, "reading", there.Err)
 		there = r.read(ctx, r.budget)
@@ -32,7 +32,7 @@ func (r *run[V]) persist(ctx context.Context, there lookout.Reply) lookout.Reply
 }
 
 // readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
-func (r *run[V]) readWithLog(ctx context.Context) lookout.Reply {
+func (r *run) readWithLog(ctx context.Context) lookout.Reply {
 	if there := r.followLogAhead(ctx); there != nil {
 		return r.persist(ctx, *there)
 	}
@@ -47,7 +47,7 @@ func (r *run[V]) readWithLog(ctx context.Context) lookout.Reply {
 }
 
 // replyAtHand returns a function in place of these reads, for a flight whose key has been read with others.
-func (r *run[V]) replyAtHand(there *lookout.Reply) func(context.Context) lookout.Reply {
+func (r *run) replyAtHand(there *lookout.Reply) func(context.Context) lookout.Reply {
 	return func(ctx context.Context) lookout.Reply {
 		r.engine.sweeps.Follow(ctx, r.budget, r.logAge())
 		return *there
@@ -56,7 +56,7 @@ func (r *run[V]) replyAtHand(there *lookout.Reply) func(context.Context) lookout
 
 // logAge is the age at which a look reads the log of sweeps again. It is 0 after an earlier election:
 // a store that has lost the key during the flight's load may have lost the log too.
-func (r *run[V]) logAge() time.Duration {
+func (r *run) logAge() time.Duration {
 	if r.leading.again {
 		return 0
 	}
@@ -65,7 +65,7 @@ func (r *run[V]) logAge() time.Duration {
 
 // followLogAhead follows the log for a flight before it reads its key. A store that answers for many keys gets
 // both keys in one call, and the result is the answer for the flight's key. Otherwise the result is nil.
-func (r *run[V]) followLogAhead(ctx context.Context) (key *lookout.Reply) {
+func (r *run) followLogAhead(ctx context.Context) (key *lookout.Reply) {
 	e := r.engine
 	if !e.lookout.Shares() {
 		e.sweeps.Follow(ctx, r.budget, r.logAge())

@@ -39,7 +39,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 
 // rebuild goes from state to state. It returns nil when the flight has landed, and otherwise the error that
 // ends the flight. Close, and desertion before the election, end the flight between any two states.
-func (r *run[V]) rebuild(ctx context.Context) error {
+func (r *run) rebuild(ctx context.Context) error {
 	defer func() {
 		r.declineElection(ctx)
 		r.releaseBehind(ctx) // Close may come between the election and leading
@@ -55,7 +55,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	}
 }
 
-func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
+func (r *run) in(ctx context.Context, s rebuildState) rebuildOutcome {
 	if r.engine.onState != nil {
 		r.engine.onState(r.key, s.String())
 	}
@@ -75,14 +75,14 @@ func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
 }
 
 // runToEnd runs the flight to its end, also after a panic or Goexit of an adapter.
-func (f *flight[V]) runToEnd() {
+func (f *flight) runToEnd() {
 	stack.Grow()
-	r := &run[V]{flight: f}
+	r := &run{flight: f}
 	fault.Run(func() error { return r.rebuild(f.ctx) }, func(err error) { r.endRun(f.ctx, err) })
 }
 
 // endRun ends the flight with err, unless it has landed. It frees the slot and the hedge's lease.
-func (r *run[V]) endRun(ctx context.Context, err error) {
+func (r *run) endRun(ctx context.Context, err error) {
 	defer func() {
 		r.freeSlot()
 		defer r.freeHedge(ctx)

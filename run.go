@@ -13,11 +13,11 @@ import (
 // outcomes that states return. The states and the way through them are in rebuild.go.
 
 // A run is the state of one flight's rebuild. Only the flight's goroutine uses the fields of a run.
-type run[V any] struct {
-	*flight[V]
+type run struct {
+	*flight
 	// present is the key's latest known item. It is served if the load fails, and counts the failures. A
 	// load has attempt.present.
-	present *items.Item[V]
+	present *items.Item
 	// storeDown is true if the last look or claim had no answer. The flight then goes on without
 	// store and locker: a lease is useless while other processes cannot read the leader's value.
 	storeDown bool
@@ -119,14 +119,14 @@ func ending(ended bool) rebuildOutcome {
 	return outcomeOutdated
 }
 
-func (r *run[V]) takeFreeSlot() bool {
+func (r *run) takeFreeSlot() bool {
 	if r.slot == nil {
 		r.slot = r.slots().Try()
 	}
 	return r.slot != nil
 }
 
-func (r *run[V]) freeSlot() {
+func (r *run) freeSlot() {
 	if free := r.slot; free != nil {
 		r.slot = nil
 		free()

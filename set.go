@@ -16,7 +16,7 @@ import (
 // set puts the value under the key, in the order of invalidate. With the store first, a flight's
 // reads and claims from before the commit are void here, and any later read finds the value or a
 // later one. A flight with a later epoch goes on, because its load has begun after set.
-func (e *engine[V]) set(ctx context.Context, key string, value V) error {
+func (e *engine) set(ctx context.Context, key string, value any) error {
 	if e.open.Err() != nil {
 		return ErrClosed
 	}
@@ -32,7 +32,7 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	// A sweep from before the Set, in a log that is read later, would take the value away.
 	budget := gate.NewBudget(e.EngineTimeout)
 	e.sweeps.Follow(ctx, budget.Half(), e.NearTTL/2)
-	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
+	it := &items.Item{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), TrustedUntil: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // the epoch is not known yet
 	// Weigh runs user code, so it comes before the lock, and before others can see the value.
 	err := fault.Guard(func() error { it.Weigh(key, e.size); return nil })
@@ -54,11 +54,11 @@ func (e *engine[V]) set(ctx context.Context, key string, value V) error {
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
 }
 
-func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Budget, it *items.Item[V]) (epoch uint64, err error) {
+func (e *engine) setInStore(ctx context.Context, key string, budget *gate.Budget, it *items.Item) (epoch uint64, err error) {
 	if e.Store == nil {
 		return e.nextEpoch(), nil
 	}
-	entry, err := (&storeKey[V]{key, e, budget}).encode(it)
+	entry, err := (&storeKey{key, e, budget}).encode(it)
 	if err != nil {
 		return 0, err
 	}
@@ -76,7 +76,7 @@ func (e *engine[V]) setInStore(ctx context.Context, key string, budget *gate.Bud
 // The callers of an earlier flight get it at once, because the flight may wait for a load that ignores its context.
 // A later flight may have claimed between the Set's claim and the Set's commit. Its offer is then the value from
 // before the Set.
-func (e *engine[V]) replace(key string, it, earlier *items.Item[V], own *witness[V]) bool {
+func (e *engine) replace(key string, it, earlier *items.Item, own *witness) bool {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()

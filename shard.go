@@ -11,31 +11,31 @@ import (
 const shardCount = 64
 
 // A shard has the flights and the witnesses of a part of the keys.
-type shard[V any] struct {
+type shard struct {
 	mu        sync.Mutex // guards the fields below, and fields of flights and witnesses that say so
-	flights   map[string]*flight[V]
-	witnesses map[string]*witness[V] // of all flights, also those that take no callers, and of values without a flight
+	flights   map[string]*flight
+	witnesses map[string]*witness // of all flights, also those that take no callers, and of values without a flight
 }
 
-type shards[V any] struct {
+type shards struct {
 	seed maphash.Seed
-	all  [shardCount]shard[V]
+	all  [shardCount]shard
 }
 
-func newShards[V any]() *shards[V] {
-	s := &shards[V]{seed: maphash.MakeSeed()}
+func newShards() *shards {
+	s := &shards{seed: maphash.MakeSeed()}
 	for i := range s.all {
-		s.all[i].flights, s.all[i].witnesses = make(map[string]*flight[V]), make(map[string]*witness[V])
+		s.all[i].flights, s.all[i].witnesses = make(map[string]*flight), make(map[string]*witness)
 	}
 	return s
 }
 
-func (s *shards[V]) of(key string) *shard[V] {
+func (s *shards) of(key string) *shard {
 	return &s.all[maphash.String(s.seed, key)%shardCount]
 }
 
 // lockAll locks all shards, and calls first, then each for every shard. No other call holds two of the locks.
-func (s *shards[V]) lockAll(first func(), each func(*shard[V])) {
+func (s *shards) lockAll(first func(), each func(*shard)) {
 	for i := range s.all {
 		s.all[i].mu.Lock()
 		defer s.all[i].mu.Unlock()

@@ -13,7 +13,7 @@ import (
 // at once, the last look has held the election (election.go).
 
 // stand is the state standing. The outcome is elected, without a lease, also if there is no election.
-func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
+func (r *run) stand(ctx context.Context) rebuildOutcome {
 	r.leading.epoch = 0
 	b := r.standing.ballot
 	switch {
@@ -37,7 +37,7 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 
 // elect asks the locker for the lease. If a notice comes before the flight's turn, the flight does not stand: of a
 // thousand keys that expire together, most are rebuilt elsewhere by then.
-func (r *run[V]) elect(ctx context.Context) rebuildOutcome {
+func (r *run) elect(ctx context.Context) rebuildOutcome {
 	e, overtaken := r.engine, false
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
@@ -71,7 +71,7 @@ func (r *run[V]) elect(ctx context.Context) rebuildOutcome {
 }
 
 // decide is the outcome of an election with its lease, with the present holder, or with neither for no answer.
-func (r *run[V]) decide(lease driver.Lease, held *driver.HeldError) rebuildOutcome {
+func (r *run) decide(lease driver.Lease, held *driver.HeldError) rebuildOutcome {
 	if lease == nil && held == nil {
 		held = r.knownHolder()
 	}
@@ -83,7 +83,7 @@ func (r *run[V]) decide(lease driver.Lease, held *driver.HeldError) rebuildOutco
 	return outcomeElected
 }
 
-func (r *run[V]) waitFor(held *driver.HeldError) {
+func (r *run) waitFor(held *driver.HeldError) {
 	e, w := r.engine, &r.waiting
 	if w.holder == nil {
 		e.count.waits.Add(1)
@@ -100,14 +100,14 @@ func (r *run[V]) waitFor(held *driver.HeldError) {
 
 // takesWrites reports whether the store takes writes. After an outage it asks the store: otherwise each process's first
 // load would go on without a lease, beside the others'.
-func (r *run[V]) takesWrites(ctx context.Context) bool {
+func (r *run) takesWrites(ctx context.Context) bool {
 	sound := func() bool { return r.engine.writes.Sound(r.key) }
 	return !r.storeDown && (sound() || r.probe(ctx) && sound())
 }
 
 // knownHolder is the flight's holder after an election without an answer: otherwise each process of a polling
 // fleet would begin a load. It is nil once the lease is free, or the locker counts as down.
-func (r *run[V]) knownHolder() *driver.HeldError {
+func (r *run) knownHolder() *driver.HeldError {
 	e := r.engine
 	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
 		return r.waiting.holder

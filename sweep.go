@@ -14,7 +14,7 @@ import (
 // This file applies internal/sweeplog's sweeps to the flights under way and to the near tier.
 
 // keepLog gives the engine a log of sweeps, before the engine's first use.
-func (e *engine[V]) keepLog() {
+func (e *engine) keepLog() {
 	e.sweeps = sweeplog.New(sweeplog.Config{
 		Store: e.Store, Locker: e.Locker,
 		Reads: e.store, Writes: e.writes, Locks: e.locker,
@@ -31,7 +31,7 @@ func (e *engine[V]) keepLog() {
 
 // meetLog reads the log before the first call: so a process's first calls do not wait for the log,
 // and the processes of a fleet do not all begin one.
-func (e *engine[V]) meetLog() {
+func (e *engine) meetLog() {
 	if e.Store == nil || e.sweeps == nil {
 		return
 	}
@@ -43,8 +43,8 @@ func (e *engine[V]) meetLog() {
 }
 
 // takeLog makes next the log of this process, and applies it to the flights and the near tier.
-func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
-	e.shards.lockAll(publish, func(s *shard[V]) {
+func (e *engine) takeLog(known, next *sweeplog.Log, publish func()) {
+	e.shards.lockAll(publish, func(s *shard) {
 		for key, f := range s.flights {
 			e.sweepFlight(next, key, f)
 		}
@@ -57,7 +57,7 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 }
 
 // sweepFlight applies a log to the load of a flight. shard.mu is held.
-func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
+func (e *engine) sweepFlight(l *sweeplog.Log, key string, f *flight) {
 	published := f.state.Load().published
 	if f.current == nil && published == nil {
 		return // without a load: what the flight finds meets the log in settle
@@ -65,7 +65,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	it := published
 	if it == nil {
 		// Only a prefix counts now. The tags come with the value: publish and settle check them.
-		it = &items.Item[V]{Position: f.current.position}
+		it = &items.Item{Position: f.current.position}
 	}
 	gone, stale := e.against(l, key, it)
 	if !gone && stale == forever {
@@ -79,7 +79,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 }
 
 // sweep invalidates in the store, and so in the fleet, and in this process.
-func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
+func (e *engine) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 	switch {
 	case len(sweeps) == 0:
 		return nil
@@ -98,11 +98,11 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 
 // sweepHere invalidates in this process alone, if the store has not taken the sweeps. Without the log's
 // epochs they apply to all present items, and are forgotten. A load with tags yet unknown goes on.
-func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
+func (e *engine) sweepHere(sweeps []sweeplog.Sweep) {
 	only := sweeplog.Only(sweeps, e.clock.Now())
 	// Under the locks: a new look must not find an item that is about to go.
 	revise := func() {
-		e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
+		e.near.Revise(func(key string, it *items.Item) *items.Item {
 			spared := e.afterSweepsIn(only, key, it)
 			if spared != nil && spared != it {
 				spared.Position = it.Position // only's position is above all logs to come
@@ -110,7 +110,7 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 			return spared
 		})
 	}
-	e.shards.lockAll(revise, func(s *shard[V]) {
+	e.shards.lockAll(revise, func(s *shard) {
 		for key, f := range s.flights {
 			e.sweepFlight(only, key, f)
 			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, key, offered) == nil {

@@ -9,7 +9,7 @@ import (
 // This file is the effect of sweeps on an item: dropped, stale from then on, or none.
 
 // against returns the effect of a log on an item, see [sweeplog.Log.Against].
-func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gone bool, stale instant) {
+func (e *engine) against(l *sweeplog.Log, key string, it *items.Item) (gone bool, stale instant) {
 	return l.Against(key, it.Position, func() (tags []string, signpost bool) {
 		if it.Kind == driver.KindValue {
 			tags, signpost = e.traits(it)
@@ -19,12 +19,12 @@ func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gon
 }
 
 // afterSweeps returns an item after the sweeps since its load, nil if a sweep has dropped it.
-func (e *engine[V]) afterSweeps(key string, it *items.Item[V]) *items.Item[V] {
+func (e *engine) afterSweeps(key string, it *items.Item) *items.Item {
 	return e.afterSweepsIn(e.sweeps.Log(), key, it)
 }
 
 // afterSweepsIn is afterSweeps with the log l. The result has its position, so no sweep applies twice.
-func (e *engine[V]) afterSweepsIn(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
+func (e *engine) afterSweepsIn(l *sweeplog.Log, key string, it *items.Item) *items.Item {
 	if it == nil || it.Position >= l.Position() {
 		return it
 	}

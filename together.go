@@ -13,12 +13,12 @@ import (
 
 // This file joins the flights of a batch: they make their first look together, and load together (internal/gather).
 
-// batch returns a batch whose flights load together if the load is a batchLoad, or each by itself. Each flight
+// batch returns a batch whose flights load together if the load is a commonLoader, or each by itself. Each flight
 // returns a place of places unless nil.
-func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] {
-	user, _ := load.(batchLoad[V])
-	b := &batch[V]{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}
-	o := gather.Options[*attempt[V], loadResult[V]]{
+func (e *engine) batch(load binder, places *semaphore.Weighted) *batch {
+	user, _ := load.(commonLoader)
+	b := &batch{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}
+	o := gather.Options[*attempt, loadResult]{
 		Slots: e.slots, Running: &e.running, Longest: e.EngineTimeout,
 		Closed: func() bool { return e.open.Err() != nil },
 	}
@@ -30,7 +30,7 @@ func (e *engine[V]) batch(load binder[V], places *semaphore.Weighted) *batch[V] 
 }
 
 // join makes the new flight a member. shard.mu is held, and complete is not closed.
-func (m *member[V]) join(f *flight[V]) {
+func (m *member) join(f *flight) {
 	e := m.engine
 	m.look, m.gathered = e.lookout.New(f.key, f.budget), m.loads.Join()
 	if m.looks = append(m.looks, m.look); len(m.looks) == 1 && e.lookout.Shares() {
@@ -43,18 +43,18 @@ func (m *member[V]) join(f *flight[V]) {
 	}
 }
 
-func (b *batch[V]) load(ctx context.Context, began time.Time, seats []*seat[V]) {
-	requests, makes := make([]Request[V], len(seats)), make([]*chain.Flight, len(seats))
+func (b *batch) load(ctx context.Context, began time.Time, seats []*seat) {
+	attempts, makes := make([]*attempt, len(seats)), make([]*chain.Flight, len(seats))
 	for i, s := range seats {
-		requests[i], makes[i] = requestOf(s.Key.key, s.Key.present), &s.Key.askers
+		attempts[i], makes[i] = s.Key, &s.Key.askers
 	}
 	load := chain.NewCommonLoad(ctx, b.engine.slots, makes...)
 	ctx, cancel := context.WithDeadlineCause(load, began.Add(b.engine.RebuildTimeout), ErrRebuildTimeout)
 	defer cancel()
-	var results map[string]Result[V]
+	result := commonResult(func(_ *attempt, _ *BatchError, err error) (product, error) { return product{}, err })
 	var batchErr *BatchError
 	fault.Run(func() (err error) {
-		results, err = b.user(ctx, requests)
+		result, err = b.user.load(ctx, attempts)
 		// errors.AsType runs the error's code, so it runs within the guard of fault.Run.
 		batchErr, _ = errors.AsType[*BatchError](err)
 		if end := ctx.Err(); end != nil && err == end {
@@ -63,7 +63,7 @@ func (b *batch[V]) load(ctx context.Context, began time.Time, seats []*seat[V]) 
 		return err
 	}, func(err error) {
 		for _, s := range seats {
-			s.Result.product, s.Result.err = resultOf(results, batchErr, err, s.Key.key, s.Key.present)
+			s.Result.product, s.Result.err = result(s.Key, batchErr, err)
 		}
 		load.Slot.End()
 	})

@@ -14,7 +14,7 @@ import (
 
 // wait waits for the answer or the error of the key's flight, begun with b's loader if there is none. A call
 // that refuses the flight's item goes on to the next flight, and all such calls share it.
-func (c *waiter[V]) wait(b binder[V]) {
+func (c *waiter) wait(b binder) {
 	for c.flight != nil || c.join(b) {
 		is, news, expiry := c.advance()
 		switch {
@@ -39,7 +39,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 }
 
 // pause waits also for expiry and Want.Aside. It reports whether the call goes on.
-func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
+func (c *waiter) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	if c.load != nil {
 		c.load.Slot.Wait()
 		defer c.load.Slot.Resume()
@@ -57,7 +57,7 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 }
 
 // advance goes as far as possible without a wait. A waiting call waits for news, and expiry unless nil.
-func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
+func (c *waiter) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
 	if !c.looked {
 		c.looked = true
 		c.tally()
@@ -80,7 +80,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	return is, nil, nil
 }
 
-func (c *waiter[V]) giveUp() {
+func (c *waiter) giveUp() {
 	c.leave()
 	if c.err = c.ctx.Err(); c.err == nil {
 		c.err = context.Canceled // a foreign context may close Done before it sets Err
@@ -88,7 +88,7 @@ func (c *waiter[V]) giveUp() {
 }
 
 // tally counts the call once, by its first flight. An answer found in begin counts as a hit there.
-func (c *waiter[V]) tally() {
+func (c *waiter) tally() {
 	switch {
 	case c.tallied:
 		return
@@ -101,13 +101,13 @@ func (c *waiter[V]) tally() {
 }
 
 // ended returns the channel of the end of the call's context.
-func (c *waiter[V]) ended() (done <-chan struct{}) {
+func (c *waiter) ended() (done <-chan struct{}) {
 	c.run(func() { done = c.ctx.Done() })
 	return done
 }
 
 // run runs user code on the caller's goroutine. After a panic or Goexit the call has left its flight.
-func (c *waiter[V]) run(do func()) {
+func (c *waiter) run(do func()) {
 	returned := false
 	defer func() {
 		if !returned {
@@ -118,7 +118,7 @@ func (c *waiter[V]) run(do func()) {
 	returned = true
 }
 
-func (c *waiter[V]) leave() {
+func (c *waiter) leave() {
 	c.stopAsking()
 	if !c.joined {
 		return
@@ -130,7 +130,7 @@ func (c *waiter[V]) leave() {
 	c.flight.gone()
 }
 
-func (c *waiter[V]) stopAsking() {
+func (c *waiter) stopAsking() {
 	if c.inChain {
 		c.inChain = false
 		c.flight.askers.Leave(c.load)
@@ -147,7 +147,7 @@ const (
 )
 
 // answerFrom decides whether the flight's state answers the call. At expiry the call looks at it again.
-func (c *waiter[V]) answerFrom(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+func (c *waiter) answerFrom(state *flightState) (is waitState, expiry <-chan time.Time) {
 	// Before landed: the call that began the flight may read the value while the load writes it, also
 	// after the value has turned out to be for no other call.
 	if state.published != nil && c.becomeReader(state) {
@@ -160,11 +160,11 @@ func (c *waiter[V]) answerFrom(state *flightState[V]) (is waitState, expiry <-ch
 }
 
 // becomeReader answers the call with the value that the load still writes, if permitted.
-func (c *waiter[V]) becomeReader(state *flightState[V]) bool {
+func (c *waiter) becomeReader(state *flightState) bool {
 	f := c.flight
 	readable := c.began < state.publishedBefore && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.confirmedBefore {
-		c.answer = callAnswer[V]{item: state.published, flown: true, live: f}
+		c.answer = callAnswer{item: state.published, flown: true, live: f}
 		if !c.joined {
 			f.callers.joined() // the call had given up on this value before
 		}
@@ -180,7 +180,7 @@ func (c *waiter[V]) becomeReader(state *flightState[V]) bool {
 	return false
 }
 
-func (c *waiter[V]) answerLanded(state *flightState[V]) waitState {
+func (c *waiter) answerLanded(state *flightState) waitState {
 	if err := state.failure(); err != nil {
 		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
 			return flightLanded
@@ -200,7 +200,7 @@ func (c *waiter[V]) answerLanded(state *flightState[V]) waitState {
 }
 
 // answerInTime is answerFrom before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
-func (c *waiter[V]) answerInTime(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
@@ -214,7 +214,7 @@ func (c *waiter[V]) answerInTime(state *flightState[V]) (is waitState, expiry <-
 	if c.stale != nil {
 		if judge(&c.stale.Lifetime, now) == serve {
 			// A fresh item answers at once: the rebuild is for other callers.
-			c.answer = callAnswer[V]{item: c.stale}
+			c.answer = callAnswer{item: c.stale}
 			return leftFlight, nil
 		}
 		end = durations.Add(c.began, e.Patience)
@@ -228,7 +228,7 @@ func (c *waiter[V]) answerInTime(state *flightState[V]) (is waitState, expiry <-
 			return leftFlight, nil
 		}
 		e.count.stale.Add(1)
-		c.answer = callAnswer[V]{item: c.stale}
+		c.answer = callAnswer{item: c.stale}
 		return leftFlight, nil
 	}
 	// The alarm wakes callers with an end from due on: timers for all would be half of the herd's cost.
@@ -239,7 +239,7 @@ func (c *waiter[V]) answerInTime(state *flightState[V]) (is waitState, expiry <-
 }
 
 // mayWait is ask for a call that has lost its stale item. It returns false after an error.
-func (c *waiter[V]) mayWait() bool {
+func (c *waiter) mayWait() bool {
 	if c.load != nil && !c.inChain {
 		c.err = c.record(c.flight)
 	}
@@ -247,7 +247,7 @@ func (c *waiter[V]) mayWait() bool {
 }
 
 // staleNow returns the stale item that may answer now. The call's own item comes before the offer.
-func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] {
+func (c *waiter) staleNow(state *flightState, now instant) *items.Item {
 	it := c.stale
 	if it == nil {
 		it = state.offered
@@ -271,18 +271,18 @@ func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] 
 
 // trusts reports whether the item may answer the call now without asking the store. If the store was asked for
 // it after the call began, it may: the reply may have been under way for longer than NearTTL.
-func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
+func (c *waiter) trusts(it *items.Item, now instant) bool {
 	if c.engine.eachCall {
 		return c.began < it.TrustedUntil
 	}
 	return now < it.TrustedUntil || c.began <= it.TrustedUntil-instant(c.engine.NearTTL)
 }
 
-func (c *waiter[V]) admitted(to audience.Audience) bool {
+func (c *waiter) admitted(to audience.Audience) bool {
 	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
 
 // takes is want.Takes, but reads no clock for a call without an Accept, and so without Fits: a herd.
-func (c *waiter[V]) takes(it *items.Item[V]) bool {
+func (c *waiter) takes(it *items.Item) bool {
 	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }

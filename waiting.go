@@ -23,7 +23,7 @@ const noticeLag = 10 * time.Millisecond
 
 // awaitHolder is the state waiting. The flight gives its slot back first. A flight that has lasted for MaxWait
 // waits no more: callers with time left begin a new flight.
-func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
+func (r *run) awaitHolder(ctx context.Context) rebuildOutcome {
 	r.freeSlot()
 	r.member.held()
 	if r.engine.clock.Now() > r.due {
@@ -35,7 +35,7 @@ func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 
 // await waits for the holder's value: until the locker pushes, until the holder's announced time is
 // over, or by polling the store. It reports whether the flight has ended.
-func (r *run[V]) await(ctx context.Context) bool {
+func (r *run) await(ctx context.Context) bool {
 	e, w := r.engine, &r.waiting
 	began := e.clock.Now()
 
@@ -97,7 +97,7 @@ func (h *hedgeState) late(now instant) <-chan time.Time {
 }
 
 // leaseOver is when the flight stands for election if it hears nothing. The wait began at began.
-func (r *run[V]) leaseOver(began instant, pushed bool) instant {
+func (r *run) leaseOver(began instant, pushed bool) instant {
 	e, w := r.engine, &r.waiting
 	until := durations.Add(began, e.LeaseTTL)
 	if !w.holder.Until.IsZero() {
@@ -113,7 +113,7 @@ func (r *run[V]) leaseOver(began instant, pushed bool) instant {
 }
 
 // untilNextLook is the pause before the flight looks into the store unasked.
-func (r *run[V]) untilNextLook(pushed bool) time.Duration {
+func (r *run) untilNextLook(pushed bool) time.Duration {
 	e, w := r.engine, &r.waiting
 	pause := lookPause
 	// The locker pushes when the holder is done. Only looks find a value that a hedge commits earlier.
@@ -129,7 +129,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
 // outage: the holder is at work, and the store can be polled.
-func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
+func (r *run) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
 	e := r.engine
 	w, ok := e.Locker.(driver.Watcher)
 	if !ok {

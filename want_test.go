@@ -20,50 +20,49 @@ import (
 
 // A counted engine's loads take a second and return "v" with their number.
 type counted struct {
-	*engine[string]
+	*engine
 	loads     atomic.Int32
 	freshness items.Windows
 	fail      atomic.Bool
-	saw       func(present *items.Item[string]) // called by each load
+	saw       func(present *items.Item) // called by each load
 }
 
 func newCounted(t *testing.T, o Options, f items.Windows) *counted {
-	marshal, unmarshal := codecOf[string](Codec{})
-	c := &counted{engine: newEngine(o.settings("Options"), loaderFace(func(_, v string) int { return len(v) }, marshal, unmarshal)), freshness: f}
+	c := &counted{engine: newEngine(o.settings("Options"), faceOf[string](nil, Codec{})), freshness: f}
 	t.Cleanup(c.close)
 	return c
 }
 
-func (c *counted) get(w items.Want[string]) (string, error) {
+func (c *counted) get(w items.Want) (string, error) {
 	it, _, ok := c.hit("k", &w)
 	if !ok {
 		waiter := c.waiter(context.Background(), "k", it)
 		waiter.want = w
 		waiter.wait(bound(
-			func(_ context.Context, f *attempt[string]) (product[string], error) {
+			func(_ context.Context, f *attempt) (product, error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
 				}
 				time.Sleep(time.Second)
 				if c.fail.Load() {
-					return product[string]{}, errors.New("down")
+					return product{}, errors.New("down")
 				}
-				return product[string]{value: fmt.Sprint("v", n), windows: &c.freshness}, nil
+				return product{value: fmt.Sprint("v", n), windows: &c.freshness}, nil
 			}))
 		if waiter.err != nil {
 			return "", waiter.err
 		}
 		it = waiter.answer.item
 	}
-	return it.Answer()
+	return typed[string](it.Answer())
 }
 
-type bound loader[string]
+type bound loader
 
-func (b bound) bind() loader[string] { return loader[string](b) }
+func (b bound) bind() loader { return loader(b) }
 
-func (c *counted) wantGet(t *testing.T, w items.Want[string], value string) {
+func (c *counted) wantGet(t *testing.T, w items.Want, value string) {
 	t.Helper()
 	if got, err := c.get(w); got != value || err != nil {
 		t.Errorf("got %q, %v, want %q", got, err, value)
@@ -71,12 +70,12 @@ func (c *counted) wantGet(t *testing.T, w items.Want[string], value string) {
 }
 
 // fromNow accepts only a value loaded after the call.
-var fromNow = items.Want[string]{Accept: func(*items.Item[string], instant) bool { return false }}
+var fromNow = items.Want{Accept: func(*items.Item, instant) bool { return false }}
 
 func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
-		go c.get(items.Want[string]{})
+		go c.get(items.Want{})
 		time.Sleep(500 * time.Millisecond)
 		start := time.Now()
 		var wg sync.WaitGroup
@@ -89,7 +88,7 @@ func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 			})
 		}
 		for range 50 {
-			wg.Go(func() { c.wantGet(t, items.Want[string]{}, "v1") })
+			wg.Go(func() { c.wantGet(t, items.Want{}, "v1") })
 		}
 		wg.Wait()
 		if n := c.loads.Load(); n != 2 {
@@ -105,14 +104,14 @@ func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 		first := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Minute})
 		second := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Minute})
 		second.loads.Store(100)
-		first.wantGet(t, items.Want[string]{}, "v1")
+		first.wantGet(t, items.Want{}, "v1")
 		time.Sleep(10 * time.Second)
-		second.wantGet(t, items.Want[string]{}, "v1")
+		second.wantGet(t, items.Want{}, "v1")
 		second.wantGet(t, fromNow, "v101")
 		third := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Minute})
 		third.loads.Store(200)
 		third.wantGet(t, fromNow, "v201")
-		young := items.Want[string]{Accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
+		young := items.Want{Accept: func(it *items.Item, now instant) bool { return now-it.Born < 5*time.Second }}
 		first.wantGet(t, young, "v201") // its own value is 12 s old, the store's is new
 	})
 }
@@ -122,7 +121,7 @@ func TestWant_HitIsTheAcceptedItem(t *testing.T) {
 	c := newCounted(t, Options{}, items.Windows{})
 	accepted, other := itemOf(c.engine, "accepted", 1, time.Hour), itemOf(c.engine, "other", 2, time.Hour)
 	c.putNear("k", accepted, 1)
-	it, _, ok := c.hit("k", &items.Want[string]{Accept: func(it *items.Item[string], _ instant) bool {
+	it, _, ok := c.hit("k", &items.Want{Accept: func(it *items.Item, _ instant) bool {
 		c.putNear("k", other, 1)
 		return it == accepted
 	}})
@@ -153,9 +152,9 @@ func TestWant_StaleIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Second, StaleWhileRevalidate: time.Minute})
-				c.wantGet(t, items.Want[string]{}, "v1")
+				c.wantGet(t, items.Want{}, "v1")
 				time.Sleep(2 * time.Second)
-				c.wantGet(t, items.Want[string]{}, "v1") // begins a rebuild
+				c.wantGet(t, items.Want{}, "v1") // begins a rebuild
 				time.Sleep(time.Millisecond)
 				c.wantGet(t, fromNow, "v3") // the rebuild's load began before the call
 				if n := c.loads.Load(); n != 3 {
@@ -176,7 +175,7 @@ func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
 				aside <- func() { ran.Add(1) }
 			}
 		}()
-		c.wantGet(t, items.Want[string]{Aside: aside}, "v1")
+		c.wantGet(t, items.Want{Aside: aside}, "v1")
 		if n := ran.Load(); n != 3 {
 			t.Errorf("%d of 3 done", n)
 		}
@@ -189,25 +188,25 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCounted(t, Options{Fleet: Fleet{Store: store}, ErrorTTL: -1}, items.Windows{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, Keep: time.Hour})
 				var present []string
-				c.saw = func(it *items.Item[string]) {
+				c.saw = func(it *items.Item) {
 					if it == nil {
 						present = append(present, "")
 					} else {
-						present = append(present, it.Value)
+						present = append(present, it.Value.(string))
 					}
 				}
-				c.wantGet(t, items.Want[string]{}, "v1")
+				c.wantGet(t, items.Want{}, "v1")
 				time.Sleep(30 * time.Minute)
 				c.fail.Store(true)
 				for range 2 { // a failure leaves the kept value
-					if got, err := c.get(items.Want[string]{}); err == nil {
+					if got, err := c.get(items.Want{}); err == nil {
 						t.Errorf("got %q, want the failure: past its windows nothing is served", got)
 					}
 				}
 				c.fail.Store(false)
-				c.wantGet(t, items.Want[string]{}, "v4")
+				c.wantGet(t, items.Want{}, "v4")
 				time.Sleep(2 * time.Hour)
-				c.wantGet(t, items.Want[string]{}, "v5")
+				c.wantGet(t, items.Want{}, "v5")
 				if got, want := fmt.Sprint(present), "[ v1 v1 v1 ]"; got != want {
 					t.Errorf("loads started from %s, want %s", got, want)
 				}
@@ -289,7 +288,7 @@ func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 		store := memstore.New()
 		o := Options{Fleet: Fleet{Store: store}, ErrorTTL: 10 * time.Second}
 		first := newCounted(t, o, items.Windows{TTL: time.Minute})
-		first.wantGet(t, items.Want[string]{}, "v1")
+		first.wantGet(t, items.Want{}, "v1")
 		first.fail.Store(true)
 		first.wantGet(t, fromNow, "v1")
 		if n := first.loads.Load(); n != 2 {

@@ -7,18 +7,18 @@ import (
 
 // This file is the batch window: flights that begin in this process within BatchWindow load in one batch.
 
-type window[V any] struct {
-	engine *engine[V]
-	load   batchLoad[V]
+type window struct {
+	engine *engine
+	load   commonLoader
 	length time.Duration
 
 	mu   sync.Mutex // guards open, and the members of the open batch
-	open *batch[V]  // takes further flights; nil: the next flight opens a batch
+	open *batch     // takes further flights; nil: the next flight opens a batch
 }
 
 // join adds the waiter to its key's flight, or begins the flight in the open batch. It reports
 // whether the waiter has a flight now.
-func (w *window[V]) join(c *waiter[V]) bool {
+func (w *window) join(c *waiter) bool {
 	if !c.ready() {
 		return false
 	}
@@ -28,7 +28,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 		w.begin()
 	}
 	b := w.open
-	c.joinFlight(&member[V]{batch: b})
+	c.joinFlight(&member{batch: b})
 	if len(b.looks) == maxTogether {
 		w.closeBatch(b)
 	}
@@ -36,7 +36,7 @@ func (w *window[V]) join(c *waiter[V]) bool {
 }
 
 // begin opens a batch. mu is held.
-func (w *window[V]) begin() {
+func (w *window) begin() {
 	b := w.engine.batch(w.load, nil)
 	w.open = b
 	w.engine.behind(func() {
@@ -54,7 +54,7 @@ func (w *window[V]) begin() {
 }
 
 // closeBatch closes the batch to further flights, unless it is closed. mu is held.
-func (w *window[V]) closeBatch(b *batch[V]) {
+func (w *window) closeBatch(b *batch) {
 	if w.open == b {
 		w.open = nil
 		close(b.complete)

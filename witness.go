@@ -11,16 +11,16 @@ import (
 // A witness counts the events that make work on a key void: an invalidation of the key in this
 // process, a sweep, or a later epoch in the store. The worker takes the generation when it begins,
 // and its result counts while the generation is the same. shard.mu guards all fields.
-type witness[V any] struct {
-	flight     *flight[V]  // the flight that makes the value, nil if none; never changes
-	next       *witness[V] // another witness of the same key
+type witness struct {
+	flight     *flight  // the flight that makes the value, nil if none; never changes
+	next       *witness // another witness of the same key
 	generation uint64
 	voided     uint64 // the latest epoch of the key's invalidations and Sets since the work began
 }
 
 // epoch is the epoch of the work. Earlier invalidations and Sets do not count. 0, without a load: all count. shard.mu
 // is held.
-func (w *witness[V]) epoch() uint64 {
+func (w *witness) epoch() uint64 {
 	if w.flight == nil || w.flight.current == nil {
 		return 0
 	}
@@ -28,14 +28,14 @@ func (w *witness[V]) epoch() uint64 {
 }
 
 // addWitness adds a witness for a key. s is locked.
-func (s *shard[V]) addWitness(key string, w *witness[V]) {
+func (s *shard) addWitness(key string, w *witness) {
 	w.next = s.witnesses[key]
 	s.witnesses[key] = w
 }
 
 // removeWitness removes a witness, and reports whether it was there. s is locked.
-func (s *shard[V]) removeWitness(key string, w *witness[V]) bool {
-	before, at := (*witness[V])(nil), s.witnesses[key]
+func (s *shard) removeWitness(key string, w *witness) bool {
+	before, at := (*witness)(nil), s.witnesses[key]
 	for at != nil && at != w {
 		before, at = at, at.next
 	}
@@ -53,22 +53,22 @@ func (s *shard[V]) removeWitness(key string, w *witness[V]) bool {
 }
 
 // beginWitness returns a witness for a value without a flight. End it with endWitness.
-func (e *engine[V]) beginWitness(key string) *witness[V] {
-	w, s := &witness[V]{}, e.shards.of(key)
+func (e *engine) beginWitness(key string) *witness {
+	w, s := &witness{}, e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.addWitness(key, w)
 	return w
 }
 
-func (e *engine[V]) endWitness(key string, w *witness[V]) {
+func (e *engine) endWitness(key string, w *witness) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removeWitness(key, w)
 }
 
-func (e *engine[V]) voidAll(key string) {
+func (e *engine) voidAll(key string) {
 	s := e.shards.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,7 +76,7 @@ func (e *engine[V]) voidAll(key string) {
 }
 
 // voidKey drops the key's item, and makes work on the key void. Later epochs stay. s is locked.
-func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
+func (e *engine) voidKey(s *shard, key string, epoch uint64) {
 	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)
 	}
@@ -98,17 +98,17 @@ func (e *engine[V]) voidKey(s *shard[V], key string, epoch uint64) {
 }
 
 // outdated reports whether the flight's work since its last look is void. shard.mu is held.
-func (f *flight[V]) outdated() bool { return f.witness.generation != f.lookGeneration }
+func (f *flight) outdated() bool { return f.witness.generation != f.lookGeneration }
 
 // renewLook begins the flight's next look, which no earlier invalidation makes void. It reports
 // whether there was one since the last look.
-func (f *flight[V]) renewLook() (outdated bool) {
+func (f *flight) renewLook() (outdated bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	return f.renewLookLocked()
 }
 
-func (f *flight[V]) renewLookLocked() (outdated bool) {
+func (f *flight) renewLookLocked() (outdated bool) {
 	outdated = f.outdated()
 	f.lookGeneration, f.current = f.witness.generation, nil
 	return outdated
@@ -118,7 +118,7 @@ func (f *flight[V]) renewLookLocked() (outdated bool) {
 // repeat the value that this look finds. So a Set during the look or later makes the failure void,
 // although the Set may have claimed before the flight. Invalidations still count from the flight's
 // epoch: the look comes after the claim, and finds nothing from before an earlier invalidation.
-func (f *flight[V]) repeat() (void bool) {
+func (f *flight) repeat() (void bool) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.current.repeats = true
@@ -126,8 +126,8 @@ func (f *flight[V]) repeat() (void bool) {
 }
 
 // withdrawStale takes back an offer up to the epoch, and voids the callers' own stale items. shard.mu is held.
-func (f *flight[V]) withdrawStale(epoch uint64) {
-	f.change(func(s *flightState[V]) {
+func (f *flight) withdrawStale(epoch uint64) {
+	f.change(func(s *flightState) {
 		if s.invalidated = true; s.offered != nil && s.offered.Epoch <= epoch {
 			s.offered = nil
 		}
@@ -135,7 +135,7 @@ func (f *flight[V]) withdrawStale(epoch uint64) {
 }
 
 // interrupt ends the flight's load, which has become void. shard.mu is held.
-func (f *flight[V]) interrupt() {
+func (f *flight) interrupt() {
 	switch {
 	case f.streaming():
 		// Clients that are already reading a response keep it. No more callers join them.

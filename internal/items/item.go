@@ -8,15 +8,14 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
-	"github.com/bellwether-go/bellwether/internal/near"
 )
 
 // An Item is an answer for a key in this process, immutable in the near tier and in a flight.
-type Item[V any] struct {
+type Item struct {
 	Lifetime
 	Kind         driver.EntryKind
 	weight       uint32            // its memory in the near tier; 0 if not weighed yet
-	Value        V                 // if Kind is driver.KindValue
+	Value        any               // if Kind is driver.KindValue, of the type that the face above knows
 	Epoch        uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
 	Build        time.Duration     // the duration of its load; 0: unknown
 	Err          error             // the last failure, if Failures > 0
@@ -37,23 +36,21 @@ type Marks struct {
 }
 
 // Found is a copy for a flight that has found, and not made, the item.
-func (it *Item[V]) Found(trusted durations.Instant) *Item[V] {
+func (it *Item) Found(trusted durations.Instant) *Item {
 	c := *it
 	c.TrustedUntil, c.LoadBegan = trusted, 0
 	return &c
 }
 
 // Answer is a caller's answer from the item.
-func (it *Item[V]) Answer() (V, error) {
+func (it *Item) Answer() (any, error) {
 	switch it.Kind {
 	case driver.KindValue:
 		return it.Value, nil
 	case driver.KindNotFound:
-		var zero V
-		return zero, driver.ErrNotFound
+		return nil, driver.ErrNotFound
 	}
-	var zero V
-	return zero, it.Err
+	return nil, it.Err
 }
 
 // A Clock gives a cache's instants. The monotonic clock alone costs half of time.Now.
@@ -75,6 +72,10 @@ func errorWeight(err error) uint32 {
 	return capped(uint64(w))
 }
 
+// overhead is the memory that an item costs in the near tier beside its key and value: the item itself, its node and
+// its places in the table and in the policy's queues, as `bench near` measures them.
+const overhead = 272
+
 // capped is the weight w, up to the heaviest that an item can have.
 func capped(w uint64) uint32 { return uint32(min(w, 1<<32-1)) }
 
@@ -90,11 +91,11 @@ func (m *Marks) weight() uint64 {
 }
 
 // Weigh sets an unweighed item's weight. size is the memory of its value.
-func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
+func (it *Item) Weigh(key string, size func(key string, value any) int) {
 	if it.weight != 0 {
 		return
 	}
-	w := uint64(len(key) + near.Overhead)
+	w := uint64(len(key) + overhead)
 	if it.Kind == driver.KindValue {
 		w += uint64(max(0, size(key, it.Value))) + it.Marks.weight()
 	}
@@ -105,7 +106,7 @@ func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 var errForgotten = errors.New("bellwether: rebuild failed")
 
 // Forgetting is the item at now, without a failure that answers no caller any more.
-func (it *Item[V]) Forgetting(now durations.Instant) *Item[V] {
+func (it *Item) Forgetting(now durations.Instant) *Item {
 	if it.Failures == 0 || it.BackingOff(now) || it.Err == errForgotten {
 		return it
 	}
@@ -116,7 +117,7 @@ func (it *Item[V]) Forgetting(now durations.Instant) *Item[V] {
 
 // Adopt copies the decoded value and the failure of known, which is the same item in this process,
 // into an item from the store. A failure that known has forgotten stays the store's.
-func (it *Item[V]) Adopt(known *Item[V]) {
+func (it *Item) Adopt(known *Item) {
 	remote := it.Err
 	it.Value, it.Err, it.weight, it.errWeight = known.Value, known.Err, known.weight, known.errWeight
 	if known.Err == errForgotten {
@@ -131,7 +132,7 @@ func (it *Item[V]) Adopt(known *Item[V]) {
 }
 
 // Unweighed is a copy without a weight, for changes.
-func (it *Item[V]) Unweighed() *Item[V] {
+func (it *Item) Unweighed() *Item {
 	c := *it
 	c.weight = 0
 	return &c
@@ -139,17 +140,17 @@ func (it *Item[V]) Unweighed() *Item[V] {
 
 // setFailure replaces the failure of a weighed item that is not shared yet. It may run under locks, and err is the
 // cache's own.
-func (it *Item[V]) setFailure(err error) {
+func (it *Item) setFailure(err error) {
 	w := errorWeight(err)
 	it.weight = capped(uint64(it.weight-it.errWeight) + uint64(w))
 	it.Err, it.errWeight = err, w
 }
 
-// Weight implements [near.Item].
-func (it *Item[V]) Weight() uint32 { return it.weight }
+// Weight is the memory that the weighed item takes, in bytes.
+func (it *Item) Weight() uint32 { return it.weight }
 
-// Over implements [near.Item].
-func (it *Item[V]) Over(now durations.Instant) bool { return now >= it.FreshUntil && now >= it.End() }
+// Over reports whether now is at or after End. For fresh items, which are most, it is quicker.
+func (it *Item) Over(now durations.Instant) bool { return now >= it.FreshUntil && now >= it.End() }
 
 // An EarlyTry reports whether a failed key is tried again when its origin recovers. It is for failures
 // in this process: another process's failure, a text in the store, may have named its own retry.

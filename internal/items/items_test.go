@@ -38,9 +38,9 @@ func TestNewLifetime_Age(t *testing.T) {
 }
 
 func TestWeigh_Failures(t *testing.T) {
-	nothing := func(string, string) int { return 0 }
+	nothing := func(string, any) int { return 0 }
 	for _, err := range []error{errors.New(string(make([]byte, 5000))), &fault.PanicError{Stack: make([]byte, 5000)}} {
-		it := &Item[string]{Err: err}
+		it := &Item{Err: err}
 		if it.Weigh("k", nothing); it.Weight() < 5000 {
 			t.Errorf("%T: %d", err, it.Weight())
 		}
@@ -60,10 +60,10 @@ func (e *onceOnly) Error() string {
 
 // A weighed item forgets its failure without the failure's code, and with the weight of the failure's first text.
 func TestForgetting(t *testing.T) {
-	weigh := func(err error) *Item[string] {
-		it := &Item[string]{Kind: driver.KindValue, Value: "v", Err: err}
+	weigh := func(err error) *Item {
+		it := &Item{Kind: driver.KindValue, Value: "v", Err: err}
 		it.Failures = 1
-		it.Weigh("k", func(string, string) int { return 100 })
+		it.Weigh("k", func(string, any) int { return 100 })
 		return it
 	}
 	want := weigh(errForgotten)
@@ -74,10 +74,10 @@ func TestForgetting(t *testing.T) {
 
 // A value of 4 GiB is as heavy as an item can be, with any failure: it does not become light.
 func TestSetFailure_HeaviestItem(t *testing.T) {
-	known := &Item[string]{Kind: driver.KindValue, Err: errForgotten}
+	known := &Item{Kind: driver.KindValue, Err: errForgotten}
 	known.Failures = 1
-	known.Weigh("k", func(string, string) int { return 5 << 30 })
-	it := &Item[string]{Kind: driver.KindValue, Err: errors.New(strings.Repeat("down ", 100))}
+	known.Weigh("k", func(string, any) int { return 5 << 30 })
+	it := &Item{Kind: driver.KindValue, Err: errors.New(strings.Repeat("down ", 100))}
 	it.Failures = 1
 	if it.Adopt(known); it.Weight() != math.MaxUint32 {
 		t.Errorf("a weight of %d, want %d", it.Weight(), uint32(math.MaxUint32))
@@ -87,16 +87,16 @@ func TestSetFailure_HeaviestItem(t *testing.T) {
 // An item that this process has decoded keeps its value and failure, except a forgotten failure.
 func TestAdopt(t *testing.T) {
 	now := time.Second
-	known := &Item[string]{Kind: driver.KindValue, Value: "v", Err: errors.New("down"), Early: EarlyTryHad}
+	known := &Item{Kind: driver.KindValue, Value: "v", Err: errors.New("down"), Early: EarlyTryHad}
 	known.Failures, known.RetryAt = 1, now
-	known.Weigh("k", func(string, string) int { return 100 })
+	known.Weigh("k", func(string, any) int { return 100 })
 	remote := errors.New("down, as the store has it")
 	for _, forgotten := range []bool{false, true} {
 		want := known.Err
 		if forgotten {
 			known, want = known.Forgetting(now), remote
 		}
-		it := &Item[string]{Kind: driver.KindValue, Err: remote}
+		it := &Item{Kind: driver.KindValue, Err: remote}
 		it.Failures, it.RetryAt = 1, 2*now
 		if it.Adopt(known); it.Value != "v" || it.Err != want || it.Early != EarlyTryHad || it.RetryAt != now {
 			t.Errorf("forgotten %t: %+v, want the value, %q and the earlier try", forgotten, it, want)
@@ -106,7 +106,7 @@ func TestAdopt(t *testing.T) {
 		}
 	}
 	for _, times := range [][2]time.Duration{{now, 2 * now}, {2 * now, now}} {
-		it, known := &Item[string]{}, &Item[string]{Early: EarlyTryDue}
+		it, known := &Item{}, &Item{Early: EarlyTryDue}
 		it.RetryAt, known.RetryAt = times[0], times[1]
 		if it.Adopt(known); it.RetryAt != 2*now {
 			t.Errorf("without an early try: the next try at %v of %v, want the later", it.RetryAt, times)

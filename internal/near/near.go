@@ -8,39 +8,25 @@ import (
 	"weak"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/maypok86/otter/v2"
 )
 
-// An Item is a pointer to a value, unchanged while in a tier.
-type Item interface {
-	comparable
-	// Weight is the memory that the item takes, in bytes.
-	Weight() uint32
-	// End is the end of the item's life.
-	End() durations.Instant
-	// Over reports whether now is at or after End. For fresh items, which are most, it is quicker.
-	Over(now durations.Instant) bool
-}
-
-// Overhead is the memory that an item costs beside its key and value: the item itself, its node and
-// its places in the table and in the policy's queues, as `bench near` measures them.
-const Overhead = 272
-
 // A Tier holds items by key. All methods are safe for concurrent use.
-type Tier[T Item] struct {
+type Tier struct {
 	clock   *clock
-	max     int64                    // in bytes
-	evicted func(key string, item T) // see New
-	table   *otter.Cache[string, T]
+	max     int64                              // in bytes
+	evicted func(key string, item *items.Item) // see New
+	table   *otter.Cache[string, *items.Item]
 }
 
 // New returns an empty tier for items of maxBytes in all. Instants count from base. The tier calls
 // evicted, unless it is nil, for each item that leaves to make room for others, or is heavier than all the room.
 // That call is under locks: evicted must not wait and must not use the tier.
-func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T)) *Tier[T] {
-	var deleted func(otter.DeletionEvent[string, T])
+func New(base time.Time, maxBytes int64, evicted func(key string, it *items.Item)) *Tier {
+	var deleted func(otter.DeletionEvent[string, *items.Item])
 	if evicted != nil {
-		deleted = func(e otter.DeletionEvent[string, T]) {
+		deleted = func(e otter.DeletionEvent[string, *items.Item]) {
 			if e.Cause == otter.CauseOverflow {
 				evicted(e.Key, e.Value)
 			}
@@ -48,43 +34,41 @@ func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T))
 	}
 	c := &clock{base: base}
 	c.tell(c.now(), 0)
-	return &Tier[T]{clock: c, max: maxBytes, evicted: evicted, table: otter.Must(&otter.Options[string, T]{
+	return &Tier{clock: c, max: maxBytes, evicted: evicted, table: otter.Must(&otter.Options[string, *items.Item]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         c,
 		// OnDeletion would start a goroutine for each item.
 		OnAtomicDeletion: deleted,
-		Weigher:          func(_ string, it T) uint32 { return it.Weight() },
-		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, T]) time.Duration {
+		Weigher:          func(_ string, it *items.Item) uint32 { return it.Weight() },
+		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *items.Item]) time.Duration {
 			return max(1, e.Value.End()-durations.Instant(e.SnapshotAtNano))
 		}),
 	})}
 }
 
 // Get returns the key's item, or nil, and the instant of the look.
-func (n *Tier[T]) Get(key string) (T, durations.Instant) {
+func (n *Tier) Get(key string) (*items.Item, durations.Instant) {
 	now := n.clock.now()
 	n.clock.tell(now, lag)
 	it, found := n.table.GetIfPresent(key)
 	if found && it.Over(now) {
-		var none T
-		return none, now // the table's clock is behind
+		return nil, now // the table's clock is behind
 	}
 	return it, now
 }
 
 // Peek is Get without a trace: the item does not count as used.
-func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
+func (n *Tier) Peek(key string) (*items.Item, durations.Instant) {
 	now := n.clock.now()
 	e, found := n.table.GetEntryQuietly(key)
 	if !found || e.Value.Over(now) {
-		var none T
-		return none, now
+		return nil, now
 	}
 	return e.Value, now
 }
 
 // Hottest returns at most most keys, in the order in which the policy would keep them.
-func (n *Tier[T]) Hottest(most int) []string {
+func (n *Tier) Hottest(most int) []string {
 	n.clock.tell(n.clock.now(), 0) // an item whose life is over is not hot
 	var keys []string
 	for e := range n.table.Hottest() {
@@ -101,33 +85,32 @@ func (n *Tier[T]) Hottest(most int) []string {
 // callers have asked for the item. A full table admits an item only if it has seen its key more often
 // than its victim's (TinyLFU). A herd's first value would count as seen once and be loaded again, so Put
 // stores it once for each caller. Nothing else may remove the key's item meanwhile.
-func (n *Tier[T]) Put(key string, it T, callers int) {
-	n.write(key, it, callers, func(T) bool { return true })
+func (n *Tier) Put(key string, it *items.Item, callers int) {
+	n.write(key, it, callers, func(*items.Item) bool { return true })
 }
 
 // Replace is Put for one caller, unless the key's item does not yield.
-func (n *Tier[T]) Replace(key string, it T, yields func(old T) bool) {
+func (n *Tier) Replace(key string, it *items.Item, yields func(old *items.Item) bool) {
 	n.write(key, it, 1, yields)
 }
 
 // mostCounted is the highest count of the table's sketch.
 const mostCounted = 15
 
-func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) {
-	var none T
+func (n *Tier) write(key string, it *items.Item, callers int, yields func(old *items.Item) bool) {
 	n.clock.tell(n.clock.now(), 0) // an expired item must not count as present
 	first := false
-	replace := func(old T, found bool) (T, otter.ComputeOp) {
+	replace := func(old *items.Item, found bool) (*items.Item, otter.ComputeOp) {
 		switch {
 		case found && !yields(old):
 			return old, otter.CancelOp
 		case it.End() <= n.clock.now():
-			return none, otter.InvalidateOp
+			return nil, otter.InvalidateOp
 		case int64(it.Weight()) > n.max: // the table would have it until its next eviction
 			if n.evicted != nil {
 				n.evicted(key, it)
 			}
-			return none, otter.InvalidateOp
+			return nil, otter.InvalidateOp
 		}
 		first = !found
 		return it, otter.WriteOp
@@ -141,15 +124,14 @@ func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) 
 }
 
 // Revise replaces every item by the result of f, nil to delete it. f runs under the table's locks.
-func (n *Tier[T]) Revise(f func(key string, it T) T) {
-	var none T
+func (n *Tier) Revise(f func(key string, it *items.Item) *items.Item) {
 	for key := range n.table.Keys() {
-		n.table.ComputeIfPresent(key, func(old T) (T, otter.ComputeOp) {
+		n.table.ComputeIfPresent(key, func(old *items.Item) (*items.Item, otter.ComputeOp) {
 			switch it := f(key, old); it {
 			case old:
 				return old, otter.CancelOp
-			case none:
-				return none, otter.InvalidateOp
+			case nil:
+				return nil, otter.InvalidateOp
 			default:
 				return it, otter.WriteOp
 			}
@@ -158,13 +140,13 @@ func (n *Tier[T]) Revise(f func(key string, it T) T) {
 }
 
 // Delete removes the key's item.
-func (n *Tier[T]) Delete(key string) { n.table.Invalidate(key) }
+func (n *Tier) Delete(key string) { n.table.Invalidate(key) }
 
 // Bytes returns the weight of all items.
-func (n *Tier[T]) Bytes() uint64 { return n.table.WeightedSize() }
+func (n *Tier) Bytes() uint64 { return n.table.WeightedSize() }
 
 // Close empties the tier and ends its goroutines.
-func (n *Tier[T]) Close() {
+func (n *Tier) Close() {
 	n.table.InvalidateAll()
 	n.table.StopAllGoroutines()
 	n.clock.stopped.Store(true)

@@ -9,26 +9,20 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-type value struct {
-	text string
-	end  durations.Instant
-}
-
-func (v *value) Weight() uint32                  { return uint32(Overhead + len(v.text)) }
-func (v *value) End() durations.Instant          { return v.end }
-func (v *value) Over(now durations.Instant) bool { return now >= v.end }
-
-func newTier(t *testing.T, maxBytes int64) *Tier[*value] {
-	n := New[*value](time.Now(), maxBytes, nil)
+func newTier(t *testing.T, maxBytes int64) *Tier {
+	n := New(time.Now(), maxBytes, nil)
 	t.Cleanup(n.Close)
 	return n
 }
 
-func (n *Tier[T]) living(text string, life time.Duration) *value {
-	return &value{text, n.clock.now() + life}
+func (n *Tier) living(text string, life time.Duration) *items.Item {
+	it := &items.Item{Lifetime: items.NewLifetime(n.clock.now(), items.Windows{TTL: life}), Kind: driver.KindValue, Value: text}
+	it.Weigh("", func(string, any) int { return len(text) })
+	return it
 }
 
 // An expired value is not kept, and removes the value before it, which would be served again otherwise.
@@ -38,16 +32,16 @@ func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 		n.Put("k", n.living("old", time.Hour), 1)
 		n.Put("k", n.living("late", 0), 1)
 		if it, _ := n.Get("k"); it != nil {
-			t.Errorf("%q is still there after a later value that was not to be kept", it.text)
+			t.Errorf("%q is still there after a later value that was not to be kept", it.Value)
 		}
 		n.Put("k", n.living("old", time.Hour), 1)
 		n.Put("k", n.living("new", 0), 1)
 		if it, _ := n.Get("k"); it != nil {
-			t.Errorf("%q is still there after a later value that was not to be kept", it.text)
+			t.Errorf("%q is still there after a later value that was not to be kept", it.Value)
 		}
 		n.Put("k", n.living("new", time.Hour), 1)
-		n.Replace("k", n.living("old", 0), func(*value) bool { return false })
-		if it, _ := n.Get("k"); it == nil || it.text != "new" {
+		n.Replace("k", n.living("old", 0), func(*items.Item) bool { return false })
+		if it, _ := n.Get("k"); it == nil || it.Value != "new" {
 			t.Error("an older value without a life has ended a newer one")
 		}
 	})
@@ -90,9 +84,9 @@ func TestNear_ExpiryFollowsTheItem(t *testing.T) {
 		n.Put("longer", n.living("b", time.Hour), 1)
 		time.Sleep(time.Minute)
 		if it, _ := n.Get("shorter"); it != nil {
-			t.Errorf("%q outlives its windows", it.text)
+			t.Errorf("%q outlives its windows", it.Value)
 		}
-		if it, _ := n.Get("longer"); it == nil || it.text != "b" {
+		if it, _ := n.Get("longer"); it == nil || it.Value != "b" {
 			t.Error("the later item went at the end of the earlier one")
 		}
 	})
@@ -121,7 +115,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		}
 		synctest.Wait()
 		n.table.CleanUp()
-		if got := n.table.EstimatedSize(); got > limit/Overhead {
+		if got := n.table.EstimatedSize(); got > limit/int(n.living("", 0).Weight()) {
 			t.Errorf("%d empty values in %d bytes: their overhead is not counted", got, limit)
 		}
 		// A value that can never fit leaves the others alone.
@@ -138,7 +132,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 func TestNear_TooLargeForAHerd(t *testing.T) {
 	const values = 300
 	var evicted atomic.Int32
-	n := New(time.Now(), 64<<10, func(string, *value) { evicted.Add(1) })
+	n := New(time.Now(), 64<<10, func(string, *items.Item) { evicted.Add(1) })
 	defer n.Close()
 	for i := range values {
 		it := n.living(string(make([]byte, 100<<10)), time.Hour)

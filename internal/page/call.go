@@ -44,7 +44,7 @@ func (c *call) names() []string {
 	if c.signpost == nil {
 		return nil
 	}
-	return c.signpost.Value.vary.names
+	return responseOf(c.signpost).vary.names
 }
 
 // hint hands an interim response to the call's goroutine, which alone may use its ResponseWriter.

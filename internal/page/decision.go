@@ -183,13 +183,13 @@ func (l *load) pointTo(post *variance) (kept *Response, f items.Windows) {
 		// The new signpost only replaces the old: after an invalidation it would lead to older responses. The
 		// old variant's key gets it too, for near tiers with the old signpost. If the old one is of a response that was
 		// unfinished then, the cache has another item in its place, or none after an invalidation.
-		if old.Value.live == nil {
+		if responseOf(old).live == nil {
 			cache.Put(l.ctx, base, kept, f, l.attempt.Position, old)
 		}
 		f.TTL = l.m.options.UncacheableTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
 		// The signpost displaces a response without the names, which moves to its own variant key.
-		cache.Put(l.ctx, l.m.variantKey(post, base, nil), l.before.Value, l.before.Windows(now), l.before.Position, nil)
+		cache.Put(l.ctx, l.m.variantKey(post, base, nil), responseOf(l.before), l.before.Windows(now), l.before.Position, nil)
 	}
 	return kept, f
 }

@@ -27,9 +27,9 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 	l := m.newLoad(ctx, a, c)
 	switch it := a.Present; {
 	case it == nil && c.signpost != nil:
-		c.signpost.Value.vary.built.of(c.query.needsVariant).add(c.key, m.cache.Now())
+		responseOf(c.signpost).vary.built.of(c.query.needsVariant).add(c.key, m.cache.Now())
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
-		l.asks = m.condition(it.Value, l.request())
+		l.asks = m.condition(responseOf(it), l.request())
 	}
 	p, err := newExchange(l).carry(next, r)
 	if !errors.Is(err, errUnselected) {

@@ -24,7 +24,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 		}
 		return it
 	})
-	if it == nil || it.Value.body.Len() > smallBody { // a large body is counted while it is sent
+	if it == nil || responseOf(it).body.Len() > smallBody { // a large body is counted while it is sent
 		return false
 	}
 	m.cache.CountHit(r.Context(), t.key)
@@ -39,7 +39,7 @@ func isHot(it *Item, now instant) bool {
 
 // hitHeader returns the header of a hit: the last one, unless it is of another second.
 func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
-	r, age, left := it.Value, int64((now-it.Born)/time.Second), int64((it.FreshUntil-now)/time.Second)
+	r, age, left := responseOf(it), int64((now-it.Born)/time.Second), int64((it.FreshUntil-now)/time.Second)
 	if made := r.hit.Load(); made != nil && made.age == age && made.ttl == left {
 		return made
 	}
@@ -68,7 +68,7 @@ func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string
 		writeStored(w, r, m.storedOf(key, it, now), hitStatus(it, now))
 		return
 	}
-	res := it.Value
+	res := responseOf(it)
 	status, body := res.status, res.body
 	made := m.hitHeader(it, now)
 	notModified := false

@@ -143,10 +143,10 @@ func (m *Middleware) softly() bool {
 // Traits returns a function of a response's traits for sweeps. fields are the canonical names of tag fields.
 func Traits(fields []string) func(*Item) (tags []string, signpost bool) {
 	return func(it *Item) ([]string, bool) {
-		r := it.Value
+		r := responseOf(it)
 		tags := r.tags(fields)
 		if r.spare != nil {
-			tags = append(tags, r.spare.Value.tags(fields)...)
+			tags = append(tags, responseOf(r.spare).tags(fields)...)
 		}
 		return tags, r.kind == varying
 	}

@@ -34,7 +34,7 @@ type reading struct {
 
 // replyLive answers with a response in progress, unless it is another variant. The error is errBroken.
 func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
-	res := s.Item.Value
+	res := responseOf(s.Item)
 	unanswerable := c.unanswerable()
 	if res.vary != nil {
 		if !q.selects(res.vary) {
@@ -87,7 +87,7 @@ func (r *reading) refusal(unanswerable bool) (reply func()) {
 // replyFailed answers if the handler has failed before its header: with the stale response, or the error.
 func (r *reading) replyFailed() {
 	spare, err := r.res.spare, r.live.failure
-	if spare == nil || r.call.unanswerable() || !r.mayHave(spare.Value) {
+	if spare == nil || r.call.unanswerable() || !r.mayHave(responseOf(spare)) {
 		r.replyError(r.call, r.answer, err)
 		return
 	}

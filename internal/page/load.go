@@ -34,7 +34,7 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call) load {
 		l.fwd = httpcache.FwdVaryMiss
 	}
 	before := a.Present
-	if before == nil || before.Kind != driver.KindValue || before.Value.kind != plain || !before.Held {
+	if before == nil || before.Kind != driver.KindValue || responseOf(before).kind != plain || !before.Held {
 		return l
 	}
 	l.before = before
@@ -50,7 +50,7 @@ func (l *load) base() string { return l.owner.query.target.key }
 
 // spare returns the response to serve if the load fails now, nil if there is none.
 func (l *load) spare() *Item {
-	if !l.servable() || l.owner.unanswerable() || httpcache.IsServerError(l.before.Value.status) {
+	if !l.servable() || l.owner.unanswerable() || httpcache.IsServerError(responseOf(l.before).status) {
 		return nil
 	}
 	return l.before
@@ -73,8 +73,8 @@ func (l *load) failures(now instant) uint32 {
 	if it.RemembersFailures() {
 		n, due = it.Failures, it.RetryAt
 	}
-	if it.Kind == driver.KindValue && it.Value.failures > 0 {
-		n, due = max(n, it.Value.failures), max(due, it.FreshUntil)
+	if it.Kind == driver.KindValue && responseOf(it).failures > 0 {
+		n, due = max(n, responseOf(it).failures), max(due, it.FreshUntil)
 	}
 	if n > 0 && now < due {
 		return n
@@ -91,7 +91,7 @@ func (l *load) open() bool {
 	if !l.request().Credentials || l.before == nil {
 		return false
 	}
-	was := l.before.Value
+	was := responseOf(l.before)
 	if !was.forAll && httpcache.IsServerError(was.status) {
 		shared, _ := l.m.learntAuthorized(l.owner.key)
 		return shared

@@ -76,7 +76,11 @@ func New(cache Cache, o Options) *Middleware {
 	}
 	m.bodies.near = func(key string, body spool.Body) bool {
 		it, _ := cache.Near(key)
-		return it != nil && it.Kind == driver.KindValue && len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
+		if it == nil || it.Kind != driver.KindValue {
+			return false
+		}
+		kept := responseOf(it).body
+		return len(kept) > 0 && &kept[0][0] == &body[0][0]
 	}
 	return m
 }

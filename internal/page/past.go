@@ -45,7 +45,7 @@ func (q *query) pass(why httpcache.Status) {
 // passUncacheable hands the request to the handler after an unshareable response, until a shareable one.
 func (q *query) passUncacheable(key string, it *Item) {
 	q.bypassed()
-	reason := it.Value.reason
+	reason := responseOf(it).reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if reason == reasonSlow {
 		if !q.m.through.TryAcquire(1) {
@@ -85,7 +85,8 @@ func (m *Middleware) fits(h http.Header) bool {
 // valid, the stored response is the answer. Each request asks: one client's answer is not for another.
 func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
-	kept, asks := it.Value, q.m.condition(it.Value, q.request)
+	kept := responseOf(it)
+	asks := q.m.condition(kept, q.request)
 	if asks == nil {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
 		return
@@ -208,7 +209,7 @@ func (q *query) passCredentials(key string) bool {
 	case it == nil:
 	case !it.Held && it.BackingOff(m.cache.Now()):
 		return false // the key has failed, and no retry is due yet
-	case it.Held && (it.Value.kind != plain || q.mayHave(it.Value)):
+	case it.Held && (responseOf(it).kind != plain || q.mayHave(responseOf(it))):
 		return false // the value leads to the response, or is for everyone
 	}
 	if q.directives.OnlyIfCached || q.r.Method != http.MethodGet {

@@ -52,7 +52,8 @@ func (q *query) want(key string) Want {
 	}
 	if q.unanswerable(key) {
 		w.Fits = func(it *Item) bool {
-			return it.Kind != driver.KindValue || it.Value.vary != nil || it.Value.kind != plain && it.Value.kind != checked
+			res := responseOf(it)
+			return it.Kind != driver.KindValue || res.vary != nil || res.kind != plain && res.kind != checked
 		}
 	}
 	w.Accept = q.accepts
@@ -64,7 +65,7 @@ func (q *query) accepts(it *Item, now instant) bool {
 	if it.Kind != driver.KindValue {
 		return true
 	}
-	res := it.Value
+	res := responseOf(it)
 	if res.kind != plain || res.vary != nil && !q.selects(res.vary) {
 		return true // it only leads to the response
 	}

@@ -83,7 +83,7 @@ func (asked *refresh) outcome(ctx context.Context, w *headWriter) error {
 		return err
 	case it != nil && it.Failures > 0:
 		return fmt.Errorf("the handler has failed, and a stored response stays: %w", it.Err)
-	case it == nil || it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != varying:
+	case it == nil || it.Kind != driver.KindValue || responseOf(it).kind != plain && responseOf(it).kind != varying:
 		return fmt.Errorf("the response is not stored: the handler has answered with %s", describe(w))
 	case !it.Fresh(now) && !it.Stale(now), !asked.m.servableBy(asked.target, func(key string) *Item { return asked.m.find(ctx, key) }):
 		return fmt.Errorf("the response may not be served again: it has no freshness, or was invalidated meanwhile; the handler has answered with %s", describe(w))

@@ -70,7 +70,7 @@ func (m *Middleware) learntAuthorized(key string) (shared, known bool) {
 	if it == nil || now >= it.FreshUntil {
 		return false, false
 	}
-	return it.Value.forAll, true
+	return responseOf(it).forAll, true
 }
 
 var clients = maphash.MakeSeed()

@@ -18,7 +18,7 @@ import (
 
 // reply answers with a complete response: from the near tier, or from an ended flight.
 func (q *query) reply(key string, s Answer) {
-	res, now := s.Item.Value, q.m.cache.Now()
+	res, now := responseOf(s.Item), q.m.cache.Now()
 	q.add(observe.Serve{Way: s.Item.Way(now)})
 	here := loadedHere(s)
 	failed := s.Flown && s.Item.Failures > 0
@@ -104,7 +104,8 @@ type stored struct {
 
 func (m *Middleware) storedOf(key string, it *Item, now instant) stored {
 	age := now - it.Born
-	return stored{m, key, it.Value.status, it.Value.head(), it.Value.guessed, it.Value.body, age, time.Now().Add(-age)}
+	r := responseOf(it)
+	return stored{m, key, r.status, r.head(), r.guessed, r.body, age, time.Now().Add(-age)}
 }
 
 func hitStatus(it *Item, now instant) httpcache.Status {

@@ -188,10 +188,10 @@ func (m *Middleware) follow(t target, find func(key string) *Item) (it *Item, ke
 		if it = find(key); it == nil {
 			return nil, key
 		}
-		switch {
-		case it.Value.kind == varying:
-			key = m.variantKey(it.Value.vary, t.key, t.header)
-		case it.Value.kind == plain && (key != t.key || !m.needsVariant(t.header)):
+		switch res := responseOf(it); {
+		case res.kind == varying:
+			key = m.variantKey(res.vary, t.key, t.header)
+		case res.kind == plain && (key != t.key || !m.needsVariant(t.header)):
 			return it, key
 		default:
 			return nil, key

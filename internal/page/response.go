@@ -19,9 +19,9 @@ import (
 
 type (
 	// An Item is a response under a key, as this process knows it.
-	Item = items.Item[*Response]
+	Item = items.Item
 	// A Want is a request's conditions on its answer.
-	Want    = items.Want[*Response]
+	Want    = items.Want
 	instant = durations.Instant
 )
 
@@ -77,8 +77,15 @@ type variance struct {
 	id    string    // the key of the variant while it is live
 }
 
-// Size is the memory of the response in the near tier, with the header of its hits.
-func (r *Response) Size() int {
+// responseOf is the item's response, nil if it has none.
+func responseOf(it *Item) *Response {
+	r, _ := it.Value.(*Response)
+	return r
+}
+
+// Size is the memory of a response in the near tier, with the header of its hits.
+func Size(_ string, response any) int {
+	r := response.(*Response)
 	names, values := r.fields.count()
 	n := 512 + 48*names + 16*values + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.reason)
 	if r.vary != nil {
@@ -98,8 +105,11 @@ func (r *Response) complete(header http.Header, body spool.Body) {
 	r.fields = fieldsOf(header)
 }
 
-// IsAnswer reports whether r is a response, and no record.
-func (r *Response) IsAnswer() bool { return r != nil && r.kind == plain }
+// IsAnswer reports whether a value is a response, and no record. Nil is none.
+func IsAnswer(value any) bool {
+	r, _ := value.(*Response)
+	return r != nil && r.kind == plain
+}
 
 // head returns the response's header, which the caller must not change.
 func (r *Response) head() http.Header {
@@ -133,9 +143,10 @@ const (
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
 
-// Marshal encodes r, which is complete. The record of a body over MaxBody is for its process alone: each other
+// Marshal encodes a complete response. The record of a body over MaxBody is for its process alone: each other
 // process needs a load for its own clients, who all read its stream, and not a load for each client.
-func Marshal(r *Response) ([]byte, error) {
+func Marshal(response any) ([]byte, error) {
+	r := response.(*Response)
 	if r.kind == uncacheable && r.reason == reasonTooLarge {
 		return nil, fault.ErrLocal
 	}
@@ -174,7 +185,7 @@ func Marshal(r *Response) ([]byte, error) {
 }
 
 // Unmarshal decodes the bytes of Marshal. The body shares memory with data.
-func Unmarshal(data []byte) (*Response, error) {
+func Unmarshal(data []byte) (any, error) {
 	d := decoder[[]byte]{rest: data}
 	version, kind, flags := d.byte(), d.byte(), d.byte()
 	if version != responseVersion || kind > byte(checked) {

@@ -29,7 +29,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		if s, ok = q.answerAt(at); !ok {
 			return s
 		}
-		switch res := s.Item.Value; {
+		switch res := responseOf(s.Item); {
 		case res.vary != nil: // a signpost, or a variant in progress that the request does not ask for
 			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
 		case res.kind == plain:
@@ -76,7 +76,7 @@ func (q *query) answerAt(at hop) (s Answer, ok bool) {
 		return s, false
 	}
 	// A variant in the near tier, however old, is not new.
-	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && !at.signpost.Value.vary.built.of(q.needsVariant).admits(at.key, now) {
+	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && !responseOf(at.signpost).vary.built.of(q.needsVariant).admits(at.key, now) {
 		q.passVariant()
 		return s, false
 	}
@@ -92,7 +92,7 @@ func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 		q.replyError(c, s, err)
 		return s, false
 	}
-	if s.Item.Value.live == nil {
+	if responseOf(s.Item).live == nil {
 		return s, true
 	}
 	ok, err = q.replyLive(c, s)
@@ -112,7 +112,7 @@ func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 
 // replyPlain answers with a kept response if the request may have it.
 func (q *query) replyPlain(key string, s Answer) {
-	res := s.Item.Value
+	res := responseOf(s.Item)
 	switch {
 	case !q.mayHave(res):
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
@@ -131,7 +131,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		return it, early, true
 	}
 	// A request with no-store comes here when too many like it run past the cache.
-	if it != nil && it.Value.kind == plain && (q.directives.NoStore || q.pausesRefresh(key)) {
+	if it != nil && responseOf(it).kind == plain && (q.directives.NoStore || q.pausesRefresh(key)) {
 		cache.CountStale()
 		return it, false, true
 	}
@@ -154,7 +154,7 @@ func (q *query) acceptedHere(key string, want Want) *Item {
 		return nil
 	}
 	it, now := q.m.cache.Near(key)
-	if it == nil || !it.Held || now >= it.TrustedUntil || it.Value.kind != plain {
+	if it == nil || !it.Held || now >= it.TrustedUntil || responseOf(it).kind != plain {
 		return nil
 	}
 	if want.Fits != nil && !want.Fits(it) || !want.Accept(it, now) {
@@ -200,7 +200,7 @@ func (c *call) Bind() Loader {
 // refresh rebuilds in the background, without a reader to keep up and a client for interim responses. An early
 // refresh of an error would end the pause that spares a broken handler.
 func (q *query) refresh(at hop, it *Item) {
-	if it.Value.failures > 0 {
+	if responseOf(it).failures > 0 {
 		return
 	}
 	c := q.call(at)
