@@ -53,10 +53,8 @@ func (e *engine) newLookout() *lookout.Lookout {
 	})
 }
 
-var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
-
-func (e *engine) tellBreaker(kind observe.Engine) func(from, to gate.State) {
-	return func(from, to gate.State) { e.observers.Breaker(kind, breakerStates[from], breakerStates[to]) }
+func (e *engine) tellBreaker(kind observe.Engine) func(from, to observe.BreakerState) {
+	return func(from, to observe.BreakerState) { e.observers.Breaker(kind, from, to) }
 }
 
 func (e *engine) evicted() func(string, *items.Item) {

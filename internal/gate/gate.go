@@ -19,6 +19,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 const (
@@ -37,15 +38,6 @@ const (
 	memory = 30 * time.Second
 )
 
-// A State says which calls a gate lets through.
-type State uint8
-
-const (
-	Closed   State = iota // all calls
-	HalfOpen              // one call, as a probe
-	Open                  // no call
-)
-
 // A Gate stands before one engine. All methods are safe for concurrent use.
 type Gate struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
@@ -54,7 +46,7 @@ type Gate struct {
 
 	mu       sync.Mutex         // guards the fields below
 	opens    chan struct{}      // closed when the gate opens the next time
-	closes   chan struct{}      // closed at the gate's next change to Closed
+	closes   chan struct{}      // closed at the gate's next change to closed
 	why      string             // the latest failure
 	failed   time.Time          // the time of the latest failure
 	heard    time.Time          // the time of the latest answer; zero: none yet
@@ -62,8 +54,8 @@ type Gate struct {
 	troubled map[string]trouble // keys with failures since their last answer
 }
 
-var states = [...]State{
-	gobreaker.StateClosed: Closed, gobreaker.StateHalfOpen: HalfOpen, gobreaker.StateOpen: Open,
+var states = [...]observe.BreakerState{
+	gobreaker.StateClosed: observe.BreakerClosed, gobreaker.StateHalfOpen: observe.BreakerHalfOpen, gobreaker.StateOpen: observe.BreakerOpen,
 }
 
 type trouble struct {
@@ -74,16 +66,16 @@ type trouble struct {
 
 // New returns the closed gate of an engine. A flight's whole budget for engines is timeout. changed
 // runs at each change of state, in order and under a lock: it must not wait and must not use the gate.
-func New(timeout time.Duration, changed func(from, to State)) *Gate {
+func New(timeout time.Duration, changed func(from, to observe.BreakerState)) *Gate {
 	return newGate(newTurns(timeout), changed)
 }
 
 // Beside returns a second gate of the engine, with the same turns, for calls that may fail alone: writes.
-func (g *Gate) Beside(changed func(from, to State)) *Gate {
+func (g *Gate) Beside(changed func(from, to observe.BreakerState)) *Gate {
 	return newGate(g.turns, changed)
 }
 
-func newGate(t *turns, changed func(from, to State)) *Gate {
+func newGate(t *turns, changed func(from, to observe.BreakerState)) *Gate {
 	g := &Gate{turns: t, opens: make(chan struct{}), closes: make(chan struct{})}
 	settings := gobreaker.Settings{
 		Timeout:     Pause,
@@ -135,7 +127,7 @@ func (g *Gate) Crowded() bool { return g.turns.taken() }
 // Open reports whether the gate lets no call through. One Pause after it opened, it lets one through.
 func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
 
-// Closing returns a channel that is closed at the gate's next change to Closed.
+// Closing returns a channel that is closed at the gate's next change to closed.
 func (g *Gate) Closing() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()

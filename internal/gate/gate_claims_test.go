@@ -6,11 +6,13 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // Ask costs a time limit and the report. A call that waits for its turn also has a place and a channel.
 func TestAsk_Allocations(t *testing.T) {
-	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), NewBudget(time.Second)
+	ctx, b, o := t.Context(), New(time.Second, func(_, _ observe.BreakerState) {}), NewBudget(time.Second)
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }
 	floor := testing.AllocsPerRun(1000, func() {
 		limited, cancel := context.WithTimeout(ctx, o.Left())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 const timeout = 500 * time.Millisecond
@@ -34,10 +35,10 @@ func (e *engine) ask(g *Gate, key string) error {
 	})
 }
 
-func inBubble(t *testing.T, f func(t *testing.T, g *Gate, e *engine, changes *[]State)) {
+func inBubble(t *testing.T, f func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState)) {
 	synctest.Test(t, func(t *testing.T) {
-		var changes []State
-		g := New(timeout, func(_, to State) { changes = append(changes, to) })
+		var changes []observe.BreakerState
+		g := New(timeout, func(_, to observe.BreakerState) { changes = append(changes, to) })
 		f(t, g, &engine{}, &changes)
 	})
 }
@@ -45,7 +46,7 @@ func inBubble(t *testing.T, f func(t *testing.T, g *Gate, e *engine, changes *[]
 // A key with three failures in a row is not sound while the engine answers for other keys. Two pauses later the
 // failures prove nothing.
 func TestSound(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState) {
 		e.refuses = func(key string) bool { return key == "bad" }
 		for n := range Trips {
 			if !g.Sound("bad") {
@@ -80,7 +81,7 @@ func TestSound(t *testing.T) {
 // first failures stop the others again.
 func TestAsk_QuietGate(t *testing.T) {
 	for _, silent := range []bool{false, true} {
-		inBubble(t, func(t *testing.T, g *Gate, e *engine, _ *[]State) {
+		inBubble(t, func(t *testing.T, g *Gate, e *engine, _ *[]observe.BreakerState) {
 			hang := func(ctx context.Context) (struct{}, error) {
 				if silent {
 					<-ctx.Done()
@@ -124,7 +125,7 @@ func TestAsk_QuietGate(t *testing.T) {
 
 // A silent engine opens the gate. One Pause later a call tests the engine, and its answer closes the gate for all keys.
 func TestAsk_Silence(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState) {
 		e.ask(g, "a")
 		e.silent = true
 		for _, key := range []string{"a", "b", "c", "a", "b", "c", "a", "b", "c"} {
@@ -153,7 +154,7 @@ func TestAsk_Silence(t *testing.T) {
 				t.Errorf("%q is not sound after the gate closed", key)
 			}
 		}
-		if n := len(*changes); n != 3 || (*changes)[n-1] != Closed {
+		if n := len(*changes); n != 3 || (*changes)[n-1] != observe.BreakerClosed {
 			t.Errorf("changes %v, want open, half-open, closed", *changes)
 		}
 	})
@@ -161,7 +162,7 @@ func TestAsk_Silence(t *testing.T) {
 
 // When the gate opens, the calls in turn end within a step, or in the queue at once. A holder's call goes on.
 func TestAskInTurn_GateOpens(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]observe.BreakerState) {
 		const patient = 5 * timeout
 		hang := func(ctx context.Context) (struct{}, error) {
 			<-ctx.Done()
@@ -199,7 +200,7 @@ func (exiting) Error() string { runtime.Goexit(); return "" }
 
 // A probe whose failure has no text is a probe: the next one comes after the pause.
 func TestAsk_ProbeFailsWithoutAText(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState) {
 		e.refuses = func(string) bool { return true }
 		for n := range 2 * Trips {
 			e.ask(g, fmt.Sprint(n))

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // TestPatience_CrowdedProcess has an answer wait behind a hundred other goroutines per processor, again and again, for
@@ -27,7 +29,7 @@ func TestPatience_CrowdedProcess(t *testing.T) {
 			}
 		})
 	}
-	err := AskErr(t.Context(), New(timeout, func(_, _ State) {}), "k", NewBudget(timeout), func(ctx context.Context) error {
+	err := AskErr(t.Context(), New(timeout, func(_, _ observe.BreakerState) {}), "k", NewBudget(timeout), func(ctx context.Context) error {
 		for began := time.Now(); time.Since(began) < timeout*3/2; {
 			runtime.Gosched()
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 func TestPatience(t *testing.T) {
@@ -60,7 +61,7 @@ func TestPatience(t *testing.T) {
 
 // A client's own context below the call's ends with Canceled, and the call still counts as unanswered.
 func TestPatience_ContextBelow(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]observe.BreakerState) {
 		budget := NewBudget(timeout)
 		err := AskErr(t.Context(), g, "k", budget, func(ctx context.Context) error {
 			below, cancel := context.WithCancel(ctx)
@@ -79,7 +80,7 @@ func TestPatience_Stopped(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("GATE_STOPPED") != "" {
 		io.WriteString(os.Stdout, "asking\n")
-		err := AskAnyway(t.Context(), New(timeout, func(_, _ State) {}), "k", timeout/2, func(ctx context.Context) error {
+		err := AskAnyway(t.Context(), New(timeout, func(_, _ observe.BreakerState) {}), "k", timeout/2, func(ctx context.Context) error {
 			answer := make(chan struct{})
 			go func() {
 				bufio.NewReader(os.Stdin).ReadString('\n')
@@ -127,7 +128,7 @@ func TestPatience_Stopped(t *testing.T) {
 
 // A gate keeps no timer between two calls, so it may be used in a bubble of testing/synctest after other calls.
 func TestPatience_InABubbleLater(t *testing.T) {
-	g := New(timeout, func(_, _ State) {})
+	g := New(timeout, func(_, _ observe.BreakerState) {})
 	ask := func(t *testing.T, call func(context.Context) error) error {
 		return AskErr(t.Context(), g, "k", NewBudget(timeout), call)
 	}

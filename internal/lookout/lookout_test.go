@@ -15,6 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // A store answers for each key with the epoch 7, after answer.
@@ -59,7 +60,7 @@ func newBench(t *testing.T, answer func(ctx context.Context) error) *bench {
 	var behind sync.WaitGroup
 	t.Cleanup(behind.Wait)
 	b.Lookout = New(Config{
-		Store: b.store, Reads: gate.New(timeout, func(from, to gate.State) {}),
+		Store: b.store, Reads: gate.New(timeout, func(from, to observe.BreakerState) {}),
 		Name: func(key string) string { return "n:" + key }, Timeout: timeout,
 		Now:  func() durations.Instant { return durations.Instant(time.Since(began)) },
 		Open: t.Context(), Behind: func(f func()) { behind.Go(f) },
