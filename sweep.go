@@ -45,8 +45,8 @@ func (e *engine) meetLog() {
 // takeLog makes next the log of this process, and applies it to the flights and the near tier.
 func (e *engine) takeLog(known, next *sweeplog.Log, publish func()) {
 	e.shards.lockAll(publish, func(s *shard) {
-		for key, f := range s.flights {
-			e.sweepFlight(next, key, f)
+		for _, f := range s.flights {
+			e.sweepFlight(next, f)
 		}
 	})
 	if known != nil && next.Since <= known.Position() && len(next.Sweeps) == 0 {
@@ -57,7 +57,7 @@ func (e *engine) takeLog(known, next *sweeplog.Log, publish func()) {
 }
 
 // sweepFlight applies a log to the load of a flight. shard.mu is held.
-func (e *engine) sweepFlight(l *sweeplog.Log, key string, f *flight) {
+func (e *engine) sweepFlight(l *sweeplog.Log, f *flight) {
 	published := f.state.Load().published
 	if f.current == nil && published == nil {
 		return // without a load: what the flight finds meets the log in settle
@@ -67,7 +67,7 @@ func (e *engine) sweepFlight(l *sweeplog.Log, key string, f *flight) {
 		// Only a prefix counts now. The tags come with the value: publish and settle check them.
 		it = &items.Item{Position: f.current.position}
 	}
-	gone, stale := e.against(l, key, it)
+	gone, stale := e.against(l, f.key, it)
 	if !gone && stale == forever {
 		return
 	}
@@ -111,9 +111,9 @@ func (e *engine) sweepHere(sweeps []sweeplog.Sweep) {
 		})
 	}
 	e.shards.lockAll(revise, func(s *shard) {
-		for key, f := range s.flights {
-			e.sweepFlight(only, key, f)
-			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, key, offered) == nil {
+		for _, f := range s.flights {
+			e.sweepFlight(only, f)
+			if offered := f.state.Load().offered; offered != nil && e.afterSweepsIn(only, f.key, offered) == nil {
 				f.withdrawStale(math.MaxUint64)
 			}
 		}
