@@ -83,7 +83,9 @@ func (l *load) failures(now instant) uint32 {
 }
 
 // sharesByDefault: the key's responses are for everyone, by TTL or because one was.
-func (l *load) sharesByDefault() bool { return l.m.options.TTL > 0 || l.before != nil }
+func (l *load) sharesByDefault() bool {
+	return l.m.options.Rules.DefaultLifetime > 0 || l.before != nil
+}
 
 // open reports whether the load is for a request with credentials, and the key's responses answer such requests. If
 // an error has replaced the response, the answer is learntAuthorized's.

@@ -17,7 +17,6 @@ type Options struct {
 	EarlyRefresh bool // some requests for a fresh response begin its rebuild early
 	Patience     bool // requests with a stale response wait for the handler's
 
-	TTL            time.Duration
 	ErrorTTL       time.Duration
 	MaxErrorTTL    time.Duration
 	EngineTimeout  time.Duration
