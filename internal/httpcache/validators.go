@@ -23,20 +23,16 @@ func RemoveConditions(req http.Header) {
 	remove(req, conditions)
 }
 
-// SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1). It
-// returns false, and leaves req without conditions, if neither ETag nor Last-Modified is stored.
-func SetConditions(req, stored http.Header) bool {
+// SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1): by none if neither
+// ETag nor Last-Modified is stored.
+func SetConditions(req, stored http.Header) {
 	RemoveConditions(req)
-	found := false
 	if tag := stored.Get("ETag"); tag != "" {
 		req.Set("If-None-Match", tag) // unchanged: the origin knows its own spelling
-		found = true
 	}
 	if modified := stored.Get("Last-Modified"); modified != "" {
 		req.Set("If-Modified-Since", modified)
-		found = true
 	}
-	return found
 }
 
 // Selects reports whether a 304 that answers SetConditions may update the stored response (RFC 9111 section
