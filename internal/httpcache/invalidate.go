@@ -79,7 +79,7 @@ func (c Changed) Keys() []string {
 // any URL. http and https of one host are one origin: behind a proxy that ends TLS, a handler answers plain
 // requests with https.
 func referenced(r, page *http.Request, reference string) (get *http.Request, ok bool) {
-	if reference == "" || len(reference) > MaxKey {
+	if reference == "" || len(reference) > maxKey {
 		return nil, false
 	}
 	ref, err := url.Parse(reference)
@@ -87,7 +87,7 @@ func referenced(r, page *http.Request, reference string) (get *http.Request, ok 
 		return nil, false
 	}
 	base := *r.URL
-	if sent, ok := OriginForm(r.RequestURI); ok { // the client's own, also behind http.StripPrefix
+	if sent, ok := originForm(r.RequestURI); ok { // the client's own, also behind http.StripPrefix
 		own, err := url.ParseRequestURI(sent)
 		if err != nil {
 			return nil, false

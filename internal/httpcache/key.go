@@ -11,8 +11,8 @@ import (
 
 // This file builds the key of a request.
 
-// MaxKey is the longest key, in bytes. RFC 9110 section 4.1 recommends to support URIs of 8000 bytes.
-const MaxKey = 8 << 10
+// maxKey is the longest key, in bytes. RFC 9110 section 4.1 recommends to support URIs of 8000 bytes.
+const maxKey = 8 << 10
 
 // Secure is the prefix of the keys of requests over TLS. No other key has it: in a host, a digit follows
 // a colon. Without the prefix a handler that redirects plain requests to https would redirect the secure
@@ -64,7 +64,7 @@ func targets(r *http.Request) (target, sent string, ok bool) {
 		return "", "", false
 	}
 	if r.RequestURI != "" { // empty in a request that no server has read
-		if sent, ok = OriginForm(r.RequestURI); !ok {
+		if sent, ok = originForm(r.RequestURI); !ok {
 			return "", "", false
 		}
 	}
@@ -101,7 +101,7 @@ func Locate(r *http.Request) (l Location, ok bool) {
 	if !ok {
 		return l, false
 	}
-	if l.Host, ok = CanonicalHost(hostOf(r)); !ok || len(l.Host)+len(target)+len(sent) >= MaxKey {
+	if l.Host, ok = CanonicalHost(hostOf(r)); !ok || len(l.Host)+len(target)+len(sent) >= maxKey {
 		return l, false
 	}
 	l.Scheme = "http://"
@@ -122,7 +122,7 @@ func Locate(r *http.Request) (l Location, ok bool) {
 func join(scheme, hostport, target string) (string, bool) {
 	host, ok := CanonicalHost(hostport)
 	// A canonical host has no slash, and a target begins with one, so no two pairs make one key.
-	if !ok || len(host)+len(target) > MaxKey {
+	if !ok || len(host)+len(target) > maxKey {
 		return "", false
 	}
 	return scheme + host + target, true
@@ -269,7 +269,7 @@ func Canonicalise(r *http.Request) {
 	if u.RawPath = ""; u.EscapedPath() != path {
 		u.RawPath = path
 	}
-	if sent, ok := OriginForm(r.RequestURI); ok {
+	if sent, ok := originForm(r.RequestURI); ok {
 		r.RequestURI = canonicalTarget(sent)
 	}
 }
@@ -279,7 +279,7 @@ func Canonical(r *http.Request) bool {
 	c := *r
 	c.URL = new(*r.URL)
 	Canonicalise(&c)
-	sent, _ := OriginForm(r.RequestURI)
+	sent, _ := originForm(r.RequestURI)
 	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && (sent == "" || c.RequestURI == sent)
 }
 
@@ -311,15 +311,15 @@ func withoutPort(hostport string) string {
 func Ordinary(r *http.Request) bool {
 	ok := r.RequestURI == "" // in a request that no server has read
 	if !ok {
-		_, ok = OriginForm(r.RequestURI)
+		_, ok = originForm(r.RequestURI)
 	}
 	_, is := targetOf(r.URL, "")
 	return ok && is
 }
 
-// OriginForm returns the path and the query of a request-target in origin-form or absolute-form
+// originForm returns the path and the query of a request-target in origin-form or absolute-form
 // (RFC 9112 section 3.2), and false for any other target.
-func OriginForm(uri string) (target string, ok bool) {
+func originForm(uri string) (target string, ok bool) {
 	if strings.HasPrefix(uri, "/") {
 		return uri, true
 	}
@@ -344,7 +344,7 @@ func clean(target string) bool {
 			return false
 		}
 	}
-	return len(target) <= MaxKey
+	return len(target) <= maxKey
 }
 
 // CanonicalHost returns a host in the form of a key: in lower case, without a trailing dot, without

@@ -66,8 +66,8 @@ func TestKey(t *testing.T) {
 		{"RFC 3986 3.2.2: a slash", "/", "h/a", ""},
 		{"RFC 3986 3.2.2: an empty label", "/", "a..b", ""},
 		{"RFC 3986 3.2.2: only a dot", "/", ".", ""},
-		{"RFC 9110 4.1: as long as it may be", "/" + strings.Repeat("a", MaxKey-2), "h", "h/" + strings.Repeat("a", MaxKey-2)},
-		{"RFC 9110 4.1: too long", "/" + strings.Repeat("a", MaxKey-1), "h", ""},
+		{"RFC 9110 4.1: as long as it may be", "/" + strings.Repeat("a", maxKey-2), "h", "h/" + strings.Repeat("a", maxKey-2)},
+		{"RFC 9110 4.1: too long", "/" + strings.Repeat("a", maxKey-1), "h", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r, ok := read(t, "GET", tt.target, tt.host)
@@ -155,7 +155,7 @@ func FuzzKey(f *testing.F) {
 				}
 				return "", "", false
 			}
-			if len(key) > MaxKey || strings.ContainsAny(key, " \t\r\n\x00#") {
+			if len(key) > maxKey || strings.ContainsAny(key, " \t\r\n\x00#") {
 				t.Fatalf("%q, %q: key %q", host, target, key)
 			}
 			canonical, ok := CanonicalHost(r.Host)
@@ -165,7 +165,7 @@ func FuzzKey(f *testing.F) {
 			if again, ok := CanonicalHost(canonical); !ok || again != canonical {
 				t.Fatalf("CanonicalHost(%q) = %q, %v: not canonical", canonical, again, ok)
 			}
-			sent, ok := OriginForm(r.RequestURI)
+			sent, ok := originForm(r.RequestURI)
 			if !ok {
 				t.Fatalf("%q, %q: a key without a target", host, target)
 			}
@@ -320,7 +320,7 @@ func FuzzChangedBy(f *testing.F) {
 		own, _ := CanonicalHost(r.Host)
 		for _, key := range keys {
 			rest, ok := strings.CutPrefix(strings.TrimPrefix(key, Secure), own)
-			if !ok || rest == "" || rest[0] != '/' || len(key) > len(Secure)+MaxKey || strings.ContainsAny(strings.SplitN(rest, " ", 2)[0], "\r\n\x00#") {
+			if !ok || rest == "" || rest[0] != '/' || len(key) > len(Secure)+maxKey || strings.ContainsAny(strings.SplitN(rest, " ", 2)[0], "\r\n\x00#") {
 				t.Fatalf("POST %q on %q, %q, %q drops the key %q", target, host, location, contentLocation, key)
 			}
 		}

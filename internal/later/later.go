@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// Most is the most keys that wait. Any client of a Middleware can send unsafe requests. Further keys are not added.
-	Most = 4096
+	// most is the most keys that wait. Any client of a Middleware can send unsafe requests. Further keys are not added.
+	most = 4096
 	// maxSilent calls without an answer end a round: a dead server's keys must not cost a call each.
 	maxSilent = 16
 	// longestPause is the longest pause before a round. A store that drops the key, and answers too
@@ -48,7 +48,7 @@ func New(c Config) *Keys { return &Keys{Config: c, keys: make(map[string]struct{
 func (k *Keys) Add(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(k.keys) >= Most {
+	if len(k.keys) >= most {
 		return
 	}
 	k.keys[key] = struct{}{}

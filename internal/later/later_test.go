@@ -127,12 +127,12 @@ func TestKeys(t *testing.T) {
 		}
 	})
 	inBubble(t, "full", func(t *testing.T, e *engine, k *Keys) {
-		for i := range Most + 10 {
+		for i := range most + 10 {
 			k.Add(fmt.Sprint(i))
 		}
 		time.Sleep(time.Minute)
-		if n := len(e.made()); n != Most {
-			t.Errorf("%d calls, want %d", n, Most)
+		if n := len(e.made()); n != most {
+			t.Errorf("%d calls, want %d", n, most)
 		}
 	})
 	inBubble(t, "closed", func(t *testing.T, e *engine, k *Keys) { k.Add("a") })

@@ -8,12 +8,12 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-// Shortest is the shortest lease, however short the rebuild. Its renewals come every 167 ms. The lease
+// shortest is the shortest lease, however short the rebuild. Its renewals come every 167 ms. The lease
 // outlives a pause of the process of a third of a second (a container that has used up its share of the
 // processor stands still for a tenth). One renewal may be lost, or be sent again by TCP, which takes 200
 // ms to notice. The lockers below lockers/ announce leases in milliseconds, whatever their engine's
 // expiry is. A Locker with a coarser engine makes longer leases and replaces a dead holder later.
-const Shortest = 500 * time.Millisecond
+const shortest = 500 * time.Millisecond
 
 // Length returns the length of a lease for a build of the usual duration build. If build is 0, the
 // duration is unknown and the lease is as long as longest.
@@ -29,7 +29,7 @@ func Length(build, engineTimeout, longest time.Duration) time.Duration {
 	if build <= 0 {
 		return longest
 	}
-	return min(max(durations.Add(build, 3*(build/4)), Shortest, engineTimeout), longest)
+	return min(max(durations.Add(build, 3*(build/4)), shortest, engineTimeout), longest)
 }
 
 // A Term is the holder's view of its lease.

@@ -31,7 +31,7 @@ func TestLeaseLength(t *testing.T) {
 // length may be lost, the lengths grow to the longest, and renewals are few.
 func TestLeaseTerm_LongBuild(t *testing.T) {
 	const longest = 5 * time.Second
-	term := Term{Began: time.Hour, Asked: time.Hour, Length: Shortest}
+	term := Term{Began: time.Hour, Asked: time.Hour, Length: shortest}
 	renewals := 0
 	for term.Asked < time.Hour+time.Minute {
 		at := term.Renewal()
@@ -39,7 +39,7 @@ func TestLeaseTerm_LongBuild(t *testing.T) {
 			t.Fatalf("renewed at %v, with %v left: no time for a second try", at, left)
 		}
 		next := term.Renewed(at, longest)
-		if next.Length < term.Length || next.Length > longest || next.Length > max(Shortest, 3*(at-time.Hour)) {
+		if next.Length < term.Length || next.Length > longest || next.Length > max(shortest, 3*(at-time.Hour)) {
 			t.Fatalf("at %v from %v to %v", at-time.Hour, term.Length, next.Length)
 		}
 		term = next

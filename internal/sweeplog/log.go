@@ -99,14 +99,14 @@ const (
 	maxBytes = 256 << 10
 )
 
-// Everything is the position after all other positions.
-const Everything = 1<<64 - 1
+// everything is the position after all other positions.
+const everything = 1<<64 - 1
 
 // Only returns a log of these sweeps alone. They hit all items of all loads, and were heard at now.
 func Only(sweeps []Sweep, now durations.Instant) *Log {
-	l := &Log{Sweeps: slices.Clone(sweeps), At: Everything}
+	l := &Log{Sweeps: slices.Clone(sweeps), At: everything}
 	for i := range l.Sweeps {
-		l.Sweeps[i].At, l.Sweeps[i].Heard = Everything, now
+		l.Sweeps[i].At, l.Sweeps[i].Heard = everything, now
 	}
 	return l
 }
