@@ -44,20 +44,11 @@ func (b below) Wait(w *page.Waiting, by page.Binder) {
 	w.Budget, w.Early, w.Err = c.budget, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
 	if c.answer.live != nil {
-		w.Answer.Live = liveFlight{c.answer.live}
+		w.Answer.Live = c.answer.live
 	}
 	if b.Watched() {
 		w.Served = c.observed()
 	}
-}
-
-// liveFlight is a flight whose response is being read.
-type liveFlight struct{ flight *flight }
-
-func (l liveFlight) Left() { l.flight.callers.left() }
-
-func (l liveFlight) Landing(ctx context.Context) (*page.Item, error) {
-	return l.flight.awaitLanding(ctx)
 }
 
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {

@@ -167,8 +167,8 @@ func (f *flight) unlist() {
 // listed reports whether callers may join the flight. shard.mu is held.
 func (f *flight) listed() bool { return f.shard.flights[f.key] == f }
 
-// leave takes a caller off the flight.
-func (f *flight) leave() {
+// Leave takes a caller off the flight.
+func (f *flight) Leave() {
 	if !f.callers.left() {
 		return
 	}

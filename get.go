@@ -86,7 +86,7 @@ func (e *engine) refreshNow(ctx context.Context, key string, b binder) error {
 // it has returned after them: its look may find the fresh item that is to be replaced, or all its callers leave.
 func (c *waiter) refreshAfter(b binder) {
 	for c.flight != nil && c.collapsed {
-		if _, err := c.flight.awaitLanding(c.engine.open); err != nil {
+		if _, err := c.flight.Landing(c.engine.open); err != nil {
 			return // closed
 		}
 		left := c.flight.refreshLeft()

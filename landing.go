@@ -87,9 +87,9 @@ func (r *run) end(err error) {
 	}
 }
 
-// awaitLanding waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
+// Landing waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
 // response broke off. The wait is short: the break's cause has ended the load, or its time, or the listing.
-func (f *flight) awaitLanding(ctx context.Context) (*items.Item, error) {
+func (f *flight) Landing(ctx context.Context) (*items.Item, error) {
 	for {
 		f.shard.mu.Lock() // land changes the state, and then unlists
 		listed, state := f.listed(), f.state.Load()

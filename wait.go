@@ -125,7 +125,7 @@ func (c *waiter) leave() {
 	}
 	c.joined = false
 	if c.answer.live == nil { // otherwise answer.live counts the call from now on
-		c.flight.leave()
+		c.flight.Leave()
 	}
 	c.flight.gone()
 }

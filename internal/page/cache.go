@@ -88,14 +88,14 @@ type Answer struct {
 	Item      *Item
 	Flown     bool // it came from a flight
 	Collapsed bool // the request joined another request's flight
-	// Live is the flight of an item in progress. The request, once it is a reader, calls Left.
+	// Live is the flight of an item in progress. The request, once it is a reader, calls Leave.
 	Live Live
 }
 
 // Live is a flight whose load has published a response and still makes it.
 type Live interface {
-	// Left takes the request off the flight's callers.
-	Left()
+	// Leave takes the request off the flight's callers.
+	Leave()
 	// Landing waits for the flight's end, unless the flight takes no more callers. It returns the
 	// flight's result, nil if there is none, or ctx's error.
 	Landing(ctx context.Context) (*Item, error)

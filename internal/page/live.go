@@ -38,14 +38,14 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 	unanswerable := c.unanswerable()
 	if res.vary != nil {
 		if !q.selects(res.vary) {
-			s.Live.Left()
+			s.Live.Leave()
 			return true, nil
 		}
 		unanswerable = false
 	}
 	r := &reading{q, c, s, res, res.live, res.live.owner == &c.place}
 	if refuse := r.refusal(unanswerable); refuse != nil {
-		s.Live.Left()
+		s.Live.Leave()
 		refuse()
 		return false, nil
 	}
@@ -54,7 +54,7 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 		join = c.attached
 	}
 	body, ok := join()
-	s.Live.Left() // after join: the body waits for Left before dropping the start
+	s.Live.Leave() // after join: the body waits for Leave before dropping the start
 	switch {
 	case ok:
 		defer body.Close()
