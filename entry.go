@@ -85,7 +85,6 @@ func (k *storeKey) decode(there lookout.Reply, known *items.Item) (*items.Item, 
 		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil, mark{}
 	}
-	same := known != nil && known.Epoch == e.Epoch
 	switch {
 	case e.Kind == driver.KindUnshared:
 		if own, is, ok := k.ownOf(there, known); ok || e.Failures == 0 {
@@ -96,7 +95,7 @@ func (k *storeKey) decode(there lookout.Reply, known *items.Item) (*items.Item, 
 		return nil, mark{unelected: e.Age < e.TTL}
 	case e.Kind == driver.KindNone && e.Failures == 0:
 		return nil, mark{}
-	case same && known.Beside:
+	case known != nil && known.Epoch == e.Epoch && known.Beside:
 		return k.engine.afterSweeps(k.key, known.Found(k.engine.trustedUntil(there.Asked))), mark{}
 	}
 	it := k.itemOf(there)
