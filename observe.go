@@ -8,11 +8,11 @@ import (
 
 // This file is what observers hear of a flight. internal/observers calls them.
 
-// gone takes a caller or the flight off the herd. Code for observers only is not inlined: a herd waits on the
+// leaveHerd takes a caller or the flight off the herd. Code for observers only is not inlined: a herd waits on the
 // frames around the code.
 //
 //go:noinline
-func (f *flight) gone() {
+func (f *flight) leaveHerd() {
 	if f.herd != nil {
 		f.herd.Leave(f.failureAt)
 	}

@@ -90,7 +90,7 @@ func (r *run) endRun(ctx context.Context, err error) {
 		r.end(err)
 		if r.herd != nil {
 			r.herd.Loaded, r.herd.Since = r.loaded, r.committed
-			r.gone() // an observer's Goexit may end the goroutine here
+			r.leaveHerd() // an observer's Goexit may end the goroutine here
 		}
 	}()
 	if panicked, ok := err.(*PanicError); ok { // an adapter's panic: a load's panic is the load's failure

@@ -127,7 +127,7 @@ func (c *waiter) leave() {
 	if c.answer.live == nil { // otherwise answer.live counts the call from now on
 		c.flight.Leave()
 	}
-	c.flight.gone()
+	c.flight.leaveHerd()
 }
 
 func (c *waiter) stopAsking() {
