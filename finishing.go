@@ -36,7 +36,7 @@ func (r *run) finish(ctx context.Context, l loaded) bool {
 	}
 	r.noteFailure(l.err)
 	e.noteLoad(false)
-	if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
+	if r.want.Personal && fault.Says(l.err, ErrRebuildTimeout) && !r.hasSpare() {
 		r.end(l.err) // the callers of other clients begin a new flight
 		return true
 	}
@@ -48,6 +48,15 @@ func (r *run) finish(ctx context.Context, l loaded) bool {
 		e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
 	}
 	return true
+}
+
+// hasSpare reports whether the flight's callers may get the present item, which is stale, in place of a failure.
+func (r *run) hasSpare() bool {
+	it, now := r.present, r.engine.clock.Now()
+	if it == nil || !it.Held || !r.engine.answers(it.Value) || r.want.Fits != nil && !r.want.Fits(it) {
+		return false
+	}
+	return now >= it.FreshUntil && now < max(it.StaleUntil, it.ErrorUntil)
 }
 
 // noteFailure counts the failure of the load, nil for none, and tells the observers.

@@ -505,6 +505,39 @@ func TestAudience_TimeoutIsItsClients(t *testing.T) {
 	})
 }
 
+// A stale page answers in place of a time-out, also a client with a Cookie: as in place of a panic.
+func TestAudience_StalePageInPlaceOfATimeout(t *testing.T) {
+	for name, fail := range map[string]func(r *http.Request){
+		"hangs":                    func(*http.Request) { time.Sleep(15 * time.Second) },
+		"ends with its context":    func(r *http.Request) { <-r.Context().Done(); panic(http.ErrAbortHandler) },
+		"panics by another's wait": func(*http.Request) { panic(fmt.Errorf("users: %w", bellwether.ErrRebuildTimeout)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			expired := time.Time{}
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if !expired.IsZero() {
+					fail(r)
+				}
+				w.Header().Set("Cache-Control", "public, max-age=1, stale-if-error=3600")
+				io.WriteString(w, "page")
+			}
+			inPairs(t, bellwether.HTTPOptions{RebuildTimeout: 10 * time.Second}, h, func(t *testing.T, p pair) {
+				expired = time.Time{}
+				p.first.get("http://a/p")
+				time.Sleep(5 * time.Second)
+				expired = time.Now()
+				var wg sync.WaitGroup
+				for _, s := range []*site{p.first, p.second} {
+					wg.Go(func() { s.wantBody(t, "page", "http://a/p", "Cookie", "u=1") })
+					wg.Go(func() { s.wantBody(t, "page", "http://a/p", "Cookie", "u=2") })
+				}
+				wg.Wait()
+				time.Sleep(time.Minute) // the handlers return
+			})
+		})
+	}
+}
+
 // One client's failures by reloads, or by a retargeting field, do not fail a fresh page at its expiry.
 func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){

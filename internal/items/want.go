@@ -14,7 +14,7 @@ type Want struct {
 	Client string
 	// Counted: the request has waited before, for an item that led it on to this key, and was counted then.
 	Counted bool
-	// Personal: the load may be slow because of the call, and a time-out answers only its client.
+	// Personal: the load may be slow because of the call, and a time-out without a stale item answers only its client.
 	Personal bool
 }
 
