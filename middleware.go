@@ -274,7 +274,7 @@ func (m *Middleware) Close() error {
 // first client, and the others get 502. "Handlers behind the cache" in docs/http.md has the rules for
 // routers, other middlewares, panics and upgrades.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
-	if next == nil {
+	if f, is := next.(http.HandlerFunc); next == nil || is && f == nil {
 		panic(errors.New("bellwether: Handler needs a handler to wrap"))
 	}
 	return m.pages.Handler(next)

@@ -179,12 +179,19 @@ func dial(t *testing.T, addr string) net.Conn {
 func TestMiddleware_NilHandler(t *testing.T) {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()
-	defer func() {
-		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwether: Handler needs a handler") {
-			t.Errorf("the panic is %q", p)
-		}
-	}()
-	mw.Handler(nil)
+	for _, next := range []http.Handler{nil, http.HandlerFunc(nil)} {
+		func() {
+			defer func() {
+				if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwether: Handler needs a handler") {
+					t.Errorf("%T: the panic is %q", next, p)
+				}
+			}()
+			mw.Handler(next)
+		}()
+	}
+	if err := mw.Refresh(nil, request("GET", "http://a/p")); err == nil || !strings.Contains(err.Error(), "needs the handler") {
+		t.Errorf("Refresh without a handler: %v", err)
+	}
 }
 
 // A closed middleware stores nothing, and serves nothing from the near tier or the store.

@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync/atomic"
@@ -41,6 +42,9 @@ func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	failed := func(err error) error { return fmt.Errorf("bellwether: refreshing %.200q: %w", r.URL, err) }
 	if r.Method != "" && r.Method != http.MethodGet {
 		return failed(fmt.Errorf("the method is %q, and only a GET can be refreshed", r.Method))
+	}
+	if h == nil {
+		return failed(errors.New("Refresh needs the handler that Middleware.Handler has returned, or one around it"))
 	}
 	asked := &refresh{m: m, done: make(chan struct{})}
 	own := r.Clone(context.WithValue(r.Context(), refreshKey{}, asked))
