@@ -29,8 +29,12 @@ import (
 //
 // pause limits the records during an outage. For the duration of pause after a record of level Info or
 // above, further records of its kind are only counted; the next record has the count as the attribute
-// omitted. With a pause of 0 all records are written. Changes of a breaker are always written.
+// omitted. With a pause of 0 all records are written. Changes of a breaker are always written. Observe panics
+// without a logger.
 func Observe(log *slog.Logger, pause time.Duration) observe.Observer {
+	if log == nil { // otherwise each record would panic, and a panic of Observer.Error reaches nobody
+		panic(errors.New("bellwetherslog: Observe needs a logger, such as slog.Default()"))
+	}
 	w := &writer{log: log, pause: pause, kinds: make(map[string]*kind)}
 	return observe.Observer{Error: w.failure, Rebuild: w.rebuild, Breaker: w.breaker}
 }
