@@ -350,6 +350,9 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	}
 	start, answered := time.Now(), false
 	defer func() { g.turns.done(start, answered) }()
+	limit := budget.Left()
+	// Before Allow, which counts on a report: the methods of ctx may be user code.
+	limited := g.turns.patiences.begin(ctx, limit, opens)
 	// Asked after the turn: queued calls must not find out one by one that the engine is down.
 	report, err := g.circuit.Allow()
 	if errors.Is(err, gobreaker.ErrTooManyRequests) {
@@ -359,10 +362,10 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 		}
 	}
 	if err != nil {
+		limited.end()
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
-	limit := budget.Left()
-	v, failure, err := askWithin(ctx, g, key, g.turns.patiences.begin(ctx, limit, opens), call, report)
+	v, failure, err := askWithin(ctx, g, key, limited, call, report)
 	// An adapter may return these two errors without a call to its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"math"
@@ -50,8 +51,10 @@ func newTurns(timeout time.Duration) *turns {
 }
 
 // take waits for a turn in queue, which is t.holders or t.others. Its error is ctx's, or ErrSilent when opens is
-// closed.
+// closed. The methods of ctx may be user code, and run while the call has no place in the queue: after a panic or Goexit
+// nobody would take it out again.
 func (t *turns) take(ctx context.Context, queue *list.List, opens <-chan struct{}) error {
+	ended := ctx.Done()
 	t.mu.Lock()
 	if t.holders.Len()+t.others.Len() == 0 && t.running < t.most() {
 		t.running++
@@ -72,24 +75,29 @@ func (t *turns) take(ctx context.Context, queue *list.List, opens <-chan struct{
 		return nil
 	default:
 	}
-	err := ErrSilent
 	select {
 	case <-turn:
 		return nil
 	case <-opens:
-	case <-ctx.Done():
-		err = ctx.Err()
+		t.giveUp(queue, place)
+		return ErrSilent
+	case <-ended:
+		t.giveUp(queue, place)
+		return cmp.Or(ctx.Err(), context.Canceled) // a foreign context may close Done before it sets Err
 	}
+}
+
+// giveUp ends the wait for a turn.
+func (t *turns) giveUp(queue *list.List, place *list.Element) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
-	case <-turn: // the turn came together with the end: the next call may have it
+	case <-place.Value.(chan struct{}): // the turn came together with the end: the next call may have it
 		t.running--
 		t.next()
 	default:
 		queue.Remove(place)
 	}
-	return err
 }
 
 // done gives a turn back that began at began. answered reports whether the engine answered.
