@@ -131,7 +131,7 @@ type storeKey struct {
 
 // noAnswer reports an engine's silence. The end of the call by Close or desertion is not silence.
 func (k *storeKey) noAnswer(ctx context.Context, doing string, err error) {
-	if k.engine.open.Err() == nil && ctx.Err() == nil {
+	if k.engine.open.Err() == nil && !gate.Ended(ctx) {
 		k.engine.countNoAnswer(k.key, &keyError{doing, k.key, err})
 	}
 }

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,6 +118,33 @@ func TestAsk_ContextOfTheProbePanics(t *testing.T) {
 		}
 		if !g.Closed() {
 			t.Error("the gate is not closed after an answer")
+		}
+	})
+}
+
+// lateContext has a deadline that has passed, and a timer that has not fired yet.
+type lateContext struct{ context.Context }
+
+func (lateContext) Deadline() (time.Time, bool) { return time.Now(), true }
+
+// A client that goes by its caller's deadline, and returns before the context's timer has fired, is no silent engine.
+func TestAsk_CallersDeadline(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+		time.Sleep(timeout)
+		for _, key := range []string{"a", "b", "c"} {
+			err := AskErr(lateContext{t.Context()}, g, key, NewBudget(timeout), func(context.Context) error { return os.ErrDeadlineExceeded })
+			if !errors.Is(err, fault.ErrUnavailable) || !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("Ask: %v, want the client's error, without an answer", err)
+			}
+		}
+		if !g.Closed() || !g.Sound("a") {
+			t.Errorf("closed: %t, sound for a key: %t", g.Closed(), g.Sound("a"))
+		}
+		for range Trips { // without a caller's deadline the same error is the engine's
+			AskErr(t.Context(), g, "d", NewBudget(timeout), func(context.Context) error { return os.ErrDeadlineExceeded })
+		}
+		if g.Sound("d") {
+			t.Error("sound after failures")
 		}
 	})
 }

@@ -374,6 +374,16 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	return v, err
 }
 
+// Ended reports whether a caller's context has ended. A client that sets ctx's deadline on its connection may return
+// just before ctx's own timer has fired, so the deadline counts too.
+func Ended(ctx context.Context) bool {
+	if ctx.Err() != nil {
+		return true
+	}
+	due, ok := ctx.Deadline()
+	return ok && !time.Now().Before(due)
+}
+
 var errNoReturn = errors.New("the call did not return")
 
 // askWithin makes a call with a time limit, and reports and returns its failure, nil for an answer.
@@ -395,7 +405,7 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, limited *patienc
 		return v, failure, err
 	}
 	switch {
-	case ctx.Err() != nil:
+	case Ended(ctx):
 		failure = context.Canceled // the caller's own end proves nothing about the engine
 	case context.Cause(limited) == ErrSilent:
 		failure, err = context.Canceled, fmt.Errorf("%w: %s", ErrSilent, g.latest())

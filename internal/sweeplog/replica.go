@@ -185,7 +185,7 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 			r.Learn(entry)
 		}
 	}
-	if ctx.Err() != nil {
+	if gate.Ended(ctx) {
 		return // the caller has left without an answer
 	}
 	silent := durations.Instant(0)
