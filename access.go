@@ -56,11 +56,18 @@ func (e *engine) access(key string, budget *gate.Budget) *access {
 func (a *access) draft(ctx context.Context) (_ *draft, there driver.Entry) {
 	d := &draft{access: a, position: a.engine.sweeps.Log().Position()}
 	d.witness = a.engine.beginWitness(a.key)
+	begun := false
+	defer func() {
+		if !begun { // the store's adapter has called Goexit, or the client's context has failed
+			d.end()
+		}
+	}()
 	d.present, d.began = a.engine.near.Get(a.key)
 	if !a.storeDown {
 		there, d.epoch = a.claimEpoch(ctx)
 		a.storeDown = d.epoch == 0
 	}
+	begun = true
 	return d, there
 }
 
