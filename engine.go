@@ -79,6 +79,7 @@ type life struct {
 	running sync.WaitGroup  // all goroutines, except loads and calls of observers
 	open    context.Context // for work without a caller; ends under all shards' locks, before closed is set
 	shut    context.CancelFunc
+	ended   chan struct{} // closed when the first close is done
 
 	mu     sync.Mutex // guards closed; no shard's lock is taken with it
 	closed bool

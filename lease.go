@@ -94,8 +94,8 @@ func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term le
 			return // the commit may have released the lease
 		case errors.Is(err, driver.ErrLeaseLost):
 			e.count.leasesLost.Add(1)
-			e.OnError(a.key, &keyError{"keeping the lease of", a.key, err})
 			close(a.lost)
+			e.OnError(a.key, &keyError{"keeping the lease of", a.key, err}) // may call Goexit
 			return
 		case err != nil:
 			a.noAnswer(ctx, "renewing the lease of", err)

@@ -22,6 +22,7 @@ func newEngine(s settings, f face) *engine {
 	e.observers.OnError = s.OnError
 	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
+	e.ended = make(chan struct{})
 	e.store, e.locker, e.watches = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
 	e.fencer, _ = s.Store.(driver.Fencer)
@@ -99,11 +100,12 @@ func (e *engine) close() {
 	e.closed = true
 	e.mu.Unlock()
 	e.running.Wait()
-	if first {
-		e.near.Close()
+	if !first {
+		<-e.ended // then the observers are free for another cache
+		return
 	}
+	defer close(e.ended)
+	e.near.Close()
 	e.observers.Close()
-	if first {
-		e.observers.Detach()
-	}
+	e.observers.Detach()
 }

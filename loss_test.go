@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,6 +50,35 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 		}
 		if n := c.Stats().LeasesLost; n == 0 {
 			t.Error("the loss was not counted")
+		}
+	})
+}
+
+// An OnError that ends the goroutine of the lease's keeper does not keep the load going.
+func TestLoss_OnErrorExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lose := make(chan struct{})
+		locker := wiredLocks(locallock.New())
+		locker.losing = func(string) loses { return func() <-chan struct{} { return lose } }
+		var loads atomic.Int64
+		c := cacheOf(t, func(ctx context.Context, _ string) (string, error) {
+			if loads.Add(1) > 1 {
+				return "second", nil
+			}
+			<-ctx.Done()
+			return "", context.Cause(ctx)
+		}, bellwether.Options{
+			Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker, LeaseTTL: time.Minute},
+			OnError: func(_ string, err error) {
+				if errors.Is(err, driver.ErrLeaseLost) {
+					runtime.Goexit()
+				}
+			},
+		})
+		time.AfterFunc(time.Second, func() { close(lose) })
+		start := time.Now()
+		if v, err := c.Get(t.Context(), "k"); v != "second" || err != nil || time.Since(start) > 2*time.Second {
+			t.Errorf("Get = %q, %v after %v; want the value of the load after the loss, soon after 1s", v, err, time.Since(start))
 		}
 	})
 }

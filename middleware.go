@@ -256,7 +256,8 @@ func checkFields(option string, names []string, example string) {
 func (m *Middleware) Stats() observe.Stats { return m.engine.snapshot() }
 
 // Close ends the middleware and cancels its rebuilds. Later GET and HEAD requests get 503 (504 with
-// only-if-cached), unless they go past the cache. Store and Locker stay open. A second Close is
+// only-if-cached), unless they go past the cache. Store and Locker stay open. Close waits for all
+// goroutines except handlers, so observers and OnError must not call Close. A second Close is
 // harmless. The error is nil.
 func (m *Middleware) Close() error {
 	m.engine.close()

@@ -827,6 +827,30 @@ func TestAttach_Fails(t *testing.T) {
 	}
 }
 
+// After each Close, also one of two at a time, the observers are detached: another cache may have their names.
+func TestDetach_SimultaneousClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attached atomic.Bool
+		observer := observe.Observer{Attach: func(func() observe.Stats) (func(), error) {
+			attached.Store(true)
+			return func() {
+				time.Sleep(time.Second)
+				attached.Store(false)
+			}, nil
+		}}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Observers: []observe.Observer{observer}})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				if c.Close(); attached.Load() {
+					t.Error("Close has returned before the observer was detached")
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
 func TestDetach_Fails(t *testing.T) {
 	for way, fail := range map[string]func(){"panic": func() { panic("detaching") }, "Goexit": runtime.Goexit} {
 		for name, face := range faces {
