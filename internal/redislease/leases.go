@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -29,6 +30,8 @@ const (
 	// undoTimeout bounds the repetitions of an undo without an answer, and undoPause is the pause between two.
 	undoTimeout = 2 * time.Minute
 	undoPause   = time.Second
+	// maxUndos bounds the undos under way: beside a hanging Redis each caller that leaves begins one.
+	maxUndos = 4096
 )
 
 // Leases are elections, leases and watches on Redis, for concurrent use. Make them by [New], and close them.
@@ -38,6 +41,7 @@ type Leases struct {
 	queue   *redispipe.Queue
 	dials   *redisdial.Failures
 	sub     *subscription
+	undos   atomic.Int64 // under way
 }
 
 // New returns the leases of the named adapter over rdb, with rdb's queue, failed dials and subscriptions.
@@ -405,8 +409,13 @@ func (l *Lease) Heard() Heard { return l.leases.sub.heard(l.Name) }
 
 // Undo frees the lease, if taken, for a caller that has left. It goes on after the end of ctx. A paused Redis may
 // carry the acquire out later, also just after the undo, which comes over another connection. So an undo without
-// an answer is repeated, and an undo that finds no lease once more.
+// an answer is repeated, and an undo that finds no lease once more. Beside maxUndos others it does nothing: if the
+// lease was taken, it blocks its key until its end.
 func (l *Lease) Undo(ctx context.Context) {
+	defer l.leases.undos.Add(-1)
+	if l.leases.undos.Add(1) > maxUndos {
+		return
+	}
 	missing := 0
 	for end := time.Now().Add(undoTimeout); time.Now().Before(end); time.Sleep(undoPause) {
 		switch err := l.freeDetached(ctx); {

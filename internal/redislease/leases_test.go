@@ -22,9 +22,10 @@ import (
 type pausedRedis struct {
 	mu     sync.Mutex // guards the fields below
 	paused bool
-	late   string // the token of the acquire that waits; empty: none
-	token  string // of the key's lease; empty: no key
-	undos  int    // answered
+	late   string              // the token of the acquire that waits; empty: none
+	token  string              // of the key's lease; empty: no key
+	undos  int                 // answered
+	undone map[string]struct{} // the tokens of the answered undos
 }
 
 func (r *pausedRedis) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -60,6 +61,9 @@ func (r *pausedRedis) process(ctx context.Context, cmds []redis.Cmder) error {
 			continue
 		}
 		r.undos++
+		if r.undone != nil {
+			r.undone[cmd.Args()[4].(string)] = struct{}{}
+		}
 		gone := int64(0)
 		if token := cmd.Args()[4]; token == r.token {
 			gone, r.token = 1, ""
@@ -115,4 +119,30 @@ func TestTryAcquire_CarriedOutLate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While Redis hangs, each caller that leaves an acquire leaves an undo, for up to two minutes. Their number has a bound.
+func TestTryAcquire_UndosAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const undos, callers = 4096, 5000
+		server := &pausedRedis{paused: true, undone: map[string]struct{}{}}
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // the subscription finds no server
+		defer rdb.Close()
+		rdb.AddHook(server)
+		leases := redislease.New("test", rdb, redispipe.New(rdb), redisdial.Of(rdb), redissub.Share(rdb))
+		defer leases.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		for range callers {
+			go leases.TryAcquire(ctx, "test:", "key", time.Hour, false)
+		}
+		time.Sleep(45 * time.Second)
+		server.goOn(false)
+		time.Sleep(15 * time.Second)
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		if n := len(server.undone); n != undos {
+			t.Errorf("%d callers have left, and %d leases were undone, want %d", callers, n, undos)
+		}
+	})
 }

@@ -42,9 +42,10 @@
 // hanging socket when its context ends, but the client keeps the socket for its ReadTimeout, 5 s by default.
 // A request left behind ends after 10 s, so it is sent at most twice.
 //
-// An acquire whose context ends is undone. An acquire that fails before, with the client's time-outs,
-// is not: if Redis still carries it out, the lease has no holder and blocks its key until expiry. So does
-// the first of two attempts if the network delivers it after the release of the lease.
+// An acquire whose context ends is undone, for up to two minutes, beside at most 4,096 others. An acquire that
+// fails before, with the client's time-outs, is not: if Redis still carries it out, the lease has no holder and
+// blocks its key until expiry. So does the first of two attempts if the network delivers it after the release
+// of the lease.
 //
 // # Access
 //
