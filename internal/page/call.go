@@ -1,7 +1,6 @@
 package page
 
 import (
-	"context"
 	"maps"
 	"net/http"
 
@@ -76,11 +75,12 @@ func (q *query) inform(status int, interim http.Header) {
 	final := maps.Clone(h)
 	copyHeader(h, interim, false)
 	q.m.options.Hidden.Remove(h) // here, because a watchedWriter would put the fields back into the map
-	q.w.WriteHeader(status)
-	if q.r.Context().Err() == context.Canceled {
-		// The client has left. The HTTP/2 server of net/http then returns while it still reads the map.
-		panic(http.ErrAbortHandler)
+	if q.r.ProtoMajor == 2 {
+		// If the client leaves, net/http's HTTP/2 server returns while it still reads the header, and its context may end
+		// only later. A write to that map would end the process. A header with a length, which is not sent, is copied first.
+		h["Content-Length"] = []string{"0"}
 	}
+	q.w.WriteHeader(status)
 	clear(h)
 	maps.Copy(h, final)
 }
