@@ -77,12 +77,11 @@ type history struct {
 type life struct {
 	clock   items.Clock     // begins with the cache
 	running sync.WaitGroup  // all goroutines, except loads and calls of observers
-	open    context.Context // for work without a caller; ends under all shards' locks, before closed is set
+	open    context.Context // for work without a caller; ends under all shards' locks, before ended is set
 	shut    context.CancelFunc
-	ended   chan struct{} // closed when the first close is done
 
-	mu     sync.Mutex // guards closed; no shard's lock is taken with it
-	closed bool
+	mu    sync.Mutex    // guards ended; no shard's lock is taken with it
+	ended chan struct{} // nil until the first close, which closes it at its end
 }
 
 // start runs f on a goroutine of the cache. A panic there is of user code, such as a method of an engine's error, and
@@ -99,7 +98,7 @@ func (e *engine) start(f func()) {
 func (e *engine) behind(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.closed {
+	if e.ended == nil {
 		e.start(f)
 	}
 }

@@ -22,7 +22,6 @@ func newEngine(s settings, f face) *engine {
 	e.observers.OnError = s.OnError
 	e.observers.Add(s.Observers)
 	e.open, e.shut = context.WithCancel(context.Background())
-	e.ended = make(chan struct{})
 	e.store, e.locker, e.watches = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
 	e.fencer, _ = s.Store.(driver.Fencer)
@@ -96,15 +95,19 @@ func (e *engine) close() {
 		}
 	})
 	e.mu.Lock()
-	first := !e.closed
-	e.closed = true
+	ended := e.ended
+	first := ended == nil
+	if first {
+		ended = make(chan struct{})
+		e.ended = ended
+	}
 	e.mu.Unlock()
 	e.running.Wait()
 	if !first {
-		<-e.ended // then the observers are free for another cache
+		<-ended // then the observers are free for another cache
 		return
 	}
-	defer close(e.ended)
+	defer close(ended)
 	e.near.Close()
 	e.observers.Close()
 	e.observers.Detach()

@@ -72,7 +72,6 @@ level=INFO msg=breaker engine=store from=half-open to=closed
 	}
 }
 
-// A pause has one record of a kind, and the next record has the number of omitted records.
 func TestObserve_WithoutALogger(t *testing.T) {
 	defer func() {
 		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwetherslog: Observe needs a logger") {
@@ -82,6 +81,7 @@ func TestObserve_WithoutALogger(t *testing.T) {
 	bellwetherslog.Observe(nil, 0)
 }
 
+// A pause has one record of a kind, and the next record has the number of omitted records.
 func TestObserve_Pause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)

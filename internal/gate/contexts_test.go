@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // A failingContext is user code that fails in one of its methods.
@@ -41,7 +42,7 @@ func TestAsk_ContextPanicsInTheQueue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := New(timeout, func(State, State) {})
+				g := New(timeout, func(_, _ observe.BreakerState) {})
 				release := make(chan struct{})
 				wait := func(context.Context) error { <-release; return nil }
 				for range firstTurns {
@@ -69,7 +70,7 @@ func TestAsk_ContextPanicsInTheQueue(t *testing.T) {
 // A context that closes Done before it sets Err gives its call no turn.
 func TestAsk_ContextEndsWithoutAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := New(timeout, func(State, State) {})
+		g := New(timeout, func(_, _ observe.BreakerState) {})
 		release := make(chan struct{})
 		for range firstTurns {
 			go AskErr(t.Context(), g, "k", NewBudget(timeout), func(context.Context) error { <-release; return nil })
@@ -92,7 +93,7 @@ func (endedWithoutError) Done() <-chan struct{} {
 
 // A probe whose context panics leaves the next call the probe.
 func TestAsk_ContextOfTheProbePanics(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState) {
 		e.silent = true
 		for _, key := range []string{"a", "b", "c"} {
 			e.ask(g, key)
@@ -129,7 +130,7 @@ func (lateContext) Deadline() (time.Time, bool) { return time.Now(), true }
 
 // A client that goes by its caller's deadline, and returns before the context's timer has fired, is no silent engine.
 func TestAsk_CallersDeadline(t *testing.T) {
-	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]State) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState) {
 		time.Sleep(timeout)
 		for _, key := range []string{"a", "b", "c"} {
 			err := AskErr(lateContext{t.Context()}, g, key, NewBudget(timeout), func(context.Context) error { return os.ErrDeadlineExceeded })
