@@ -25,6 +25,7 @@ func (e *engine) keepLog() {
 			return e.giveBack(ctx, sweeplog.Key, budget, lease)
 		},
 		Silent: func(err error) { e.countNoAnswer(sweeplog.Key, err) },
+		Behind: func(f func(context.Context)) { e.behind(func() { f(e.open) }) },
 		Take:   e.takeLog,
 	})
 }

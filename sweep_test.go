@@ -115,6 +115,85 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 	})
 }
 
+// A logHangs is a store of several servers. While hangs is set, the log's server answers nothing.
+type logHangs struct {
+	driver.Store
+	hangs *atomic.Bool
+}
+
+func (s logHangs) Get(ctx context.Context, key string) (driver.Entry, error) {
+	if s.hangs.Load() && strings.HasSuffix(key, "\x00sweeps") {
+		<-ctx.Done()
+		return driver.Entry{}, ctx.Err()
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s logHangs) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
+	if s.hangs.Load() && strings.HasSuffix(key, "\x00sweeps") {
+		<-ctx.Done()
+		return driver.Entry{}, 0, ctx.Err()
+	}
+	return s.Store.Claim(ctx, key)
+}
+
+// While the log's server hangs, the fleet loads each key of another server once, and no call waits for the log but those
+// of the first EngineTimeout. A second after the server is back, a call hears of the sweeps meanwhile.
+func TestSweep_LogsServerHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		loads := map[string]int{}
+		var mu sync.Mutex
+		var hangs [2]atomic.Bool
+		var caches []*bellwether.Cache[string]
+		for i := range hangs {
+			caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
+				mu.Lock()
+				loads[key]++
+				n := loads[key]
+				mu.Unlock()
+				time.Sleep(10 * time.Millisecond)
+				return fmt.Sprint(n), nil
+			}, bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{
+				Namespace: "n", Store: logHangs{store, &hangs[i]}, Locker: locker}}))
+		}
+		get := func(key string, want string) (slowest time.Duration) {
+			start := time.Now()
+			var wg sync.WaitGroup
+			for _, c := range caches {
+				wg.Go(func() {
+					if v, err := c.Get(t.Context(), key); v != want || err != nil {
+						t.Errorf("%s: %q, %v; want %q", key, v, err, want)
+					}
+				})
+			}
+			wg.Wait()
+			return time.Since(start)
+		}
+		get("swept", "1")
+		time.Sleep(time.Second)
+		hangs[0].Store(true)
+		hangs[1].Store(true)
+		for _, c := range caches {
+			c.Get(t.Context(), "first") // finds that the server hangs
+		}
+		for i := range 50 {
+			if took := get(fmt.Sprint(i), "1"); took > 100*time.Millisecond {
+				t.Errorf("call %d took %v, want no wait for the log", i, took)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		hangs[0].Store(false)
+		time.Sleep(2 * time.Second)
+		if err := caches[0].InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
+			t.Fatal(err)
+		}
+		hangs[1].Store(false)
+		time.Sleep(2 * time.Second)
+		get("swept", "2")
+	})
+}
+
 // An entry that is read together with the log is not used without the log, because it may be swept.
 func TestSweep_HalfAnAnswer(t *testing.T) {
 	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {

@@ -52,6 +52,8 @@ type Config struct {
 	// Release gives the lease of the log back. Silent reports an engine without an answer.
 	Release func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error
 	Silent  func(err error)
+	// Behind runs a function on a goroutine of the cache, with a context until the cache's close.
+	Behind func(f func(ctx context.Context))
 	// Take makes a new log take effect. It calls publish, which makes next the replica's log, under
 	// the lock under which all loads begin, and applies next to the present items.
 	Take func(known, next *Log, publish func())
@@ -99,10 +101,29 @@ func (r *Replica) Follow(ctx context.Context, budget *gate.Budget, age time.Dura
 	if turn == nil {
 		return
 	}
-	defer turn.End()
-	entry, err := r.read(ctx, budget)
-	turn.Took(ctx, budget, entry, err)
+	turn.read(ctx, budget)
 }
+
+func (t *Turn) read(ctx context.Context, budget *gate.Budget) {
+	defer t.End()
+	entry, err := t.replica.read(ctx, budget)
+	t.Took(ctx, budget, entry, err)
+}
+
+// probe reads the log for no caller, unless it is being read. Until the answer the log counts as read, as after a silence.
+func (r *Replica) probe() {
+	r.asked.Store(int64(max(1, r.Now())))
+	r.Behind(func(ctx context.Context) {
+		select {
+		case r.reading <- struct{}{}:
+			r.turn().read(ctx, gate.NewBudget(r.EngineTimeout))
+		default:
+		}
+	})
+}
+
+// turn is the turn of the caller that has filled reading.
+func (r *Replica) turn() *Turn { return &Turn{replica: r, asked: r.Now(), known: r.Log().Position()} }
 
 func (r *Replica) read(ctx context.Context, budget *gate.Budget) (driver.Entry, error) {
 	return gate.Ask(ctx, r.Reads, Key, budget, func(ctx context.Context) (driver.Entry, error) {
@@ -119,7 +140,8 @@ type Turn struct {
 }
 
 // Turn waits for the turn to read the log. It returns nil if no read is needed: there is no store, or
-// the replica was no older than age when the wait began.
+// the replica was no older than age when the wait began. For a Pause after a silence of the store, a caller with a log
+// does not wait either: the log may be on a server that hangs, and the caller's key on another.
 func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
 	if r == nil || r.Store == nil || budget.Left() <= 0 {
 		return nil
@@ -132,6 +154,10 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	if !old() {
 		return nil
 	}
+	if silent := durations.Instant(r.silent.Load()); silent > 0 && began < silent+gate.Pause && r.Log() != nil {
+		r.probe()
+		return nil
+	}
 	// Callers that come during a read wait for it: with a log that is too old, an item from the store
 	// would count as certain for no time at all.
 	select {
@@ -139,7 +165,7 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	case <-ctx.Done():
 		return nil
 	}
-	turn := &Turn{replica: r, asked: r.Now(), known: r.Log().Position()}
+	turn := r.turn()
 	switch silent := durations.Instant(r.silent.Load()); {
 	case silent > 0 && (silent > began || !old()):
 		// The caller has waited out the store's silence. A second read would last as long for the next.
