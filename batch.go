@@ -97,13 +97,13 @@ func (l batchLoad[V]) load(ctx context.Context, attempts []*attempt) (commonResu
 		requests[i] = requestOf[V](a.key, a.present)
 	}
 	results, err := l(ctx, requests)
-	return func(a *attempt, batchErr *BatchError, err error) (product, error) {
+	return func(a *attempt, batchErr *BatchError, err error) (items.Product, error) {
 		return resultOf(results, batchErr, err, a.key, a.present)
 	}, err
 }
 
 func (l batchLoad[V]) bind() loader {
-	return func(ctx context.Context, a *attempt) (product, error) {
+	return func(ctx context.Context, a *attempt) (items.Product, error) {
 		result, err := l.load(ctx, []*attempt{a})
 		batchErr, _ := errors.AsType[*BatchError](err)
 		return result(a, batchErr, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -59,22 +58,9 @@ type pageBinder struct{ page.Binder }
 
 func (b pageBinder) bind() loader {
 	load := b.Bind()
-	return func(ctx context.Context, a *attempt) (product, error) {
-		p, err := load(ctx, page.Attempt{Present: a.present, Position: a.position, Excluded: a.excluded, Flight: pageFlight{a}})
-		return productOf(p), err
+	return func(ctx context.Context, a *attempt) (items.Product, error) {
+		return load(ctx, page.Attempt{Present: a.present, Position: a.position, Excluded: a.excluded, Flight: a})
 	}
-}
-
-func productOf(p page.Product) product {
-	return product{value: p.Value, windows: &p.Windows, failure: p.Failure}
-}
-
-type pageFlight struct{ attempt *attempt }
-
-func (f pageFlight) Tell(p page.Product, err error)    { f.attempt.tell(productOf(p), err) }
-func (f pageFlight) AwaitReaders(done <-chan struct{}) { f.attempt.callers.awaitNone(done) }
-func (f pageFlight) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
-	return f.attempt.publish(ctx, res, until, to)
 }
 
 func (b below) Within(request, load context.Context, own any) context.Context {

@@ -87,16 +87,16 @@ func tagsOf(it *items.Item) (tags []string, signpost bool) {
 type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
 func (l userLoad[V]) bind() loader {
-	return func(ctx context.Context, a *attempt) (product, error) {
+	return func(ctx context.Context, a *attempt) (items.Product, error) {
 		v, err := l(ctx, a.key)
-		return product{value: v}, err
+		return items.Product{Value: v}, err
 	}
 }
 
 type richLoad[V any] func(ctx context.Context, r Request[V]) (Result[V], error)
 
 func (l richLoad[V]) bind() loader {
-	return func(ctx context.Context, a *attempt) (product, error) {
+	return func(ctx context.Context, a *attempt) (items.Product, error) {
 		result, err := l(ctx, requestOf[V](a.key, a.present))
 		return result.product(a.key, a.present, err)
 	}

@@ -27,7 +27,7 @@ func (r *run) finish(ctx context.Context, l loaded) bool {
 	}
 	switch {
 	case l.err == nil || fault.NotFound(l.err):
-		r.noteFailure(l.failure)
+		r.noteFailure(l.Failure)
 		return r.finishFound(ctx, l)
 	case ctx.Err() != nil:
 		r.loaded = false // Close ended the load: not a failure of the load
@@ -88,14 +88,14 @@ func (r *run) finishFound(ctx context.Context, l loaded) bool {
 	// The position is the load's, so that the sweeps during the load count.
 	it := &items.Item{
 		Kind: driver.KindNotFound, Epoch: l.epoch, Build: l.took, LoadBegan: l.loadBegan, Position: l.position,
-		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, l.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.marks,
+		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, l.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.Marks,
 	}
 	if l.err == nil {
-		it.Kind, it.Value = driver.KindValue, l.value
+		it.Kind, it.Value = driver.KindValue, l.Value
 	}
 	r.built(l.took)
-	e.noteLoad(l.failure == nil)
-	written := r.touch(ctx, it, l.kept)
+	e.noteLoad(l.Failure == nil)
+	written := r.touch(ctx, it, l.Kept)
 	if written == commitUntouched || written == commitDisplaced {
 		written = r.commit(ctx, it) // with the value
 	}

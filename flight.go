@@ -17,7 +17,7 @@ import (
 // carry the promises. Its callers wait without a context, a panic ends the process, and no answer (a stale
 // item, a response that is being written) comes before the end.
 
-type loader func(ctx context.Context, a *attempt) (product, error)
+type loader func(ctx context.Context, a *attempt) (items.Product, error)
 
 // A binder returns the loader of a new flight. Only the call that begins the flight calls bind, while
 // its request is still there: bind copies the request's data, and joining calls copy nothing.

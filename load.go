@@ -16,7 +16,7 @@ import (
 
 // A loaded is a product whose windows are set, with the load's basis, error and times.
 type loaded struct {
-	product
+	items.Product
 	basis
 	err   error
 	ended instant // when the value has its windows' age
@@ -24,9 +24,9 @@ type loaded struct {
 }
 
 func (l *loaded) lifetime() items.Windows {
-	w := *l.windows
+	w := *l.Windows
 	// A value that is past its windows is not kept, see Result.
-	if served := items.NewLifetime(0, w); l.marks != nil && l.marks.Validator != "" && served.End() > 0 {
+	if served := items.NewLifetime(0, w); l.Marks != nil && l.Marks.Validator != "" && served.End() > 0 {
 		w.Keep = validatorKeep
 	}
 	return w
@@ -68,13 +68,13 @@ func (a *attempt) start(ctx context.Context, free func()) {
 	go a.run()
 }
 
-// tell ends the load with a result. If it goes on for its own client, its return value is ignored.
-func (a *attempt) tell(p product, err error) {
+// Tell ends the load with a result. If it goes on for its own client, its return value is ignored.
+func (a *attempt) Tell(p items.Product, err error) {
 	a.told.Do(func() {
 		now := a.engine.clock.Now()
-		result := loaded{product: p, basis: a.basis, err: err, ended: now, took: now - (a.loadBegan - 1)}
-		if p.windows == nil {
-			result.windows = &a.engine.windows
+		result := loaded{Product: p, basis: a.basis, err: err, ended: now, took: now - (a.loadBegan - 1)}
+		if p.Windows == nil {
+			result.Windows = &a.engine.windows
 		}
 		a.running.Slot.End()
 		a.free()
@@ -84,13 +84,13 @@ func (a *attempt) tell(p product, err error) {
 
 func (a *attempt) run() {
 	stack.Grow()
-	var p product
+	var p items.Product
 	fault.Run(func() (err error) {
 		p, err = a.load(a.running, a)
 		fault.Inquire(err)
-		if p.windows == nil && fault.NotFound(err) {
-			p.windows = &items.Windows{TTL: a.engine.NotFoundTTL}
+		if p.Windows == nil && fault.NotFound(err) {
+			p.Windows = &items.Windows{TTL: a.engine.NotFoundTTL}
 		}
 		return err
-	}, func(err error) { a.tell(p, err) })
+	}, func(err error) { a.Tell(p, err) })
 }

@@ -43,15 +43,6 @@ type Result[V any] struct {
 // validatorKeep is how long the next load can start from an expired value with a validator.
 const validatorKeep = time.Hour
 
-// A product is the result of one run of a load.
-type product struct {
-	value   any
-	windows *items.Windows // of the value or of its absence; nil: the options' windows
-	marks   *items.Marks   // nil: none
-	kept    *items.Item    // the item whose value stays; nil: the value is new
-	failure error          // the failure that the value, an error page, tells; nil for other values
-}
-
 func requestOf[V any](key string, from *items.Item) Request[V] {
 	r := Request[V]{Key: key}
 	if from != nil && from.Held && from.Kind == driver.KindValue {
@@ -63,10 +54,10 @@ func requestOf[V any](key string, from *items.Item) Request[V] {
 	return r
 }
 
-func (r Result[V]) product(key string, from *items.Item, err error) (product, error) {
-	p := product{value: r.Value}
+func (r Result[V]) product(key string, from *items.Item, err error) (items.Product, error) {
+	p := items.Product{Value: r.Value}
 	if f := r.Freshness; f != nil {
-		p.windows = &items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
+		p.Windows = &items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
 	}
 	if err != nil {
 		return p, err
@@ -76,7 +67,7 @@ func (r Result[V]) product(key string, from *items.Item, err error) (product, er
 		if !requestOf[V](key, from).Found {
 			return p, fmt.Errorf("bellwether: the load of %q says NotModified, and there was no Previous; return a Value where Request.Found is false", key)
 		}
-		p.kept, p.value = from, from.Value
+		p.Kept, p.Value = from, from.Value
 		if from.Marks != nil {
 			marks = items.Marks{Validator: cmp.Or(r.Validator, from.Marks.Validator), Tags: marks.Tags}
 			if r.Tags == nil {
@@ -85,14 +76,14 @@ func (r Result[V]) product(key string, from *items.Item, err error) (product, er
 		}
 	}
 	if marks.Validator != "" || len(marks.Tags) > 0 {
-		p.marks = &marks
+		p.Marks = &marks
 	}
 	return p, nil
 }
 
 // resultOf returns the result for key of a batch load that returned results and err. The key's load
 // started from the item from; batchErr is the BatchError in err, or nil.
-func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item) (product, error) {
+func resultOf[V any](results map[string]Result[V], batchErr *BatchError, err error, key string, from *items.Item) (items.Product, error) {
 	r, found := results[key]
 	switch {
 	case batchErr != nil && batchErr.Errors[key] != nil:

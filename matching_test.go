@@ -118,7 +118,7 @@ func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 	many := 100_000
 	if testing.Short() {
-		many = 5_000
+		many = 2_000
 	}
 	synctest.Test(t, func(t *testing.T) {
 		store, locker := memstore.New(), locallock.New()

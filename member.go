@@ -5,6 +5,7 @@ import (
 	"context"
 
 	"github.com/bellwether-go/bellwether/internal/gather"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"golang.org/x/sync/semaphore"
@@ -36,10 +37,10 @@ type commonLoader interface {
 
 // A commonResult is what a common load has returned beside its error err: it returns the result of one of the load's
 // attempts. batchErr is the BatchError in err, or nil.
-type commonResult func(a *attempt, batchErr *BatchError, err error) (product, error)
+type commonResult func(a *attempt, batchErr *BatchError, err error) (items.Product, error)
 
 type loadResult struct {
-	product
+	items.Product
 	err error
 }
 
@@ -57,9 +58,9 @@ func (m *member) bind() loader {
 	if m.user == nil {
 		return m.single.bind()
 	}
-	return func(ctx context.Context, a *attempt) (product, error) {
+	return func(ctx context.Context, a *attempt) (items.Product, error) {
 		result, err := a.seat.Load(ctx)
-		return result.product, cmp.Or(err, result.err)
+		return result.Product, cmp.Or(err, result.err)
 	}
 }
 

@@ -14,9 +14,9 @@ import (
 
 // This file publishes a value that the load still writes, and confirms it until it is whole.
 
-// publish shows a value that the load still writes to the callers of the audience that began before until.
+// Publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.
-func (a *attempt) publish(ctx context.Context, v any, until instant, to audience.Audience) bool {
+func (a *attempt) Publish(ctx context.Context, v any, until instant, to audience.Audience) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && a.catchUp(ctx)
@@ -50,6 +50,9 @@ func (a *attempt) publish(ctx context.Context, v any, until instant, to audience
 	})
 	return true
 }
+
+// AwaitReaders waits until all callers have their places among the readers of the published value, or for done.
+func (a *attempt) AwaitReaders(done <-chan struct{}) { a.callers.awaitNone(done) }
 
 // catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
 // a Fencer if the lease is over. It reports whether the load's epoch is fenced.

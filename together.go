@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gather"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -51,7 +52,7 @@ func (b *batch) load(ctx context.Context, began time.Time, seats []*seat) {
 	load := chain.NewCommonLoad(ctx, b.engine.slots, makes...)
 	ctx, cancel := context.WithDeadlineCause(load, began.Add(b.engine.RebuildTimeout), ErrRebuildTimeout)
 	defer cancel()
-	result := commonResult(func(_ *attempt, _ *BatchError, err error) (product, error) { return product{}, err })
+	result := commonResult(func(_ *attempt, _ *BatchError, err error) (items.Product, error) { return items.Product{}, err })
 	var batchErr *BatchError
 	fault.Run(func() (err error) {
 		result, err = b.user.load(ctx, attempts)
@@ -63,7 +64,7 @@ func (b *batch) load(ctx context.Context, began time.Time, seats []*seat) {
 		return err
 	}, func(err error) {
 		for _, s := range seats {
-			s.Result.product, s.Result.err = result(s.Key, batchErr, err)
+			s.Result.Product, s.Result.err = result(s.Key, batchErr, err)
 		}
 		load.Slot.End()
 	})

@@ -39,16 +39,16 @@ func (c *counted) get(w items.Want) (string, error) {
 		waiter := c.waiter(context.Background(), "k", it)
 		waiter.want = w
 		waiter.wait(bound(
-			func(_ context.Context, f *attempt) (product, error) {
+			func(_ context.Context, f *attempt) (items.Product, error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
 				}
 				time.Sleep(time.Second)
 				if c.fail.Load() {
-					return product{}, errors.New("down")
+					return items.Product{}, errors.New("down")
 				}
-				return product{value: fmt.Sprint("v", n), windows: &c.freshness}, nil
+				return items.Product{Value: fmt.Sprint("v", n), Windows: &c.freshness}, nil
 			}))
 		if waiter.err != nil {
 			return "", waiter.err

@@ -58,12 +58,16 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 		}
 	}
 
-	// Near values have to be confirmed after NearTTL.
-	before = f.quiet(t, kind)
-	time.Sleep(shortNearTTL)
-	reports = f.each(func(id int) order { return order{Do: "many", Keys: set(id)} })
-	if n, detail := f.asked(t, kind).Since(before); n != 10 {
-		t.Errorf("the store was asked %d times for the hits of ten batches, want once for each:%s", n, detail)
+	// Near values have to be confirmed after NearTTL. A process that gets no processor for NearTTL confirms them twice.
+	asked, detail := 0, ""
+	for try := 0; try < 3 && asked != 10; try++ {
+		before = f.quiet(t, kind)
+		time.Sleep(shortNearTTL)
+		reports = f.each(func(id int) order { return order{Do: "many", Keys: set(id)} })
+		asked, detail = f.asked(t, kind).Since(before)
+	}
+	if asked != 10 {
+		t.Errorf("the store was asked %d times for the hits of ten batches, want once for each:%s", asked, detail)
 	}
 	for id, r := range reports {
 		if rest := wantSet(id, r); len(rest) > 0 {

@@ -35,6 +35,15 @@ type Marks struct {
 	Tags      []string // names for sweeps
 }
 
+// A Product is the result of one run of a load.
+type Product struct {
+	Value   any
+	Windows *Windows // of the value or of its absence; nil: the options' windows
+	Marks   *Marks   // nil: none
+	Kept    *Item    // the item whose value stays; nil: the value is new
+	Failure error    // the failure that the value, an error page, tells; nil for other values
+}
+
 // Found is a copy for a flight that has found, and not made, the item.
 func (it *Item) Found(trusted durations.Instant) *Item {
 	c := *it

@@ -106,14 +106,7 @@ type Live interface {
 type Binder interface{ Bind() Loader }
 
 // A Loader is a load: it may publish a response on the flight before the return.
-type Loader func(ctx context.Context, a Attempt) (Product, error)
-
-// A Product is the result of a load.
-type Product struct {
-	Value   *Response
-	Windows items.Windows // how long Value is served and kept
-	Failure error         // the failure that Value, an error page, tells; nil for other values
-}
+type Loader func(ctx context.Context, a Attempt) (items.Product, error)
 
 // An Attempt is a load of a flight, with its initial state.
 type Attempt struct {
@@ -127,9 +120,9 @@ type Attempt struct {
 type Flight interface {
 	// Publish answers the flight's callers with a response that the load is still making: the callers
 	// of the audience that come before until. The result is false if the flight has given up the load.
-	Publish(ctx context.Context, res *Response, until durations.Instant, to audience.Audience) bool
+	Publish(ctx context.Context, response any, until durations.Instant, to audience.Audience) bool
 	// Tell ends the load with its result before the load returns.
-	Tell(p Product, err error)
+	Tell(p items.Product, err error)
 	// AwaitReaders waits until all callers have their places among the readers, or for done.
 	AwaitReaders(done <-chan struct{})
 }

@@ -128,7 +128,7 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 }
 
 // keep returns the load's product for a complete response.
-func (l *load) keep(d *decision) (Product, error) {
+func (l *load) keep(d *decision) (items.Product, error) {
 	live := d.response
 	s := live.live
 	done := &Response{
@@ -140,7 +140,7 @@ func (l *load) keep(d *decision) (Product, error) {
 	} else {
 		whole, ok := s.body.Body()
 		if !ok {
-			return Product{}, errors.New("bellwether: complete body without bytes")
+			return items.Product{}, errors.New("bellwether: complete body without bytes")
 		}
 		done.complete(s.header, whole)
 		key := l.owner.key
@@ -159,18 +159,18 @@ func (l *load) keep(d *decision) (Product, error) {
 
 // remember returns the product for an unshareable response: a record, or a signpost. An unshareable response makes
 // only its own variant uncacheable, not all other users' variants.
-func (l *load) remember(d *decision, reason string) Product {
+func (l *load) remember(d *decision, reason string) items.Product {
 	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.response.live.decidedAt.Sub(l.sent)))
 }
 
 // record returns the load's product for the result res. A variant is written under its own key first, so a
 // process that reads the signpost finds the variant.
-func (l *load) record(d *decision, res *Response, f items.Windows) Product {
+func (l *load) record(d *decision, res *Response, f items.Windows) items.Product {
 	if post := d.response.vary; post != nil && (res.kind != uncacheable || l.owner.signpost == nil) {
 		l.m.cache.Put(l.ctx, post.id, res, f, l.attempt.Position, nil)
 		res, f = l.pointTo(post)
 	}
-	return Product{res, f, failureOf(d.response.status)}
+	return items.Product{Value: res, Windows: &f, Failure: failureOf(d.response.status)}
 }
 
 // pointTo keeps a signpost under the URL's key, and returns it for the load's own key, maybe the same.

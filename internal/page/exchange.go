@@ -12,6 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
 )
@@ -23,7 +24,7 @@ import (
 var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
 
 // fetch is the load: it runs the handler, with validation.
-func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (Product, error) {
+func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (items.Product, error) {
 	l := m.newLoad(ctx, a, c)
 	switch it := a.Present; {
 	case it == nil && c.signpost != nil:
@@ -63,7 +64,7 @@ func newExchange(l load) *exchange {
 }
 
 // carry runs the handler and returns the product of the exchange.
-func (x *exchange) carry(next http.Handler, r *http.Request) (Product, error) {
+func (x *exchange) carry(next http.Handler, r *http.Request) (items.Product, error) {
 	x.link(r)
 	defer x.records.Wait()
 	defer x.cancel(nil)
@@ -85,13 +86,13 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (Product, error) {
 		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && p.Value != http.ErrAbortHandler {
 			x.m.cache.OnError(x.owner.key, x.err) // the rebuild has ended without this error
 		}
-		return Product{}, &fault.NoResult{}
+		return items.Product{}, &fault.NoResult{}
 	case x.err != nil:
-		return Product{}, x.publishFailure(x.err)
+		return items.Product{}, x.publishFailure(x.err)
 	case x.decision == nil:
-		return Product{}, errUnselected
+		return items.Product{}, errUnselected
 	case !x.decision.outcome.keeps():
-		return Product{}, &fault.NoResult{} // the flight has given up the load
+		return items.Product{}, &fault.NoResult{} // the flight has given up the load
 	}
 	return x.keep(x.decision)
 }
@@ -271,7 +272,7 @@ func (x *exchange) breakOff(err error) {
 // end ends the load without a value, while the handler goes on for its readers.
 func (x *exchange) end(err error) {
 	x.ended = true
-	x.attempt.Tell(Product{}, err)
+	x.attempt.Tell(items.Product{}, err)
 }
 
 // endWithRecord ends the load with the record of a response that the cache does not keep. The write of the
@@ -279,7 +280,7 @@ func (x *exchange) end(err error) {
 func (x *exchange) endWithRecord(reason string) {
 	x.ended = true
 	x.records.Go(func() {
-		var p Product
+		var p items.Product
 		fault.Run(func() error { // an adapter, or OnError, may panic or exit
 			p = x.remember(x.decision, reason)
 			return nil

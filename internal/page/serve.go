@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/go-chi/chi/v5"
 )
@@ -192,7 +193,7 @@ func (c *call) Bind() Loader {
 	if t := q.target.url; t != q.r {
 		retarget(r, t)
 	}
-	return func(ctx context.Context, a Attempt) (Product, error) {
+	return func(ctx context.Context, a Attempt) (items.Product, error) {
 		return q.m.fetch(ctx, a, c, q.next, r)
 	}
 }
