@@ -126,7 +126,11 @@ func (c *Cache[V]) get(ctx context.Context, key string, b binder, w *window) (V,
 	e := c.engine
 	it, early, ok := e.hit(key, nil)
 	if !ok {
-		return typed[V](e.miss(ctx, key, it, b, w))
+		call := e.waiter(ctx, key, it)
+		if w == nil || w.join(call) {
+			call.wait(b) // called here: one more frame would be on each stack of a herd, see waiter
+		}
+		return typed[V](call.outcome(b))
 	}
 	if early {
 		e.refresh(ctx, key, it, b, "")

@@ -11,15 +11,6 @@ import (
 
 // This file is a call's way to its answer: a hit of the near tier, or a flight to wait for.
 
-// miss is get for a call without a hit. The item may be served when the call's patience ends; nil: there is none.
-func (e *engine) miss(ctx context.Context, key string, stale *items.Item, b binder, w *window) (any, error) {
-	c := e.waiter(ctx, key, stale)
-	if w == nil || w.join(c) {
-		c.wait(b)
-	}
-	return c.outcome(b)
-}
-
 func (c *waiter) outcome(b binder) (any, error) {
 	if c.dueEarly() {
 		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
