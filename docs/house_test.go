@@ -130,3 +130,46 @@ func usesOf(t *testing.T, dir string) (names []string, uses map[[2]string]string
 	}
 	return names, uses
 }
+
+// typedFiles may have type parameters: what users call, and what gives a value of the engine its type.
+var typedFiles = []string{"cache.go", "batch.go", "loader.go", "codec.go"}
+
+// TestDesign_EngineWithoutTypeParameter reports type parameters below the faces. With one the compiler makes the engine
+// anew for each type of value, in each package that has a cache.
+func TestDesign_EngineWithoutTypeParameter(t *testing.T) {
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	typed := map[string]bool{}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			var parameters *ast.FieldList
+			switch n := n.(type) {
+			case *ast.TypeSpec:
+				parameters = n.TypeParams
+			case *ast.FuncType:
+				parameters = n.TypeParams
+			}
+			if parameters != nil {
+				typed[name] = true
+			}
+			return true
+		})
+	}
+	for name := range typed {
+		if !slices.Contains(typedFiles, name) {
+			t.Errorf("%s has a type parameter", name)
+		}
+	}
+	if len(typed) != len(typedFiles) {
+		t.Errorf("%d files have type parameters, want %v", len(typed), typedFiles)
+	}
+}
