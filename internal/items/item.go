@@ -3,6 +3,7 @@ package items
 
 import (
 	"errors"
+	"math"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -14,16 +15,15 @@ import (
 type Item struct {
 	Lifetime
 	Kind         driver.EntryKind
+	Early        EarlyTry
+	Beside       bool              // the store has not taken the item, which stands beside the entry of the epoch
 	weight       uint32            // its memory in the near tier; 0 if not weighed yet
 	Value        any               // if Kind is driver.KindValue, of the type that the face above knows
 	Epoch        uint64            // of the item's rebuild, or of the store's entry if Beside; 0: none
 	Build        time.Duration     // the duration of its load; 0: unknown
 	Err          error             // the last failure, if Failures > 0
 	TrustedUntil durations.Instant // until then it is valid without asking the store
-	Beside       bool              // the store has not taken the item, which stands beside the entry of that epoch
-	Early        EarlyTry
-	errWeight    uint32 // Err's part of weight: the text of a user's error is user code, and may change
-	Marks        *Marks // what its load has returned beside the value; nil: nothing
+	Marks        *Marks            // what its load has returned beside the value; nil: nothing
 	// Position is the position of the log of sweeps that the load saw at its beginning.
 	Position  uint64
 	LoadBegan durations.Instant // 1 ns after the load began in this process, so it answers a call of that instant; 0: no load here
@@ -70,7 +70,7 @@ func (c Clock) Now() durations.Instant { return time.Since(c.Base) }
 // Instant is the instant of t.
 func (c Clock) Instant(t time.Time) durations.Instant { return t.Sub(c.Base) }
 
-func errorWeight(err error) uint32 {
+func errorWeight(err error) uint64 {
 	w := 0
 	if err != nil {
 		w = len(err.Error())
@@ -78,15 +78,12 @@ func errorWeight(err error) uint32 {
 	if p, ok := err.(*fault.PanicError); ok {
 		w += len(p.Stack)
 	}
-	return capped(uint64(w))
+	return uint64(w)
 }
 
 // overhead is the memory that an item costs in the near tier beside its key and value: the item itself, its node and
 // its places in the table and in the policy's queues, as `bench near` measures them.
-const overhead = 272
-
-// capped is the weight w, up to the heaviest that an item can have.
-func capped(w uint64) uint32 { return uint32(min(w, 1<<32-1)) }
+const overhead = 288
 
 func (m *Marks) weight() uint64 {
 	if m == nil {
@@ -108,19 +105,22 @@ func (it *Item) Weigh(key string, size func(key string, value any) int) {
 	if it.Kind == driver.KindValue {
 		w += uint64(max(0, size(key, it.Value))) + it.Marks.weight()
 	}
-	it.errWeight = errorWeight(it.Err)
-	it.weight = capped(w + uint64(it.errWeight))
+	if it.RemembersFailures() { // otherwise the tier gets the item without Err, see Forgetting
+		w += errorWeight(it.Err)
+	}
+	it.weight = uint32(min(w, math.MaxUint32)) // an item of 4 GiB does not become light
 }
 
 var errForgotten = errors.New("bellwether: rebuild failed")
 
-// Forgetting is the item at now, without a failure that answers no caller any more.
+// Forgetting is the item at now, without a failure that answers no caller any more. The weight stays: the failure's text
+// is user code, and may be another now.
 func (it *Item) Forgetting(now durations.Instant) *Item {
 	if it.Failures == 0 || it.BackingOff(now) || it.Err == errForgotten {
 		return it
 	}
 	c := *it
-	c.setFailure(errForgotten)
+	c.Err = errForgotten
 	return &c
 }
 
@@ -128,9 +128,9 @@ func (it *Item) Forgetting(now durations.Instant) *Item {
 // into an item from the store. A failure that known has forgotten stays the store's.
 func (it *Item) Adopt(known *Item) {
 	remote := it.Err
-	it.Value, it.Err, it.weight, it.errWeight = known.Value, known.Err, known.weight, known.errWeight
+	it.Value, it.Err, it.weight = known.Value, known.Err, known.weight
 	if known.Err == errForgotten {
-		it.setFailure(remote)
+		it.Err = remote
 	}
 	if it.Early = known.Early; it.Early == EarlyTryHad {
 		it.RetryAt = min(it.RetryAt, known.RetryAt)
@@ -145,14 +145,6 @@ func (it *Item) Unweighed() *Item {
 	c := *it
 	c.weight = 0
 	return &c
-}
-
-// setFailure replaces the failure of a weighed item that is not shared yet. It may run under locks, and err is the
-// cache's own.
-func (it *Item) setFailure(err error) {
-	w := errorWeight(err)
-	it.weight = capped(uint64(it.weight-it.errWeight) + uint64(w))
-	it.Err, it.errWeight = err, w
 }
 
 // Weight is the memory that the weighed item takes, in bytes.
