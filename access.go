@@ -17,7 +17,7 @@ import (
 func (e *engine) put(ctx context.Context, key string, v any, f items.Windows, position uint64, over *items.Item) {
 	now := e.clock.Now()
 	d, there := e.access(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
-	defer d.end()
+	defer d.End()
 	switch {
 	case over == nil:
 	case e.Store == nil || d.storeDown:
@@ -59,7 +59,7 @@ func (a *access) draft(ctx context.Context) (_ *draft, there driver.Entry) {
 	begun := false
 	defer func() {
 		if !begun { // the store's adapter has called Goexit, or the client's context has failed
-			d.end()
+			d.End()
 		}
 	}()
 	d.present, d.began = a.engine.near.Get(a.key)
@@ -71,7 +71,10 @@ func (a *access) draft(ctx context.Context) (_ *draft, there driver.Entry) {
 	return d, there
 }
 
-func (d *draft) end() { d.engine.endWitness(d.key, d.witness) }
+// Forgive lets the draft outlive one invalidation of the key, by its own request.
+func (d *draft) Forgive() { d.own++ }
+
+func (d *draft) End() { d.engine.endWitness(d.key, d.witness) }
 
 // keep keeps the value, which had f's age at now.
 func (d *draft) keep(ctx context.Context, v any, f items.Windows, now instant) {
@@ -114,7 +117,8 @@ func (e *engine) keepNear(key string, it *items.Item, still func() bool) {
 	}
 }
 
-func (a *access) find(ctx context.Context) *items.Item {
+// Find returns the key's item in the near tier or the store, nil if there is none.
+func (a *access) Find(ctx context.Context) *items.Item {
 	e := a.engine
 	it, now := e.near.Get(a.key)
 	if it != nil && now < it.TrustedUntil || e.Store == nil || e.open.Err() != nil {

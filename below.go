@@ -68,15 +68,16 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 }
 
 func (b below) Access(key string, budget *gate.Budget) page.Access {
-	return pageAccess{b.engine.access(key, budget)}
+	return b.engine.access(key, budget)
 }
 
-type pageAccess struct{ access *access }
+func (a *access) Draft(ctx context.Context) page.Draft {
+	d, _ := a.draft(ctx)
+	return d
+}
 
-func (a pageAccess) Find(ctx context.Context) *page.Item { return a.access.find(ctx) }
-func (a pageAccess) Draft(ctx context.Context) page.Draft {
-	d, _ := a.access.draft(ctx)
-	return pageDraft{d}
+func (d *draft) Keep(res *page.Response, w items.Windows) {
+	d.keep(d.engine.open, res, w, d.engine.clock.Now())
 }
 
 func (b below) Put(ctx context.Context, key string, res *page.Response, w items.Windows, position uint64, over *page.Item) {
@@ -90,17 +91,6 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 		e.put(e.open, key, res, w, e.sweeps.Log().Position(), over)
 	})
 }
-
-type pageDraft struct{ draft *draft }
-
-func (d pageDraft) Keep(res *page.Response, w items.Windows) {
-	e := d.draft.engine
-	d.draft.keep(e.open, res, w, e.clock.Now())
-}
-
-func (d pageDraft) Forgive() { d.draft.own++ }
-
-func (d pageDraft) End() { d.draft.end() }
 
 func (b below) Invalidate(ctx context.Context, keys []string) []error {
 	return b.engine.invalidateAll(ctx, keys)
