@@ -71,7 +71,7 @@ func newCache[V any](bind binder, o Options) *Cache[V] {
 func faceOf[V any](size func(key string, value any) int, codec Codec) face {
 	f := face{size: size}
 	if size == nil {
-		f.size = func(_ string, v any) int { return sizeof.Of(valueOf[V](v)) }
+		f.size = func(_ string, v any) int { return sizeof.Of(v) }
 	}
 	f.marshal, f.unmarshal = codecOf[V](codec)
 	return f

@@ -9,14 +9,21 @@ import (
 )
 
 // Of returns the bytes that v reaches, each once. It skips structs with a field of sync or sync/atomic.
-func Of[V any](v V) int {
-	switch b := any(v).(type) {
+func Of(v any) int {
+	switch b := v.(type) {
 	case []byte:
 		return cap(b)
 	case string:
 		return len(b)
 	}
-	return int(reflect.TypeFor[V]().Size()) + reach(reflect.ValueOf(&v).Elem())
+	w := walk{seen: map[place]bool{}, todo: []reflect.Value{reflect.ValueOf(&v).Elem()}}
+	for len(w.todo) > 0 {
+		last := len(w.todo) - 1
+		next := w.todo[last]
+		w.todo = w.todo[:last]
+		w.visit(next)
+	}
+	return w.bytes
 }
 
 // A place is memory that a value reaches. A struct and its first field have the same address, and
@@ -32,17 +39,6 @@ type walk struct {
 	bytes int
 	seen  map[place]bool
 	todo  []reflect.Value
-}
-
-// reach returns the memory behind v, without v itself.
-func reach(v reflect.Value) int {
-	w := walk{seen: map[place]bool{}, todo: []reflect.Value{v}}
-	for len(w.todo) > 0 {
-		last := len(w.todo) - 1
-		v, w.todo = w.todo[last], w.todo[:last]
-		w.visit(v)
-	}
-	return w.bytes
 }
 
 // first reports whether v is not nil and is visited for the first time.
