@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gather"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
@@ -50,7 +51,7 @@ type attempt struct {
 	abort context.CancelCauseFunc // cancels the load
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
 	lost  chan struct{}           // closed when another process has the lease; nil without a lease
-	seat  *seat                   // the attempt's place in a load of its batch; nil: the attempt loads by itself
+	seat  *gather.Seat            // the attempt's place in a load of its batch; nil: the attempt loads by itself
 
 	running *chain.Load
 	free    func() // called when the load has returned or told

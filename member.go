@@ -1,7 +1,6 @@
 package bellwether
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/bellwether-go/bellwether/internal/gather"
@@ -21,7 +20,7 @@ type batch struct {
 	single binder              // the load of each flight, if user is nil
 	user   commonLoader        // the common load
 	places *semaphore.Weighted // has a place of each flight's call; nil: no call waits for places
-	loads  *gather.Group[*attempt, loadResult]
+	loads  *gather.Group
 
 	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins
 	// them, or to the holder of window.mu; afterwards it does not change.
@@ -39,29 +38,18 @@ type commonLoader interface {
 // attempts. batchErr is the BatchError in err, or nil.
 type commonResult func(a *attempt, batchErr *BatchError, err error) (items.Product, error)
 
-type loadResult struct {
-	items.Product
-	err error
-}
-
-// A seat is an attempt's place in a common load.
-type seat = gather.Seat[*attempt, loadResult]
-
 // A member is a flight's place in its batch. Methods that flights call do nothing on a nil member.
 type member struct {
 	*batch
-	look     *lookout.Look                        // the flight's first look
-	gathered *gather.Member[*attempt, loadResult] // nil: the key had a flight already
+	look     *lookout.Look  // the flight's first look
+	gathered *gather.Member // nil: the key had a flight already
 }
 
 func (m *member) bind() loader {
 	if m.user == nil {
 		return m.single.bind()
 	}
-	return func(ctx context.Context, a *attempt) (items.Product, error) {
-		result, err := a.seat.Load(ctx)
-		return result.Product, cmp.Or(err, result.err)
-	}
+	return func(ctx context.Context, a *attempt) (items.Product, error) { return a.seat.Load(ctx) }
 }
 
 // firstReply waits until all flights of the batch have begun, and for the reply to the flight's first look. It

@@ -19,7 +19,7 @@ import (
 func (e *engine) batch(load binder, places *semaphore.Weighted) *batch {
 	user, _ := load.(commonLoader)
 	b := &batch{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}
-	o := gather.Options[*attempt, loadResult]{
+	o := gather.Options{
 		Slots: e.slots, Running: &e.running, Longest: e.EngineTimeout,
 		Closed: func() bool { return e.open.Err() != nil },
 	}
@@ -44,10 +44,11 @@ func (m *member) join(f *flight) {
 	}
 }
 
-func (b *batch) load(ctx context.Context, began time.Time, seats []*seat) {
+func (b *batch) load(ctx context.Context, began time.Time, seats []*gather.Seat) {
 	attempts, makes := make([]*attempt, len(seats)), make([]*chain.Flight, len(seats))
 	for i, s := range seats {
-		attempts[i], makes[i] = s.Key, &s.Key.askers
+		attempts[i] = s.Key.(*attempt)
+		makes[i] = &attempts[i].askers
 	}
 	load := chain.NewCommonLoad(ctx, b.engine.slots, makes...)
 	ctx, cancel := context.WithDeadlineCause(load, began.Add(b.engine.RebuildTimeout), ErrRebuildTimeout)
@@ -63,8 +64,8 @@ func (b *batch) load(ctx context.Context, began time.Time, seats []*seat) {
 		}
 		return err
 	}, func(err error) {
-		for _, s := range seats {
-			s.Result.Product, s.Result.err = result(s.Key, batchErr, err)
+		for i, s := range seats {
+			s.Product, s.Err = result(attempts[i], batchErr, err)
 		}
 		load.Slot.End()
 	})

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
@@ -20,10 +21,10 @@ import (
 const shortestLull = 20 * time.Millisecond
 
 // Options configure a Group.
-type Options[K, R any] struct {
-	// Load loads the keys of a round that began at began: it sets the Result of each seat. It runs on its own
+type Options struct {
+	// Load loads the keys of a round that began at began: it sets the result of each seat. It runs on its own
 	// goroutine, and must not panic. Nil: each member loads by itself, and does not call [Member.Ready].
-	Load func(ctx context.Context, began time.Time, seats []*Seat[K, R])
+	Load func(ctx context.Context, began time.Time, seats []*Seat)
 	// Slots has the slots for the loads. All members share the next load's slot.
 	Slots *slots.Slots
 	// Running counts the goroutine that waits for a shared slot.
@@ -35,31 +36,31 @@ type Options[K, R any] struct {
 }
 
 // A Group is the members of a batch. All methods are safe for concurrent use.
-type Group[K, R any] struct {
-	Options[K, R]
+type Group struct {
+	Options
 	Demand slots.Demand // whether a load waits for a member
 	began  time.Time
 
-	mu            sync.Mutex   // guards the fields below, and all fields of members
-	looking, away int          // members in these states
-	loaded        bool         // the first round has begun
-	queued        int          // members that wait for a slot
-	admitted      bool         // the queued members may wait
-	hand          *hand        // the slot that no round has taken yet, for further members; nil if there is none
-	open          *round[K, R] // the members that are ready to load; nil if there are none
+	mu            sync.Mutex // guards the fields below, and all fields of members
+	looking, away int        // members in these states
+	loaded        bool       // the first round has begun
+	queued        int        // members that wait for a slot
+	admitted      bool       // the queued members may wait
+	hand          *hand      // the slot that no round has taken yet, for further members; nil if there is none
+	open          *round     // the members that are ready to load; nil if there are none
 }
 
 // New returns a group without members.
-func New[K, R any](o Options[K, R]) *Group[K, R] {
-	return &Group[K, R]{Options: o, began: time.Now()}
+func New(o Options) *Group {
+	return &Group{Options: o, began: time.Now()}
 }
 
 // A Member is a rebuild of a group. It implements [slots.Source].
-type Member[K, R any] struct {
-	group *Group[K, R]
+type Member struct {
+	group *Group
 	order int // the member's place in the batch
 	state state
-	seat  *Seat[K, R] // the latest; nil before the member's first slot
+	seat  *Seat // the latest; nil before the member's first slot
 }
 
 type state uint8
@@ -72,28 +73,28 @@ const (
 )
 
 // Join adds a member. All members join before the first member looks for a slot.
-func (g *Group[K, R]) Join() *Member[K, R] {
+func (g *Group) Join() *Member {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.looking++
-	return &Member[K, R]{group: g, order: g.looking}
+	return &Member{group: g, order: g.looking}
 }
 
 // Held reports the member's wait for another process: the other members go on.
-func (m *Member[K, R]) Held() { m.turnTo(away) }
+func (m *Member) Held() { m.turnTo(away) }
 
 // End reports the member's end, with or without an answer.
-func (m *Member[K, R]) End() { m.turnTo(ended) }
+func (m *Member) End() { m.turnTo(ended) }
 
-func (m *Member[K, R]) turnTo(s state) {
+func (m *Member) turnTo(s state) {
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
 	m.turn(s)
 }
 
 // A round is a call of the group's load.
-type round[K, R any] struct {
-	group  *Group[K, R]
+type round struct {
+	group  *Group
 	opened time.Time
 	began  time.Time     // not before begins is closed
 	begins chan struct{} // closed when the round begins
@@ -101,7 +102,7 @@ type round[K, R any] struct {
 
 	// Guarded by Group.mu.
 	phase   phase
-	seats   []*Seat[K, R]           // fixed when the load begins
+	seats   []*Seat                 // fixed when the load begins
 	present int                     // seats whose members have not left
 	awaited int                     // seats whose members have neither entered nor left since the round began
 	hand    *hand                   // the load's slot, once the round has begun
@@ -122,12 +123,14 @@ const (
 
 // A Seat is a member's share of a slot, and its place in the round that takes the slot. To give the share back is
 // to leave the round.
-type Seat[K, R any] struct {
-	Key    K // set by Enter
-	Result R // set by Options.Load
+type Seat struct {
+	Key any // set by Enter
+	// Set by Options.Load.
+	Product items.Product
+	Err     error
 
-	member *Member[K, R]
-	round  *round[K, R] // nil before Ready
+	member *Member
+	round  *round // nil before Ready
 
 	// Guarded by Group.mu.
 	hand    *hand // nil: the member has left
@@ -136,7 +139,7 @@ type Seat[K, R any] struct {
 
 // Ready takes the member's place in the next round of its slot. If a round has taken this slot without the member, the
 // member gives its share back, for a slot that is free now. Without a free slot the result is nil.
-func (m *Member[K, R]) Ready() *Seat[K, R] {
+func (m *Member) Ready() *Seat {
 	g, s := m.group, m.seat
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -147,7 +150,7 @@ func (m *Member[K, R]) Ready() *Seat[K, R] {
 		}
 	}
 	if g.open == nil {
-		g.open = &round[K, R]{group: g, opened: time.Now(), begins: make(chan struct{}), done: make(chan struct{})}
+		g.open = &round{group: g, opened: time.Now(), begins: make(chan struct{}), done: make(chan struct{})}
 	}
 	s.round = g.open
 	s.round.seats = append(s.round.seats, s)
@@ -158,13 +161,13 @@ func (m *Member[K, R]) Ready() *Seat[K, R] {
 
 // Begins returns a channel that is closed when the seat's round begins. The member then enters, or gives its
 // share of the slot back, without a wait: the load of the other members begins after that.
-func (s *Seat[K, R]) Begins() <-chan struct{} { return s.round.begins }
+func (s *Seat) Begins() <-chan struct{} { return s.round.begins }
 
 // Began returns when the seat's round began.
-func (s *Seat[K, R]) Began() time.Time { return s.round.began }
+func (s *Seat) Began() time.Time { return s.round.began }
 
 // Enter adds the key to the load of the seat's round, which has begun.
-func (s *Seat[K, R]) Enter(key K) {
+func (s *Seat) Enter(key any) {
 	g, r := s.member.group, s.round
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -177,22 +180,22 @@ func (s *Seat[K, R]) Enter(key K) {
 // load goes on for the other members. It is cancelled when all members have left. Load returns after a load that has
 // begun in any case, so a rebuild that waits for Load has one load at a time. The member's share of the slot is free
 // as soon as the member has left: the load has its own hold.
-func (s *Seat[K, R]) Load(ctx context.Context) (result R, err error) {
+func (s *Seat) Load(ctx context.Context) (items.Product, error) {
 	r := s.round
 	r.lend(ctx)
 	select {
 	case <-r.done:
-		return s.Result, nil
+		return s.Product, s.Err
 	case <-ctx.Done():
 		if s.leave(context.Cause(ctx)) {
 			<-r.done
 		}
-		return result, context.Cause(ctx)
+		return items.Product{}, context.Cause(ctx)
 	}
 }
 
 // lend gives the load the values of the first member's context. The end of the context is for this member only.
-func (r *round[K, R]) lend(ctx context.Context) {
+func (r *round) lend(ctx context.Context) {
 	r.group.mu.Lock()
 	defer r.group.mu.Unlock()
 	if r.values == nil {
@@ -202,7 +205,7 @@ func (r *round[K, R]) lend(ctx context.Context) {
 }
 
 // depart begins the load once all members have entered or left. Group.mu is held.
-func (r *round[K, R]) depart() {
+func (r *round) depart() {
 	switch {
 	case r.phase != entering:
 	case r.present == 0:
@@ -210,14 +213,14 @@ func (r *round[K, R]) depart() {
 		r.group.release(r.hand)
 	case r.awaited == 0 && r.values != nil:
 		r.phase = loading
-		slices.SortFunc(r.seats, func(x, y *Seat[K, R]) int { return cmp.Compare(x.member.order, y.member.order) })
+		slices.SortFunc(r.seats, func(x, y *Seat) int { return cmp.Compare(x.member.order, y.member.order) })
 		var ctx context.Context
 		ctx, r.cancel = context.WithCancelCause(r.values)
 		go r.load(ctx)
 	}
 }
 
-func (r *round[K, R]) load(ctx context.Context) {
+func (r *round) load(ctx context.Context) {
 	defer r.cancel(nil)
 	defer func() {
 		r.group.mu.Lock()
@@ -231,7 +234,7 @@ func (r *round[K, R]) load(ctx context.Context) {
 
 // leave gives the member's share of the slot back, the first time, and takes the member out of a round that is not
 // over. It reports whether the load has begun with the member.
-func (s *Seat[K, R]) leave(cause error) (begun bool) {
+func (s *Seat) leave(cause error) (begun bool) {
 	m, r := s.member, s.round
 	m.group.mu.Lock()
 	defer m.group.mu.Unlock()
@@ -252,7 +255,7 @@ func (s *Seat[K, R]) leave(cause error) (begun bool) {
 }
 
 // remove takes a member out. Group.mu is held.
-func (r *round[K, R]) remove(s *Seat[K, R], cause error) {
+func (r *round) remove(s *Seat, cause error) {
 	r.present--
 	if r.phase == loading {
 		if r.present == 0 {
@@ -260,7 +263,7 @@ func (r *round[K, R]) remove(s *Seat[K, R], cause error) {
 		}
 		return
 	}
-	r.seats = slices.DeleteFunc(r.seats, func(other *Seat[K, R]) bool { return other == s })
+	r.seats = slices.DeleteFunc(r.seats, func(other *Seat) bool { return other == s })
 	switch {
 	case r.phase == entering:
 		if !s.entered {
@@ -273,7 +276,7 @@ func (r *round[K, R]) remove(s *Seat[K, R], cause error) {
 	}
 }
 
-func (r *round[K, R]) stop() {
+func (r *round) stop() {
 	if r.timer != nil {
 		r.timer.Stop()
 	}
@@ -287,7 +290,7 @@ func (r *round[K, R]) stop() {
 //   - any round, when no member has moved for long enough (see lull), or after Longest.
 //
 // So each round begins, whatever the other members do. Group.mu is held.
-func (m *Member[K, R]) turn(s state) {
+func (m *Member) turn(s state) {
 	g := m.group
 	g.count(m.state, -1)
 	m.state = s
@@ -316,7 +319,7 @@ func (m *Member[K, R]) turn(s state) {
 }
 
 // lull is how long the ready members wait while no member moves.
-func (g *Group[K, R]) lull(r *round[K, R]) time.Duration {
+func (g *Group) lull(r *round) time.Duration {
 	since := r.opened
 	if !g.loaded {
 		since = g.began // the members have come together
@@ -325,7 +328,7 @@ func (g *Group[K, R]) lull(r *round[K, R]) time.Duration {
 }
 
 // count adds n to the number of members in the state. Group.mu is held.
-func (g *Group[K, R]) count(s state, n int) {
+func (g *Group) count(s state, n int) {
 	switch s {
 	case looking:
 		g.looking += n
@@ -335,7 +338,7 @@ func (g *Group[K, R]) count(s state, n int) {
 }
 
 // start begins the open round. Group.mu is held.
-func (g *Group[K, R]) start(r *round[K, R]) {
+func (g *Group) start(r *round) {
 	r.stop()
 	if g.Closed() {
 		return // the members are leaving it

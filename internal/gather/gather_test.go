@@ -19,7 +19,7 @@ type call struct {
 
 // A fixture is a group whose loads take a second each.
 type fixture struct {
-	*Group[string, string]
+	*Group
 	running sync.WaitGroup
 	closed  bool
 
@@ -31,14 +31,14 @@ type fixture struct {
 func newFixture(size int) *fixture {
 	f := &fixture{}
 	began := time.Now()
-	f.Group = New(Options[string, string]{
+	f.Group = New(Options{
 		Slots: slots.New(size, 100), Running: &f.running, Longest: time.Second,
 		Closed: func() bool { return f.closed },
-		Load: func(ctx context.Context, _ time.Time, seats []*Seat[string, string]) {
+		Load: func(ctx context.Context, _ time.Time, seats []*Seat) {
 			c := call{at: time.Since(began)}
 			for _, s := range seats {
-				c.keys = append(c.keys, s.Key)
-				s.Result = "value of " + s.Key
+				c.keys = append(c.keys, s.Key.(string))
+				s.Product.Value = "value of " + s.Key.(string)
 			}
 			f.mu.Lock()
 			f.calls = append(f.calls, c)
@@ -57,7 +57,7 @@ func newFixture(size int) *fixture {
 
 // A rebuild is a member with its key.
 type rebuild struct {
-	*Member[string, string]
+	*Member
 	key string
 }
 
@@ -86,7 +86,7 @@ func load(t *testing.T, ctx context.Context, m rebuild) error {
 }
 
 // enterAndLoad waits for the round with a seat, loads, and gives the slot back.
-func enterAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
+func enterAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat, free func()) error {
 	select {
 	case <-s.Begins():
 		s.Enter(m.key)
@@ -99,12 +99,12 @@ func enterAndLoad(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, 
 }
 
 // loadIn loads in a seat that has entered, and gives the slot back.
-func loadIn(t *testing.T, ctx context.Context, m rebuild, s *Seat[string, string], free func()) error {
+func loadIn(t *testing.T, ctx context.Context, m rebuild, s *Seat, free func()) error {
 	defer m.End()
 	defer free()
-	v, err := s.Load(ctx)
-	if err == nil && v != "value of "+m.key {
-		t.Errorf("the load of %q came to %q", m.key, v)
+	p, err := s.Load(ctx)
+	if err == nil && p.Value != "value of "+m.key {
+		t.Errorf("the load of %q came to %q", m.key, p.Value)
 	}
 	return err
 }
@@ -357,7 +357,7 @@ func TestLoad_Closed(t *testing.T) {
 
 func TestQueue_MembersCountAsOne(t *testing.T) {
 	f := newFixture(1)
-	var members []*Member[string, string]
+	var members []*Member
 	for i := range 1000 {
 		m := f.Join()
 		if members = append(members, m); !m.Queue() {
@@ -382,7 +382,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 
 func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 	var running sync.WaitGroup
-	g := New(Options[string, string]{Slots: slots.New(2, 100), Running: &running, Closed: func() bool { return false }})
+	g := New(Options{Slots: slots.New(2, 100), Running: &running, Closed: func() bool { return false }})
 	a, b, c := g.Join(), g.Join(), g.Join()
 	free := a.Try()
 	if free == nil || b.Try() == nil {
@@ -401,12 +401,12 @@ func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 func TestLoad_LeaversGiveTheirSlotsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running sync.WaitGroup
-		g := New(Options[string, string]{
+		g := New(Options{
 			Slots: slots.New(2, 100), Running: &running, Longest: time.Second,
 			Closed: func() bool { return false },
-			Load: func(_ context.Context, _ time.Time, seats []*Seat[string, string]) {
+			Load: func(_ context.Context, _ time.Time, seats []*Seat) {
 				for _, s := range seats {
-					s.Result = "value of " + s.Key
+					s.Product.Value = "value of " + s.Key.(string)
 				}
 				time.Sleep(10 * time.Second) // ignores its end
 			},

@@ -18,7 +18,7 @@ type hand struct {
 }
 
 // Try implements [slots.Source].
-func (m *Member[K, R]) Try() (free func()) {
+func (m *Member) Try() (free func()) {
 	g := m.group
 	if g.Load == nil {
 		return g.Slots.Try()
@@ -29,7 +29,7 @@ func (m *Member[K, R]) Try() (free func()) {
 }
 
 // Request implements [slots.Source]. All members share one request: several would compete.
-func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
+func (m *Member) Request(d *slots.Demand) slots.Request {
 	g := m.group
 	if g.Load == nil {
 		return g.Slots.Request(d)
@@ -44,17 +44,17 @@ func (m *Member[K, R]) Request(d *slots.Demand) slots.Request {
 		g.Running.Go(func() { g.give(h, slots.Await(waiting, g.Slots.Request(d))) })
 	}
 	h.holders++
-	return &request[K, R]{m, h}
+	return &request{m, h}
 }
 
-type request[K, R any] struct {
-	member *Member[K, R]
+type request struct {
+	member *Member
 	hand   *hand
 }
 
-func (r *request[K, R]) Taken() <-chan struct{} { return r.hand.taken }
+func (r *request) Taken() <-chan struct{} { return r.hand.taken }
 
-func (r *request[K, R]) End() (free func()) {
+func (r *request) End() (free func()) {
 	g := r.member.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -66,7 +66,7 @@ func (r *request[K, R]) End() (free func()) {
 }
 
 // Queue implements [slots.Source]. Members count once in MaxQueued: many keys must not refuse themselves.
-func (m *Member[K, R]) Queue() bool {
+func (m *Member) Queue() bool {
 	g := m.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -77,7 +77,7 @@ func (m *Member[K, R]) Queue() bool {
 }
 
 // Unqueue implements [slots.Source].
-func (m *Member[K, R]) Unqueue() {
+func (m *Member) Unqueue() {
 	g := m.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,20 +87,20 @@ func (m *Member[K, R]) Unqueue() {
 }
 
 // take gives a member its share of the slot, unless h is nil. mu is held.
-func (m *Member[K, R]) take(h *hand) (free func()) {
+func (m *Member) take(h *hand) (free func()) {
 	if h == nil {
 		return nil
 	}
 	if m.state == seated {
 		m.turn(looking) // the member goes on after a load
 	}
-	s := &Seat[K, R]{member: m, hand: h}
+	s := &Seat{member: m, hand: h}
 	m.seat = s
 	return func() { s.leave(nil) }
 }
 
 // try adds a holder if the slot is taken, or can be taken now. Otherwise it returns nil. mu is held.
-func (g *Group[K, R]) try() *hand {
+func (g *Group) try() *hand {
 	switch {
 	case g.hand == nil:
 		free := g.Slots.Try()
@@ -117,7 +117,7 @@ func (g *Group[K, R]) try() *hand {
 }
 
 // give gives the slot to the holders, or back if no holder is left. free is nil after abandon.
-func (g *Group[K, R]) give(h *hand, free func()) {
+func (g *Group) give(h *hand, free func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if h.holders == 0 {
@@ -131,7 +131,7 @@ func (g *Group[K, R]) give(h *hand, free func()) {
 }
 
 // release removes a holder. The last holder gives the slot back. mu is held.
-func (g *Group[K, R]) release(h *hand) {
+func (g *Group) release(h *hand) {
 	if h.holders--; h.holders > 0 {
 		return
 	}
