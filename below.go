@@ -15,28 +15,26 @@ import (
 
 // This file adapts the engine and its parts to internal/page's interfaces. pageBinder goes the other way.
 
-type below struct{ engine *engine }
+type below struct{ *engine }
 
 var _ page.Cache = below{}
 
-func (b below) Now() instant { return b.engine.clock.Now() }
+func (b below) Now() instant { return b.clock.Now() }
 
-func (b below) Near(key string) (*page.Item, instant) { return b.engine.near.Get(key) }
+func (b below) Near(key string) (*page.Item, instant) { return b.near.Get(key) }
 
-func (b below) HoldsNear(key string, it *page.Item) bool { return b.engine.holdsNear(key, it) }
+func (b below) HoldsNear(key string, it *page.Item) bool { return b.holdsNear(key, it) }
 
 func (b below) Remember(key string, res *page.Response, w items.Windows) {
 	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, TrustedUntil: forever}
-	it.Weigh(key, b.engine.size)
-	b.engine.putNear(key, it, 1)
+	it.Weigh(key, b.size)
+	b.putNear(key, it, 1)
 }
 
-func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
-	return b.engine.hit(key, &w)
-}
+func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) { return b.hit(key, &w) }
 
 func (b below) Wait(w *page.Waiting, by page.Binder) {
-	c := b.engine.waiter(w.Ctx, w.Key, w.Stale)
+	c := b.waiter(w.Ctx, w.Key, w.Stale)
 	c.want, c.budget, c.tallied = w.Want, w.Budget, w.Want.Counted
 	c.wait(pageBinder{by})
 	w.Want.Counted = c.tallied
@@ -51,7 +49,7 @@ func (b below) Wait(w *page.Waiting, by page.Binder) {
 }
 
 func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
-	b.engine.refresh(ctx, key, it, pageBinder{by}, client)
+	b.refresh(ctx, key, it, pageBinder{by}, client)
 }
 
 type pageBinder struct{ page.Binder }
@@ -68,7 +66,7 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 }
 
 func (b below) Access(key string, budget *gate.Budget) page.Access {
-	return b.engine.access(key, budget)
+	return b.access(key, budget)
 }
 
 func (a *access) Draft(ctx context.Context) page.Draft {
@@ -81,45 +79,39 @@ func (d *draft) Keep(res *page.Response, w items.Windows) {
 }
 
 func (b below) Put(ctx context.Context, key string, res *page.Response, w items.Windows, position uint64, over *page.Item) {
-	b.engine.put(ctx, key, res, w, position, over)
+	b.put(ctx, key, res, w, position, over)
 }
 
 func (b below) Replace(key string, over *page.Item, res *page.Response, w items.Windows, done func()) {
-	e := b.engine
-	e.behind(func() {
+	b.behind(func() {
 		defer done()
-		e.put(e.open, key, res, w, e.sweeps.Log().Position(), over)
+		b.put(b.open, key, res, w, b.sweeps.Log().Position(), over)
 	})
 }
 
 func (b below) Invalidate(ctx context.Context, keys []string) []error {
-	return b.engine.invalidateAll(ctx, keys)
+	return b.invalidateAll(ctx, keys)
 }
 
-func (b below) Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
-	return b.engine.sweep(ctx, sweeps)
-}
+func (b below) Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error { return b.sweep(ctx, sweeps) }
 
 func (b below) LogKeepsLines() bool {
-	e := b.engine
-	return e.Store == nil || e.Locker != nil && e.locker.Sound(sweeplog.Key)
+	return b.Store == nil || b.Locker != nil && b.locker.Sound(sweeplog.Key)
 }
 
-func (b below) SweptSince(then instant) int { return b.engine.sweeps.Log().HeardSince(then) }
+func (b below) SweptSince(then instant) int { return b.sweeps.Log().HeardSince(then) }
 
 func (b below) CountHit(ctx context.Context, key string) {
-	b.engine.count.hits.add()
-	if b.engine.observers.Hits() {
-		b.engine.observers.Hit(ctx, key, observe.WayHit)
+	b.count.hits.add()
+	if b.observers.Hits() {
+		b.observers.Hit(ctx, key, observe.WayHit)
 	}
 }
 
-func (b below) CountStale() { b.engine.count.stale.Add(1) }
+func (b below) CountStale() { b.count.stale.Add(1) }
 
-func (b below) Watched() bool {
-	return b.engine.observers.Hits() || b.engine.observers.Serves()
-}
+func (b below) Watched() bool { return b.observers.Hits() || b.observers.Serves() }
 
-func (b below) Tell(ctx context.Context, s observe.Serve) { b.engine.observers.Serve(ctx, s) }
+func (b below) Tell(ctx context.Context, s observe.Serve) { b.observers.Serve(ctx, s) }
 
 func (b below) OnError(key string, err error) { b.engine.OnError(key, err) }
