@@ -138,60 +138,72 @@ func (s logHangs) Claim(ctx context.Context, key string) (driver.Entry, uint64, 
 }
 
 // While the log's server hangs, the fleet loads each key of another server once, and no call waits for the log but those
-// of the first EngineTimeout. A second after the server is back, a call hears of the sweeps meanwhile.
+// of the first EngineTimeout. NearTTL after the server is back, or a second, a call hears of the sweeps meanwhile.
 func TestSweep_LogsServerHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, locker := memstore.New(), locallock.New()
-		loads := map[string]int{}
-		var mu sync.Mutex
-		var hangs [2]atomic.Bool
-		var caches []*bellwether.Cache[string]
-		for i := range hangs {
-			caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
-				mu.Lock()
-				loads[key]++
-				n := loads[key]
-				mu.Unlock()
-				time.Sleep(10 * time.Millisecond)
-				return fmt.Sprint(n), nil
-			}, bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{
-				Namespace: "n", Store: logHangs{store, &hangs[i]}, Locker: locker}}))
-		}
-		get := func(key string, want string) (slowest time.Duration) {
-			start := time.Now()
-			var wg sync.WaitGroup
-			for _, c := range caches {
-				wg.Go(func() {
-					if v, err := c.Get(t.Context(), key); v != want || err != nil {
-						t.Errorf("%s: %q, %v; want %q", key, v, err, want)
-					}
-				})
-			}
-			wg.Wait()
-			return time.Since(start)
-		}
-		get("swept", "1")
-		time.Sleep(time.Second)
-		hangs[0].Store(true)
-		hangs[1].Store(true)
+	for name, fleet := range map[string]bellwether.Fleet{
+		"defaults": {}, "long NearTTL": {NearTTL: 5 * time.Second}, "long EngineTimeout": {EngineTimeout: 3 * time.Second},
+		"near tier off": {NearTTL: -1},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { logsServerHangs(t, fleet) }) })
+	}
+}
+
+func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
+	store, locker := memstore.New(), locallock.New()
+	loads := map[string]int{}
+	var mu sync.Mutex
+	var hangs [2]atomic.Bool
+	var caches []*bellwether.Cache[string]
+	for i := range hangs {
+		caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
+			mu.Lock()
+			loads[key]++
+			n := loads[key]
+			mu.Unlock()
+			time.Sleep(10 * time.Millisecond)
+			return fmt.Sprint(n), nil
+		}, bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{
+			Namespace: "n", Store: logHangs{store, &hangs[i]}, Locker: locker,
+			NearTTL: fleet.NearTTL, EngineTimeout: fleet.EngineTimeout,
+		}}))
+	}
+	get := func(key string, want string) (slowest time.Duration) {
+		start := time.Now()
+		var wg sync.WaitGroup
 		for _, c := range caches {
-			c.Get(t.Context(), "first") // finds that the server hangs
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), key); v != want || err != nil {
+					t.Errorf("%s: %q, %v; want %q", key, v, err, want)
+				}
+			})
 		}
-		for i := range 50 {
-			if took := get(fmt.Sprint(i), "1"); took > 100*time.Millisecond {
-				t.Errorf("call %d took %v, want no wait for the log", i, took)
-			}
-			time.Sleep(100 * time.Millisecond)
+		wg.Wait()
+		return time.Since(start)
+	}
+	wait := max(2*time.Second, fleet.NearTTL)
+	get("swept", "1")
+	time.Sleep(wait)
+	hangs[0].Store(true)
+	hangs[1].Store(true)
+	var first sync.WaitGroup
+	for _, c := range caches {
+		first.Go(func() { c.Get(t.Context(), "first") }) // finds that the server hangs
+	}
+	first.Wait()
+	for i := range 100 {
+		if took := get(fmt.Sprint(i), "1"); took > 100*time.Millisecond {
+			t.Errorf("call %d took %v, want no wait for the log", i, took)
 		}
-		hangs[0].Store(false)
-		time.Sleep(2 * time.Second)
-		if err := caches[0].InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
-			t.Fatal(err)
-		}
-		hangs[1].Store(false)
-		time.Sleep(2 * time.Second)
-		get("swept", "2")
-	})
+		time.Sleep(100 * time.Millisecond)
+	}
+	hangs[0].Store(false)
+	time.Sleep(wait)
+	if err := caches[0].InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
+		t.Fatal(err)
+	}
+	hangs[1].Store(false)
+	time.Sleep(wait)
+	get("swept", "2")
 }
 
 // An entry that is read together with the log is not used without the log, because it may be swept.

@@ -140,8 +140,9 @@ type Turn struct {
 }
 
 // Turn waits for the turn to read the log. It returns nil if no read is needed: there is no store, or
-// the replica was no older than age when the wait began. For a Pause after a silence of the store, a caller with a log
-// does not wait either: the log may be on a server that hangs, and the caller's key on another.
+// the replica was no older than age when the wait began. After a silence of the store a caller with a log does not wait
+// either: the log may be on a server that hangs, and the caller's key on another. This holds for the longer of a Pause
+// and NearTTL, twice the age, and as long again after each probe. After a longer time without a caller the next waits.
 func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
 	if r == nil || r.Store == nil || budget.Left() <= 0 {
 		return nil
@@ -154,9 +155,11 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	if !old() {
 		return nil
 	}
-	if silent := durations.Instant(r.silent.Load()); silent > 0 && began < silent+gate.Pause && r.Log() != nil {
-		r.probe()
-		return nil
+	if silent := r.silent.Load(); silent > 0 && r.Log() != nil {
+		if latest := durations.Instant(max(silent, r.asked.Load())); began < durations.Add(latest, max(gate.Pause, 2*age)) {
+			r.probe()
+			return nil
+		}
 	}
 	// Callers that come during a read wait for it: with a log that is too old, an item from the store
 	// would count as certain for no time at all.
