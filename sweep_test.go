@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -204,6 +205,31 @@ func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
 	hangs[1].Store(false)
 	time.Sleep(wait)
 	get("swept", "2")
+}
+
+// An overdueContext's deadline is over, and its timer has not fired yet.
+type overdueContext struct{ context.Context }
+
+func (overdueContext) Deadline() (time.Time, bool) { return time.Now(), true }
+
+type lateLocks struct{ driver.Locker }
+
+func (lateLocks) TryAcquire(context.Context, string, time.Duration) (driver.Lease, error) {
+	return nil, os.ErrDeadlineExceeded
+}
+
+// A locker's client that goes by its caller's deadline is not silent: the log is not written without its lease.
+func TestSweep_CallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Namespace: "n", Store: memstore.New(), Locker: lateLocks{locallock.New()}},
+		})
+		synctest.Wait()
+		err := c.InvalidateMatching(overdueContext{t.Context()}, bellwether.Match{All: true})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("InvalidateMatching: %v, want %v", err, context.DeadlineExceeded)
+		}
+	})
 }
 
 // An entry that is read together with the log is not used without the log, because it may be swept.

@@ -7,6 +7,7 @@
 package sweeplog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -358,8 +359,8 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 		switch now := r.Now(); {
 		case err == nil:
 			return lease, asked, nil
-		case ctx.Err() != nil:
-			return nil, 0, fmt.Errorf("%w: %w", fault.ErrUnavailable, ctx.Err())
+		case gate.Ended(ctx):
+			return nil, 0, fmt.Errorf("%w: %w", fault.ErrUnavailable, cmp.Or(ctx.Err(), context.DeadlineExceeded))
 		case !errors.Is(err, driver.ErrHeld):
 			tell(fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
 			return nil, asked, nil // without a lease
