@@ -139,11 +139,10 @@ func (s logHangs) Claim(ctx context.Context, key string) (driver.Entry, uint64, 
 }
 
 // While the log's server hangs, the fleet loads each key of another server once, and no call waits for the log but those
-// of the first EngineTimeout. NearTTL after the server is back, or a second, a call hears of the sweeps meanwhile.
+// of the first EngineTimeout. NearTTL after the server is back a call hears of the sweeps meanwhile.
 func TestSweep_LogsServerHangs(t *testing.T) {
 	for name, fleet := range map[string]bellwether.Fleet{
 		"defaults": {}, "long NearTTL": {NearTTL: 5 * time.Second}, "long EngineTimeout": {EngineTimeout: 3 * time.Second},
-		"near tier off": {NearTTL: -1},
 	} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { logsServerHangs(t, fleet) }) })
 	}
@@ -205,6 +204,39 @@ func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
 	hangs[1].Store(false)
 	time.Sleep(wait)
 	get("swept", "2")
+}
+
+// After a silence a sweep is heard within NearTTL: with the near tier off by the next call.
+func TestSweep_AfterASilence(t *testing.T) {
+	for _, near := range []time.Duration{-1, 100 * time.Millisecond, time.Second, 5 * time.Second} {
+		t.Run(fmt.Sprint(near), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store, locker := memstore.New(), locallock.New()
+				var hangs [2]atomic.Bool
+				n := 0
+				var caches []*bellwether.Cache[string]
+				for i := range hangs {
+					caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) { n++; return fmt.Sprint(n), nil },
+						bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{
+							Namespace: "n", Store: logHangs{store, &hangs[i]}, Locker: locker, NearTTL: near,
+						}}))
+				}
+				get := func() string { v, _ := caches[1].Get(t.Context(), "k"); return v }
+				get()
+				time.Sleep(10 * time.Second)
+				hangs[1].Store(true)
+				get()
+				hangs[1].Store(false)
+				if err := caches[0].InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(max(near, 0) + 2)
+				if v := get(); v != "2" {
+					t.Errorf("Get = %q, want the value from after the sweep", v)
+				}
+			})
+		})
+	}
 }
 
 // An overdueContext's deadline is over, and its timer has not fired yet.
