@@ -104,6 +104,14 @@ func (s *flightState) failure() error {
 	return s.err
 }
 
+// loadFailure is the failure of the flight, or of the load whose result is a stale item.
+func (s *flightState) loadFailure() error {
+	if err := s.failure(); err != nil || s.result == nil || s.result.Failures == 0 {
+		return err
+	}
+	return s.result.Err
+}
+
 // masksFailure reports whether callers get a value in spite of the load's failure.
 func (s *flightState) masksFailure(now instant) bool {
 	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))

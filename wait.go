@@ -2,11 +2,11 @@ package bellwether
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -181,10 +181,13 @@ func (c *waiter) becomeReader(state *flightState) bool {
 }
 
 func (c *waiter) answerLanded(state *flightState) waitState {
-	if err := state.failure(); err != nil {
-		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
-			return flightLanded
-		}
+	switch err := state.failure(); {
+	case c.flight.want.Personal && fault.Says(state.loadFailure(), ErrRebuildTimeout) && !c.admitted(audience.Alike):
+		// Another client's request may be what is slow: this call begins a flight, with the stale item if there is one.
+		// Otherwise a client could keep a page stale for all.
+		c.stale = state.result
+		return flightLanded
+	case err != nil:
 		c.err = err
 		return gotAnswer
 	}
