@@ -63,8 +63,8 @@ func bellwetherCache(p policy, load loader, fleet bellwether.Fleet) cache {
 		TTL: p.TTL, StaleWhileRevalidate: p.Stale, Fleet: fleet, Limits: bellwether.Limits{MaxRebuilds: p.Rebuilds},
 	}
 	if p.Near > 0 {
-		// The bound is in bytes, 288 per entry beside its key: as many places as the rivals' tiers.
-		o.Limits.NearBytes, o.Size = int64(p.Near)*(288+32), func(key string, _ any) int { return 32 - len(key) }
+		// The bound is in bytes, 272 per entry beside its key: as many places as the rivals' tiers.
+		o.Limits.NearBytes, o.Size = int64(p.Near)*(272+32), func(key string, _ any) int { return 32 - len(key) }
 	}
 	c := bellwether.New(load, o)
 	return closing{func(ctx context.Context, key string) (string, error) { return c.Get(ctx, key) }, func() { c.Close() }}

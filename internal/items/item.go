@@ -83,7 +83,7 @@ func errorWeight(err error) uint64 {
 
 // overhead is the memory that an item costs in the near tier beside its key and value: the item itself, its node and
 // its places in the table and in the policy's queues, as `bench near` measures them.
-const overhead = 288
+const overhead = 272
 
 func (m *Marks) weight() uint64 {
 	if m == nil {

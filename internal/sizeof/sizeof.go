@@ -8,13 +8,13 @@ import (
 	"unsafe"
 )
 
-// Of returns the bytes that v reaches, each once. It skips structs with a field of sync or sync/atomic.
+// Of returns the bytes of v and of all that v reaches, each once. It skips structs with a field of sync or sync/atomic.
 func Of(v any) int {
 	switch b := v.(type) {
 	case []byte:
-		return cap(b)
+		return int(unsafe.Sizeof(b)) + cap(b)
 	case string:
-		return len(b)
+		return int(unsafe.Sizeof(b)) + len(b)
 	}
 	w := walk{seen: map[place]bool{}, todo: []reflect.Value{reflect.ValueOf(&v).Elem()}}
 	for len(w.todo) > 0 {

@@ -38,9 +38,9 @@ func TestSizeOf(t *testing.T) {
 	cyclicMap["k"] = cyclicMap
 
 	for name, test := range map[string]struct{ got, want, slack int }{
-		"string":           {Of("hello"), 5, 0},
-		"bytes":            {Of(make([]byte, 3, 100)), 100, 0},
-		"nil bytes":        {Of([]byte(nil)), 0, 0},
+		"string":           {Of("hello"), 2*word + 5, 0},
+		"bytes":            {Of(make([]byte, 3, 100)), 3*word + 100, 0},
+		"nil bytes":        {Of([]byte(nil)), 3 * word, 0},
 		"int":              {Of(7), word, 0},
 		"nil pointer":      {Of((*node)(nil)), word, 0},
 		"nil interface":    {Of(nil), 0, 0},
