@@ -104,9 +104,14 @@ func TestGet_HitsAreNotWatched(t *testing.T) {
 
 // Joining a flight fits the 2 KB stack of a new goroutine. Growing the stacks would double a herd's cost.
 func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
+	t.Run("string", fitsTheStack[string])
+	t.Run("struct", fitsTheStack[struct{ words [11]int }]) // on the stack, and not in registers
+}
+
+func fitsTheStack[V any](t *testing.T) {
 	const callers = 100
 	gate := make(chan struct{})
-	c := bellwether.New(func(context.Context, string) (string, error) { <-gate; return "v", nil }, bellwether.Options{TTL: time.Hour})
+	c := bellwether.New(func(context.Context, string) (v V, err error) { <-gate; return v, nil }, bellwether.Options{TTL: time.Hour})
 	defer c.Close()
 	fewest := callers
 	for round := range uint64(5) {

@@ -103,5 +103,7 @@ func valueOf[V any](value any) V {
 	return v
 }
 
-// typed is a result of the engine with the value's type.
+// typed is a result of the engine with the value's type. Inlining would enlarge the caller's frame by copies of the value.
+//
+//go:noinline
 func typed[V any](value any, err error) (V, error) { return valueOf[V](value), err }
