@@ -538,6 +538,50 @@ func TestAudience_StalePageInPlaceOfATimeout(t *testing.T) {
 	}
 }
 
+// A client whose requests hang, and come again and again, does not keep a stale page from being replaced for the others.
+func TestAudience_TimeoutsOfOneClientKeepNoPageStale(t *testing.T) {
+	var runs atomic.Int64
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Cookie") == "u=bad" {
+			time.Sleep(15 * time.Second)
+			return
+		}
+		w.Header().Set("Cache-Control", "public, max-age=1, stale-if-error=3600")
+		fmt.Fprint(w, "run ", runs.Add(1))
+	}
+	inPairs(t, bellwether.HTTPOptions{RebuildTimeout: 10 * time.Second}, h, func(t *testing.T, p pair) {
+		first := p.first.get("http://a/p").Body.String()
+		time.Sleep(5 * time.Second)
+		var wg sync.WaitGroup
+		end := time.Now().Add(2 * time.Minute)
+		for _, s := range []*site{p.first, p.second} {
+			wg.Go(func() {
+				for time.Now().Before(end) {
+					s.get("http://a/p", "Cookie", "u=bad")
+					time.Sleep(100 * time.Millisecond)
+				}
+			})
+			wg.Go(func() {
+				time.Sleep(time.Second)
+				replaced := 0
+				for time.Now().Before(end) {
+					if got := s.get("http://a/p"); got.Code != 200 {
+						t.Errorf("a plain client gets %d %q", got.Code, got.Body)
+					} else if got.Body.String() != first {
+						replaced++
+					}
+					time.Sleep(time.Second)
+				}
+				if replaced == 0 {
+					t.Errorf("for two minutes the page stays %q", first)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute) // the handlers return
+	})
+}
+
 // One client's failures by reloads, or by a retargeting field, do not fail a fresh page at its expiry.
 func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){
