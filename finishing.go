@@ -53,10 +53,12 @@ func (r *run) finish(ctx context.Context, l loaded) bool {
 // hasSpare reports whether the flight's callers may get the present item, which is stale, in place of a failure.
 func (r *run) hasSpare() bool {
 	it, now := r.present, r.engine.clock.Now()
-	if it == nil || !it.Held || !r.engine.isAnswer(it.Value) || r.want.Fits != nil && !r.want.Fits(it) {
+	if it == nil || !r.engine.isAnswer(it.Value) || r.want.Fits != nil && !r.want.Fits(it) {
 		return false
 	}
-	return now >= it.FreshUntil && now < max(it.StaleUntil, it.ErrorUntil)
+	after := it.Lifetime
+	after.CountFailure()
+	return !after.Fresh(now) && after.Stale(now)
 }
 
 // noteFailure counts the failure of the load, nil for none, and tells the observers.

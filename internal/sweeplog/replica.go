@@ -98,11 +98,9 @@ func (r *Replica) Doubt() { r.asked.Store(0) }
 
 // Follow reads the log if the replica is older than age.
 func (r *Replica) Follow(ctx context.Context, budget *gate.Budget, age time.Duration) {
-	turn := r.Turn(ctx, budget, age)
-	if turn == nil {
-		return
+	if turn := r.Turn(ctx, budget, age); turn != nil {
+		turn.read(ctx, budget)
 	}
-	turn.read(ctx, budget)
 }
 
 func (t *Turn) read(ctx context.Context, budget *gate.Budget) {
