@@ -116,26 +116,11 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 	})
 }
 
-// A logHangs is a store of several servers. While hangs is set, the log's server answers nothing.
-type logHangs struct {
-	driver.Store
-	hangs *atomic.Bool
-}
-
-func (s logHangs) Get(ctx context.Context, key string) (driver.Entry, error) {
-	if s.hangs.Load() && strings.HasSuffix(key, "\x00sweeps") {
-		<-ctx.Done()
-		return driver.Entry{}, ctx.Err()
-	}
-	return s.Store.Get(ctx, key)
-}
-
-func (s logHangs) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
-	if s.hangs.Load() && strings.HasSuffix(key, "\x00sweeps") {
-		<-ctx.Done()
-		return driver.Entry{}, 0, ctx.Err()
-	}
-	return s.Store.Claim(ctx, key)
+// ofServers returns a store of several servers, whose faults are those of the server with the log.
+func ofServers(store driver.Store) *wiredStore {
+	s := wiredTo(store)
+	s.only = func(key string) bool { return strings.HasSuffix(key, "\x00sweeps") }
+	return s
 }
 
 // While the log's server hangs, the fleet loads each key of another server once, and no call waits for the log but those
@@ -152,9 +137,9 @@ func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
 	store, locker := memstore.New(), locallock.New()
 	loads := map[string]int{}
 	var mu sync.Mutex
-	var hangs [2]atomic.Bool
+	stores := [...]*wiredStore{ofServers(store), ofServers(store)}
 	var caches []*bellwether.Cache[string]
-	for i := range hangs {
+	for _, s := range stores {
 		caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
 			mu.Lock()
 			loads[key]++
@@ -163,7 +148,7 @@ func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
 			time.Sleep(10 * time.Millisecond)
 			return fmt.Sprint(n), nil
 		}, bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{
-			Namespace: "n", Store: logHangs{store, &hangs[i]}, Locker: locker,
+			Namespace: "n", Store: s, Locker: locker,
 			NearTTL: fleet.NearTTL, EngineTimeout: fleet.EngineTimeout,
 		}}))
 	}
@@ -183,8 +168,8 @@ func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
 	wait := max(2*time.Second, fleet.NearTTL)
 	get("swept", "1")
 	time.Sleep(wait)
-	hangs[0].Store(true)
-	hangs[1].Store(true)
+	stores[0].set(blackHole)
+	stores[1].set(blackHole)
 	var first sync.WaitGroup
 	for _, c := range caches {
 		first.Go(func() { c.Get(t.Context(), "first") }) // finds that the server hangs
@@ -196,12 +181,12 @@ func logsServerHangs(t *testing.T, fleet bellwether.Fleet) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	hangs[0].Store(false)
+	stores[0].set(nil)
 	time.Sleep(wait)
 	if err := caches[0].InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	hangs[1].Store(false)
+	stores[1].set(nil)
 	time.Sleep(wait)
 	get("swept", "2")
 }
@@ -212,21 +197,21 @@ func TestSweep_AfterASilence(t *testing.T) {
 		t.Run(fmt.Sprint(near), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, locker := memstore.New(), locallock.New()
-				var hangs [2]atomic.Bool
+				stores := [...]*wiredStore{ofServers(store), ofServers(store)}
 				n := 0
 				var caches []*bellwether.Cache[string]
-				for i := range hangs {
+				for _, s := range stores {
 					caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) { n++; return fmt.Sprint(n), nil },
 						bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{
-							Namespace: "n", Store: logHangs{store, &hangs[i]}, Locker: locker, NearTTL: near,
+							Namespace: "n", Store: s, Locker: locker, NearTTL: near,
 						}}))
 				}
 				get := func() string { v, _ := caches[1].Get(t.Context(), "k"); return v }
 				get()
 				time.Sleep(10 * time.Second)
-				hangs[1].Store(true)
+				stores[1].set(blackHole)
 				get()
-				hangs[1].Store(false)
+				stores[1].set(nil)
 				if err := caches[0].InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
 					t.Fatal(err)
 				}

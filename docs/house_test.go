@@ -104,14 +104,7 @@ func usesOf(t *testing.T, dir string) (names []string, uses map[[2]string]string
 		exports[p.ImportPath], names = p.Export, p.GoFiles // the package itself comes last
 	}
 	set := token.NewFileSet()
-	var files []*ast.File
-	for _, name := range names {
-		file, err := parser.ParseFile(set, filepath.Join(dir, name), nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, file)
-	}
+	files := parsed(t, set, dir, names)
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
 	checker := types.Config{Importer: importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })}
 	pkg, err := checker.Check(dir, set, files, info)
@@ -131,6 +124,19 @@ func usesOf(t *testing.T, dir string) (names []string, uses map[[2]string]string
 	return names, uses
 }
 
+// parsed returns the syntax of files of a package.
+func parsed(t *testing.T, set *token.FileSet, dir string, names []string) (files []*ast.File) {
+	t.Helper()
+	for _, name := range names {
+		file, err := parser.ParseFile(set, filepath.Join(dir, name), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
 // typedFiles may have type parameters: what users call, and what gives a value of the engine its type.
 var typedFiles = []string{"cache.go", "batch.go", "loader.go", "codec.go"}
 
@@ -141,15 +147,9 @@ func TestDesign_EngineWithoutTypeParameter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
 	typed := map[string]bool{}
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for i, file := range parsed(t, token.NewFileSet(), ".", names) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			var parameters *ast.FieldList
 			switch n := n.(type) {
@@ -159,7 +159,7 @@ func TestDesign_EngineWithoutTypeParameter(t *testing.T) {
 				parameters = n.TypeParams
 			}
 			if parameters != nil {
-				typed[name] = true
+				typed[names[i]] = true
 			}
 			return true
 		})

@@ -91,6 +91,18 @@ func (r *pausedRedis) goOn(undoFirst bool) {
 	}
 }
 
+// leases returns leases on the server, until the test's end.
+func (r *pausedRedis) leases(t *testing.T) *redislease.Leases {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // the subscription finds no server
+	rdb.AddHook(r)
+	leases := redislease.New("test", rdb, redispipe.New(rdb), redisdial.Of(rdb), redissub.Share(rdb))
+	t.Cleanup(func() {
+		leases.Close()
+		rdb.Close()
+	})
+	return leases
+}
+
 // A Redis that was paused for longer than a detached request lasts carries an acquire out when it goes on. Its caller
 // has left long before, and the lease is undone.
 func TestTryAcquire_CarriedOutLate(t *testing.T) {
@@ -98,11 +110,7 @@ func TestTryAcquire_CarriedOutLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server := &pausedRedis{paused: true}
-				rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // the subscription finds no server
-				defer rdb.Close()
-				rdb.AddHook(server)
-				leases := redislease.New("test", rdb, redispipe.New(rdb), redisdial.Of(rdb), redissub.Share(rdb))
-				defer leases.Close()
+				leases := server.leases(t)
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
 				if _, err := leases.TryAcquire(ctx, "test:", "key", time.Hour, false); !errors.Is(err, context.DeadlineExceeded) {
@@ -126,11 +134,7 @@ func TestTryAcquire_UndosAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const undos, callers = 4096, 5000
 		server := &pausedRedis{paused: true, undone: map[string]struct{}{}}
-		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // the subscription finds no server
-		defer rdb.Close()
-		rdb.AddHook(server)
-		leases := redislease.New("test", rdb, redispipe.New(rdb), redisdial.Of(rdb), redissub.Share(rdb))
-		defer leases.Close()
+		leases := server.leases(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		for range callers {
