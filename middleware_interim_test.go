@@ -232,9 +232,11 @@ func TestInterim_LeavesTheHeaderOfALeftClientAlone(t *testing.T) {
 func TestInterim_TakenByNoClient(t *testing.T) {
 	for _, timeout := range []time.Duration{30 * time.Second, 3 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
+			joined := make(chan struct{})
 			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 20, RebuildTimeout: timeout}, func(w http.ResponseWriter, r *http.Request) {
 				w.WriteHeader(http.StatusEarlyHints)
 				w.Header().Set("Cache-Control", "max-age=60")
+				<-joined // after 1 MiB the other client would go past the cache
 				for range 4 {
 					w.Write(make([]byte, 1<<20))
 				}
@@ -248,6 +250,10 @@ func TestInterim_TakenByNoClient(t *testing.T) {
 			for s.asked() == 0 {
 				time.Sleep(time.Microsecond)
 			}
+			go func() {
+				synctest.Wait()
+				close(joined)
+			}()
 			start, w := time.Now(), httptest.NewRecorder()
 			func() {
 				defer func() {
