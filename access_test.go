@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"context"
+	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -36,5 +37,37 @@ func TestDraft_ClaimExits(t *testing.T) {
 	defer s.mu.Unlock()
 	if n := len(s.witnesses); n != 0 {
 		t.Errorf("%d keys have witnesses, want none", n)
+	}
+}
+
+// lateCommits goes by the deadline of a commit's context, and returns before the context's timer has fired.
+type lateCommits struct{ driver.Store }
+
+func (lateCommits) Commit(context.Context, string, driver.Entry) error { return os.ErrDeadlineExceeded }
+
+// dueContext has a deadline that has passed, and a timer that has not fired yet.
+type dueContext struct{ context.Context }
+
+func (dueContext) Deadline() (time.Time, bool) { return time.Now(), true }
+
+// A commit that ends with its client's deadline says nothing about the store. A store that takes no commits has each
+// flight load without a lease.
+func TestDraft_CommitEndsWithTheCaller(t *testing.T) {
+	c := New(func(context.Context, string) (string, error) { return "v", nil }, Options{
+		TTL: time.Minute, Fleet: Fleet{Store: lateCommits{memstore.New()}, Namespace: "n"},
+	})
+	defer c.Close()
+	e := c.engine
+	fail := func(ctx context.Context) bool {
+		for _, key := range []string{"a", "b", "c"} {
+			e.put(ctx, key, "v", e.windows, 0, nil)
+		}
+		return e.commits.Fail(e.clock.Now())
+	}
+	if fail(dueContext{t.Context()}) {
+		t.Error("the commits of callers whose time was up count as the store's failures")
+	}
+	if !fail(t.Context()) {
+		t.Error("the store's own failures do not count")
 	}
 }

@@ -220,7 +220,7 @@ func (r *run) writeAndRelease(ctx context.Context, entry outgoing) error {
 func (k *storeKey) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := k.engine
 	err := gate.AskErr(ctx, e.writes, k.key, k.budget, call)
-	if ctx.Err() == nil {
+	if !gate.Ended(ctx) {
 		e.commits.Note(err, e.clock.Now())
 	}
 	return err
