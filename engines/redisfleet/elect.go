@@ -63,9 +63,10 @@ local function elect(name, lease, past, void, token, ttl, message)
 	local kept = part(name, 0, largest)
 	local _, floor = marks(kept)
 	local fresh = floor and #kept >= 118 and tonumber(string.sub(kept, 103, 118)) or 0
+	local made = fresh > 0 and tonumber(string.sub(kept, 71, 86)) or 0
 	local _, ends, whose = note(kept)
 	local function answers(now)
-		return fresh > now and floor > tonumber(past) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= void
+		return fresh > now and made - now <= fresh - made and floor > tonumber(past) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= void
 	end
 	local taken = ends > about and ends < latest and whose ~= token
 	if answers(about) or not taken and answers(read()) then

@@ -3,6 +3,7 @@ package redisfleet
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,34 @@ func TestElect_AheadOfTheServer(t *testing.T) {
 	b.servers.ClockOf("").See(ahead)
 	if got := elect(t, b, "k", 0); got.Entry.Epoch != e.Epoch || got.Lease != nil || got.Held != nil {
 		t.Errorf("Elect: %+v, want the entry alone", got)
+	}
+}
+
+// TestElect_ServersClockSetBack stands for a key with an entry from the server's future. Further ahead than it was
+// fresh, the entry is no answer.
+func TestElect_ServersClockSetBack(t *testing.T) {
+	srv := testserver.Redis(t)
+	rdb := dial(t, srv.Addr)
+	a, b := open(t, srv.Addr), open(t, srv.Addr)
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	rebuild(t, b, "so that the server's clock is known", time.Hour)
+	for i, eng := range []*Engine{a, b} {
+		for ahead, answers := range map[time.Duration]bool{50 * time.Second: true, time.Hour: false} {
+			key := fmt.Sprint(i, ahead)
+			rebuild(t, b, key, time.Minute)
+			name := redisentry.Name(a.Prefix, key)
+			kept := rdb.Get(t.Context(), name).Val()
+			for at := redisentry.BareLen; at < redisentry.HeadLen; at += redisentry.NumberLen {
+				us, err := strconv.ParseInt(kept[at:at+redisentry.NumberLen], 10, 64)
+				must(t, err)
+				kept = kept[:at] + fmt.Sprintf("%016d", us+ahead.Microseconds()) + kept[at+redisentry.NumberLen:]
+			}
+			must(t, rdb.Set(t.Context(), name, kept, 0).Err())
+			if got := elect(t, eng, key, 0); (got.Lease == nil) != answers {
+				t.Errorf("Elect beside an entry %v in the future: %+v, want the entry alone: %t", ahead, got, answers)
+			}
+		}
 	}
 }
 

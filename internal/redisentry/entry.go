@@ -177,6 +177,10 @@ func (s *Servers) whole(ctx context.Context, name string) (string, error) {
 
 // Decode sets e to the entry in a value of the key, with its Age at now, the server's time. The error is ErrNotFound if
 // the value has no entry or its life is over. With an error, e is the zero Entry.
+//
+// An entry committed after now has an unknown age: the server's clock was set back, or a slower one has taken over. It
+// is no longer fresh if the clock is behind by more than the time for which it was fresh, or it would be fresh for
+// hours. By a smaller difference it is fresh longer, so a difference of milliseconds costs no rebuild.
 func Decode(key string, data []byte, now time.Duration, e *driver.Entry) error {
 	*e = driver.Entry{}
 	if len(data) < MarksLen || bytes.ContainsFunc(data[:MarksLen], func(r rune) bool { return r < '0' || r > '9' }) {
@@ -195,6 +199,10 @@ func Decode(key string, data []byte, now time.Duration, e *driver.Entry) error {
 	if err := e.Decode(key, data[HeadLen:]); err != nil {
 		return err
 	}
+	if fresh := freshFor(*e); passed < -fresh {
+		passed = fresh
+	}
+	passed = max(0, passed)
 	if passed >= e.Life() {
 		*e = driver.Entry{}
 		return driver.ErrNotFound
@@ -203,12 +211,12 @@ func Decode(key string, data []byte, now time.Duration, e *driver.Entry) error {
 	return nil
 }
 
-// Since returns the time until now from the number at the start of data, which is at least as long.
+// Since returns the time until now from the number at the start of data, which is at least as long. It is negative if
+// the server's clock was set back since, or a server with a clock further behind has taken over.
 func Since(data []byte, now time.Duration) (time.Duration, error) {
 	us, err := strconv.ParseUint(string(data[:NumberLen]), 10, 53)
 	if err != nil {
 		return 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
-	// Negative if the server's clock was set back since.
-	return max(0, now-time.Duration(us)*time.Microsecond), nil
+	return now - time.Duration(us)*time.Microsecond, nil
 }

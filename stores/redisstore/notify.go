@@ -101,6 +101,7 @@ func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err e
 	if err != nil {
 		return n, err
 	}
+	delay = max(0, delay)
 	if n.Made = now.Add(-delay); len(rest) == 0 {
 		return n, nil
 	}

@@ -33,7 +33,8 @@ import (
 // Epochs rise across evictions and restarts, because a lost counter begins again at the server's clock.
 // Epochs may repeat only if the clock is set back, or a server with a slower clock takes over, by more than
 // the time since the key's last claim. After a failover, or after a cluster has moved an entry, its age is
-// wrong by the difference between the two clocks.
+// wrong by the difference between the two clocks. An entry from further in a server's future than the time for which
+// it was fresh counts as stale.
 type Store struct {
 	// Prefix begins the names of all keys in Redis, and keeps programs on one server apart. It has no braces:
 	// they would decide the cluster slot. Default: "bellwether:". Set Prefix before first use.

@@ -311,14 +311,28 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 	}
 }
 
+// TestStore_ServersClockSetBack reads entries from the server's future. Further ahead than it was fresh, an entry is stale.
 func TestStore_ServersClockSetBack(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 1, Age: time.Second, TTL: time.Minute}
-	if err := rdb.Set(t.Context(), s.name("k"), kept("k", e, 4e15), 0).Err(); err != nil { // in 2096
-		t.Fatal(err)
-	}
-	if got, err := s.Get(t.Context(), "k"); err != nil || got.Age != time.Second {
-		t.Errorf("Get of an entry from the future: Age = %v, err = %v, want the Age of its commit", got.Age, err)
+	now, err := rdb.Time(t.Context()).Result()
+	must(t, err)
+	value := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 1, Age: time.Second, TTL: time.Minute, StaleIfError: time.Hour}
+	failure := driver.Entry{Epoch: 1, Failures: 1, Failure: "down", Age: time.Second, RetryAge: time.Minute}
+	for what, test := range map[string]struct {
+		entry      driver.Entry
+		ahead, age time.Duration
+	}{
+		"a value by less than its freshness":   {value, 50 * time.Second, time.Second},
+		"a value by more than its freshness":   {value, 2 * time.Minute, time.Minute},
+		"a value by years":                     {value, 50 * 365 * 24 * time.Hour, time.Minute},
+		"a failure by less than its freshness": {failure, 50 * time.Second, time.Second},
+		"a failure by more than its freshness": {failure, 2 * time.Minute, time.Minute},
+	} {
+		must(t, rdb.Set(t.Context(), s.name("k"), kept("k", test.entry, now.Add(test.ahead).UnixMicro()), 0).Err())
+		got, err := s.Get(t.Context(), "k")
+		if err != nil || got.Age != test.age {
+			t.Errorf("Get of %s in the future: Age = %v, err = %v, want %v", what, got.Age, err, test.age)
+		}
 	}
 }
 
