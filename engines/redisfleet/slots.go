@@ -22,9 +22,12 @@ func (e *Engine) settled() bool {
 	return moved == nil || time.Since(*moved) > pause
 }
 
-// moves reports whether err means a moving slot, and records the time.
+// moves reports whether err means a moving slot, and records the time. The client repeats a request at both servers by
+// turns: one refuses it, and the other redirects. Either may be the last answer.
 func (e *Engine) moves(err error) bool {
-	if !redis.IsTryAgainError(err) {
+	_, asks := redis.IsAskError(err)
+	_, moved := redis.IsMovedError(err)
+	if !asks && !moved && !redis.IsTryAgainError(err) {
 		return false
 	}
 	now := time.Now()
