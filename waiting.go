@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -138,7 +139,11 @@ func (r *run) watch(ctx, watching context.Context, endWatch func(), held *driver
 	wake, err := gate.AskInTurn(ctx, e.watches, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, and so gets the longer context. A hanging call ends with the shorter.
 		defer context.AfterFunc(ctx, endWatch)()
-		return w.Watch(watching, held)
+		wake, err := w.Watch(watching, held)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return nil, nil // an answer: there is nothing to repair
+		}
+		return wake, err
 	})
 	if err != nil {
 		if ctx.Err() == nil {

@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -77,6 +78,24 @@ func TestFleet_WatchFaults(t *testing.T) {
 			f.wantPatience(t)
 		})
 	}
+}
+
+// A locker that never pushes is no failure: its waiters poll, and nobody is told.
+func TestFleet_WatchUnsupported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 4, push, bellwether.Options{OnError: func(key string, err error) { t.Errorf("%s: %v", key, err) }})
+		f.each(func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) {
+				return nil, fmt.Errorf("a ring: %w", errors.ErrUnsupported)
+			}))
+		})
+		f.wantPatience(t)
+		f.each(func(p *process) {
+			if n := p.Stats().EngineErrors; n != 0 {
+				t.Errorf("%d engine errors", n)
+			}
+		})
+	})
 }
 
 // A process that hears no push waits no longer for a holder whose commit it has seen, though the value was stale by then.

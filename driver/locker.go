@@ -95,6 +95,7 @@ type Watcher interface {
 	// stay open after the death of a holder, so the caller keeps a timer for held.Until. The watch
 	// ends with ctx. After ctx the state of the channel means nothing.
 	//
-	// An error means that there is no push for now and the caller has to poll.
+	// An error means that there is no push for now and the caller has to poll. If the error wraps
+	// [errors.ErrUnsupported], the caller always has to poll, and nobody is told of a failure.
 	Watch(ctx context.Context, held *HeldError) (<-chan struct{}, error)
 }

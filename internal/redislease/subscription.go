@@ -22,7 +22,7 @@ const buckets = 1024
 var (
 	errNoPush = errors.New("no subscription at present")
 	errClosed = errors.New("the locker is closed")
-	errRing   = errors.New("a Ring cannot carry the channel of all shards")
+	errRing   = fmt.Errorf("a Ring cannot carry the channel of all shards: %w", errors.ErrUnsupported)
 )
 
 // freedAlready is the watch of a lease that ended before the watch began.
