@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -24,17 +23,20 @@ const (
 	stateCount
 )
 
-func (s rebuildState) String() string {
-	return [...]string{"", "looking", "queueing", "standing", "leading", "waiting", "landed"}[s]
-}
+type transitions [outcomeCount]rebuildState
 
-// transitions lead from a state and its outcome to the next state. docs/design.md has this table.
-var transitions = [stateCount][outcomeCount]rebuildState{
-	stateLooking:  {outcomeAnswered: stateLanded, outcomeNothing: stateQueueing},
-	stateQueueing: {outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking},
-	stateStanding: {outcomeAnswered: stateLanded, outcomeElected: stateLeading, outcomeHeld: stateWaiting, outcomeOutdated: stateLooking},
-	stateLeading:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
-	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
+// states are the states with their work, and with the next state after each outcome. docs/design.md has this table.
+var states = [stateCount]struct {
+	name string
+	work func(*run, context.Context) rebuildOutcome
+	next transitions
+}{
+	stateLooking:  {"looking", (*run).look, transitions{outcomeAnswered: stateLanded, outcomeNothing: stateQueueing}},
+	stateQueueing: {"queueing", (*run).queue, transitions{outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking}},
+	stateStanding: {"standing", (*run).stand, transitions{outcomeAnswered: stateLanded, outcomeElected: stateLeading, outcomeHeld: stateWaiting, outcomeOutdated: stateLooking}},
+	stateLeading:  {"leading", (*run).lead, transitions{outcomeAnswered: stateLanded, outcomeOutdated: stateLooking}},
+	stateWaiting:  {"waiting", (*run).awaitHolder, transitions{outcomeAnswered: stateLanded, outcomeOutdated: stateLooking}},
+	stateLanded:   {name: "landed"},
 }
 
 // rebuild goes from state to state. It returns nil when the flight has landed, and otherwise the error that
@@ -45,7 +47,10 @@ func (r *run) rebuild(ctx context.Context) error {
 		r.releaseBehind(ctx) // Close may come between the election and leading
 	}()
 	for s := stateLooking; ; {
-		s = transitions[s][r.in(ctx, s)]
+		if r.engine.onState != nil {
+			r.engine.onState(r.key, states[s].name)
+		}
+		s = states[s].next[states[s].work(r, ctx)]
 		switch {
 		case s == stateLanded:
 			return nil
@@ -53,25 +58,6 @@ func (r *run) rebuild(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-func (r *run) in(ctx context.Context, s rebuildState) rebuildOutcome {
-	if r.engine.onState != nil {
-		r.engine.onState(r.key, s.String())
-	}
-	switch s {
-	case stateLooking:
-		return r.look(ctx)
-	case stateQueueing:
-		return r.queue(ctx)
-	case stateStanding:
-		return r.stand(ctx)
-	case stateLeading:
-		return r.lead(ctx)
-	case stateWaiting:
-		return r.awaitHolder(ctx)
-	}
-	panic(fmt.Sprintf("bellwether: a flight has come to the state %q", s)) // transitions lacks a row
 }
 
 // runToEnd runs the flight to its end, also after a panic or Goexit of an adapter.

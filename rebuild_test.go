@@ -9,6 +9,8 @@ import (
 	"testing"
 )
 
+var outcomeNames = [outcomeCount]string{"", "answered", "nothing", "a place", "elected", "held", "outdated"}
+
 func TestTransitions_InTheDesign(t *testing.T) {
 	text, err := os.ReadFile("docs/design.md")
 	if err != nil {
@@ -24,12 +26,12 @@ func TestTransitions_InTheDesign(t *testing.T) {
 		cells := strings.SplitN(row, "|", 5)
 		rows[strings.Join(cells[1:4], "|")] = true
 	}
-	for s, outcomes := range transitions {
-		for o, next := range outcomes {
+	for _, s := range states {
+		for o, next := range s.next {
 			if next == 0 {
 				continue
 			}
-			row := fmt.Sprintf(" %v | %v | %v ", rebuildState(s), rebuildOutcome(o), next)
+			row := fmt.Sprintf(" %s | %s | %s ", s.name, outcomeNames[o], states[next].name)
 			if !rows[row] {
 				t.Errorf("the table lacks the row %q", row)
 			}

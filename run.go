@@ -108,10 +108,6 @@ const (
 	outcomeCount
 )
 
-func (o rebuildOutcome) String() string {
-	return [...]string{"", "answered", "nothing", "a place", "elected", "held", "outdated"}[o]
-}
-
 func ending(ended bool) rebuildOutcome {
 	if ended {
 		return outcomeAnswered
