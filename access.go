@@ -113,7 +113,7 @@ func (e *engine) keepNear(key string, it *items.Item, still func() bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if it = e.afterSweeps(key, it); it != nil && e.open.Err() == nil && still() {
-		e.advanceNear(key, it)
+		e.near.Advance(key, it)
 	}
 }
 

@@ -28,7 +28,7 @@ func (b below) HoldsNear(key string, it *page.Item) bool { return b.holdsNear(ke
 func (b below) Remember(key string, res *page.Response, w items.Windows) {
 	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, TrustedUntil: forever}
 	it.Weigh(key, b.size)
-	b.putNear(key, it, 1)
+	b.near.Put(key, it, 1)
 }
 
 func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) { return b.hit(key, &w) }

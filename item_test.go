@@ -40,9 +40,9 @@ func TestNear_MovesForward(t *testing.T) {
 			{true, 0, "i", "i"},   // made while the store was silent
 			{false, 99, "j", "j"}, // epochs may skip
 		} {
-			keep := e.advanceNear
+			keep := e.near.Advance
 			if step.put {
-				keep = func(key string, it *items.Item) { e.putNear(key, it, 1) }
+				keep = func(key string, it *items.Item) { e.near.Put(key, it, 1) }
 			}
 			keep("k", itemOf(e, step.v, step.epoch, time.Hour))
 			if got, _ := e.near.Get("k"); got.Value != step.kept {
@@ -53,7 +53,7 @@ func TestNear_MovesForward(t *testing.T) {
 		if it, _ := e.near.Get("k"); it != nil {
 			t.Fatal("a deleted item is still there")
 		}
-		e.putNear("k", itemOf(e, "old epoch after a delete", 1, time.Hour), 1)
+		e.near.Put("k", itemOf(e, "old epoch after a delete", 1, time.Hour), 1)
 		if it, _ := e.near.Get("k"); it == nil || it.Epoch != 1 {
 			t.Fatal("a deleted item holds the place of another")
 		}
@@ -72,7 +72,7 @@ func TestNear_Expiry(t *testing.T) {
 			"endless": lasting,
 		} {
 			it.Weigh(key, e.size)
-			e.putNear(key, it, 1)
+			e.near.Put(key, it, 1)
 		}
 		for _, step := range []struct {
 			at                       time.Duration
@@ -104,7 +104,7 @@ func TestWeigh_NegativeOrHugeSize(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			e := newTestEngine(t, nil)
 			e.size = func(string, any) int { return size }
-			e.putNear("k", itemOf(e, "v", 1, time.Hour), 1)
+			e.near.Put("k", itemOf(e, "v", 1, time.Hour), 1)
 			synctest.Wait() // the tier evicts in the background
 			if got, _ := e.near.Get("k"); (got != nil) != (size <= 0) {
 				t.Errorf("size %d: kept in a tier of 1 MiB: %t", size, got != nil)
@@ -125,7 +125,7 @@ func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
 			var seen uint64
 			for i := range 3000 {
 				epoch := uint64(i + rng.IntN(50))
-				e.advanceNear("k", itemOf(e, "v", epoch, time.Hour))
+				e.near.Advance("k", itemOf(e, "v", epoch, time.Hour))
 				it, _ := e.near.Get("k")
 				if it == nil || it.Epoch < max(seen, epoch) {
 					t.Errorf("got %v after advance(%d), and %d had been seen", it, epoch, seen)

@@ -39,10 +39,10 @@ func (r *run) settle(it *items.Item, then, suits instant) bool {
 // later item there, which stays. shard.mu is held.
 func (r *run) keepResult(it *items.Item) {
 	if !r.listed() {
-		r.engine.advanceNear(r.key, it)
+		r.engine.near.Advance(r.key, it)
 		return
 	}
-	r.engine.putNear(r.key, it, int(r.callers.all.Load()))
+	r.engine.near.Put(r.key, it, int(r.callers.all.Load()))
 }
 
 // give ends the flight with an item past its windows for callers that began before then. An earlier near item
@@ -51,7 +51,7 @@ func (r *run) give(it *items.Item, then instant) {
 	it.Weigh(r.key, r.engine.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
-	r.engine.advanceNear(r.key, it)
+	r.engine.near.Advance(r.key, it)
 	r.land(func(s *flightState) { s.result, s.resultBefore = it, then })
 }
 

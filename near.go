@@ -8,19 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file puts items into the near tier, says how long they are trusted and how trust is prolonged, and reads them
-// for Peek.
-
-// putNear puts a flight's last item into the near tier in place of any other, whatever its epoch: the
-// store has confirmed the new item or is silent, and a store that lost its data may count anew.
-func (e *engine) putNear(key string, it *items.Item, callers int) {
-	e.near.Put(key, it.Forgetting(e.clock.Now()), callers)
-}
-
-// advanceNear is putNear for an item without a flight: an item of a later epoch stays.
-func (e *engine) advanceNear(key string, it *items.Item) {
-	e.near.Replace(key, it.Forgetting(e.clock.Now()), func(old *items.Item) bool { return old.Epoch <= it.Epoch })
-}
+// This file says which item the near tier has, how long items are trusted, and reads them for Peek.
 
 // holdsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
 // by its birth. An item whose life has ended counts as held if the tier has none.

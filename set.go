@@ -95,7 +95,7 @@ func (e *engine) replace(key string, it, earlier *items.Item, own *witness) bool
 	if !latest || spared == nil || e.open.Err() != nil {
 		return latest
 	}
-	e.advanceNear(key, spared)
+	e.near.Advance(key, spared)
 	if f := s.flights[key]; f != nil {
 		if offered := f.state.Load().offered; offered == nil && f.witness.epoch() <= it.Epoch || offered != nil && offered.Epoch <= it.Epoch {
 			f.setOffer(spared)

@@ -120,9 +120,9 @@ func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 func TestWant_HitIsTheAcceptedItem(t *testing.T) {
 	c := newCounted(t, Options{}, items.Windows{})
 	accepted, other := itemOf(c.engine, "accepted", 1, time.Hour), itemOf(c.engine, "other", 2, time.Hour)
-	c.putNear("k", accepted, 1)
+	c.near.Put("k", accepted, 1)
 	it, _, ok := c.hit("k", &items.Want{Accept: func(it *items.Item, _ instant) bool {
-		c.putNear("k", other, 1)
+		c.near.Put("k", other, 1)
 		return it == accepted
 	}})
 	if !ok || it != accepted {

@@ -80,29 +80,28 @@ func (n *Tier) Hottest(most int) []string {
 	return keys
 }
 
-// Put replaces the key's item by it. An item whose life is over only removes the item before it.
+// Put replaces the key's item by it, whatever their epochs: the store has confirmed it or is silent, and a store
+// that has lost its data may count anew. An item whose life is over only removes the item before it.
 //
 // callers have asked for the item. A full table admits an item only if it has seen its key more often
 // than its victim's (TinyLFU). A herd's first value would count as seen once and be loaded again, so Put
 // stores it once for each caller. Nothing else may remove the key's item meanwhile.
-func (n *Tier) Put(key string, it *items.Item, callers int) {
-	n.write(key, it, callers, func(*items.Item) bool { return true })
-}
+func (n *Tier) Put(key string, it *items.Item, callers int) { n.write(key, it, callers, false) }
 
-// Replace is Put for one caller, unless the key's item does not yield.
-func (n *Tier) Replace(key string, it *items.Item, yields func(old *items.Item) bool) {
-	n.write(key, it, 1, yields)
-}
+// Advance is Put for an item without a flight: an item of a later epoch stays.
+func (n *Tier) Advance(key string, it *items.Item) { n.write(key, it, 1, true) }
 
 // mostCounted is the highest count of the table's sketch.
 const mostCounted = 15
 
-func (n *Tier) write(key string, it *items.Item, callers int, yields func(old *items.Item) bool) {
-	n.clock.tell(n.clock.now(), 0) // an expired item must not count as present
+func (n *Tier) write(key string, it *items.Item, callers int, advances bool) {
+	now := n.clock.now()
+	n.clock.tell(now, 0) // an expired item must not count as present
+	it = it.Forgetting(now)
 	first := false
 	replace := func(old *items.Item, found bool) (*items.Item, otter.ComputeOp) {
 		switch {
-		case found && !yields(old):
+		case found && advances && old.Epoch > it.Epoch:
 			return old, otter.CancelOp
 		case it.End() <= n.clock.now():
 			return nil, otter.InvalidateOp

@@ -39,8 +39,10 @@ func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 		if it, _ := n.Get("k"); it != nil {
 			t.Errorf("%q is still there after a later value that was not to be kept", it.Value)
 		}
-		n.Put("k", n.living("new", time.Hour), 1)
-		n.Replace("k", n.living("old", 0), func(*items.Item) bool { return false })
+		later := n.living("new", time.Hour)
+		later.Epoch = 1
+		n.Put("k", later, 1)
+		n.Advance("k", n.living("old", 0))
 		if it, _ := n.Get("k"); it == nil || it.Value != "new" {
 			t.Error("an older value without a life has ended a newer one")
 		}
