@@ -88,13 +88,13 @@ func (d *draft) keep(ctx context.Context, v any, f items.Windows, now instant) {
 		written = commitNotTaken
 	case it.End() <= now:
 		// Past its windows the value only ends the present entry: no process waits for a KindUnshared entry.
-		if errors.Is(d.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}), driver.ErrFenced) {
+		if errors.Is(d.write(ctx, outgoing{Entry: driver.Entry{Epoch: d.epoch}}, nil), driver.ErrFenced) {
 			written = commitFenced
 		}
 	case d.mark.unshared != 0:
 		written = d.stillUnshared(ctx, d.mark.unshared)
 	default:
-		written = d.commitBy(ctx, it, d.write)
+		written = d.commitBy(ctx, it, nil)
 	}
 	switch written {
 	case commitFenced:

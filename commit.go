@@ -77,11 +77,11 @@ func (r *run) commit(ctx context.Context, it *items.Item) commitOutcome {
 	case r.looking.unshared != 0:
 		return r.stillUnshared(ctx, r.looking.unshared)
 	}
-	return r.commitBy(ctx, it, r.writeAndRelease)
+	return r.commitBy(ctx, it, &r.leading.lease)
 }
 
-// commitBy offers the item to the store by write. This process keeps an item that an answering store does not take.
-func (k *storeKey) commitBy(ctx context.Context, it *items.Item, write func(context.Context, outgoing) error) commitOutcome {
+// commitBy offers the item to the store, see write. This process keeps an item that an answering store does not take.
+func (k *storeKey) commitBy(ctx context.Context, it *items.Item, lease *driver.Lease) commitOutcome {
 	e := k.engine
 	entry, err := k.encode(it)
 	lives := entry.asOf(e.clock.Now()).Life() > 0
@@ -91,10 +91,10 @@ func (k *storeKey) commitBy(ctx context.Context, it *items.Item, write func(cont
 	case err != nil: // of the codec: its Is method may claim any error
 		e.OnError(k.key, &keyError{"encoding", k.key, err})
 	case lives:
-		err = write(ctx, entry)
+		err = k.write(ctx, entry, lease)
 		if silent = errors.Is(err, ErrUnavailable); silent && k.budget.Left() > 0 {
 			k.noAnswer(ctx, "committing", err)
-			err = write(ctx, entry) // one lost packet is not an outage
+			err = k.write(ctx, entry, lease) // one lost packet is not an outage
 		}
 		switch {
 		case err == nil:
@@ -115,7 +115,7 @@ func (k *storeKey) commitBy(ctx context.Context, it *items.Item, write func(cont
 	if entry.Kind, entry.Value = driver.KindUnshared, nil; !lives {
 		entry = markFor(driver.KindUnshared, entry.Epoch, entry.BuildTime)
 	}
-	switch err := write(ctx, entry); {
+	switch err := k.write(ctx, entry, lease); {
 	case err == nil:
 		return commitTaken
 	case errors.Is(err, driver.ErrFenced):
@@ -169,7 +169,7 @@ func (r *run) waiveElections(ctx context.Context, epoch uint64, took time.Durati
 	if e.Locker == nil || epoch == 0 || r.storeDown || r.looking.waives() {
 		return
 	}
-	switch err := r.writeAndRelease(ctx, markFor(driver.KindUnelected, epoch, took)); {
+	switch err := r.write(ctx, markFor(driver.KindUnelected, epoch, took), &r.leading.lease); {
 	case err == nil, errors.Is(err, driver.ErrFenced): // fenced: a later value counts
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
@@ -195,24 +195,19 @@ func (r *run) probe(ctx context.Context) bool {
 	return !e.commits.Fail(e.clock.Now())
 }
 
-func (k *storeKey) write(ctx context.Context, entry outgoing) error {
+// write commits the entry. An Elector releases *lease, unless nil, in the same request.
+func (k *storeKey) write(ctx context.Context, entry outgoing, lease *driver.Lease) error {
 	e := k.engine
-	return k.writeBy(ctx, func(ctx context.Context) error {
-		return e.Store.Commit(ctx, e.engineKey(k.key), entry.asOf(e.clock.Now()))
+	releases := e.Engine != nil && lease != nil && *lease != nil
+	err := k.writeBy(ctx, func(ctx context.Context) error {
+		sent := entry.asOf(e.clock.Now())
+		if releases {
+			return e.Engine.CommitAndRelease(ctx, e.engineKey(k.key), sent, *lease)
+		}
+		return e.Store.Commit(ctx, e.engineKey(k.key), sent)
 	})
-}
-
-// writeAndRelease commits the entry. An Elector releases the flight's lease in the same request.
-func (r *run) writeAndRelease(ctx context.Context, entry outgoing) error {
-	e, lease := r.engine, r.leading.lease
-	if e.Engine == nil || lease == nil {
-		return r.storeKey.write(ctx, entry)
-	}
-	err := r.writeBy(ctx, func(ctx context.Context) error {
-		return e.Engine.CommitAndRelease(ctx, e.engineKey(r.key), entry.asOf(e.clock.Now()), lease)
-	})
-	if err == nil {
-		r.leading.lease = nil
+	if releases && err == nil {
+		*lease = nil
 	}
 	return err
 }
