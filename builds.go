@@ -10,11 +10,11 @@ import (
 
 // buildTime is the expected time of the key's rebuild: as its last took, else by the rank among this process's
 // rebuilds. 0: unknown.
-func (r *run) buildTime(rank func(*records.Times) time.Duration) time.Duration {
+func (r *run) buildTime(rank records.Rank) time.Duration {
 	if it := r.present; it != nil && it.Build > 0 {
 		return it.Build
 	}
-	return rank(&r.engine.builds)
+	return r.engine.builds.At(rank)
 }
 
 // minHedge is a holder's least time before a hedge, however quick the key's builds: its value
@@ -27,7 +27,7 @@ func (r *run) hedgeAfter() time.Duration {
 	if e.Hedge == 0 || e.Locker == nil {
 		return 0
 	}
-	usual := r.buildTime((*records.Times).Slower)
+	usual := r.buildTime(records.Slower)
 	if usual == 0 {
 		return 0
 	}

@@ -19,13 +19,13 @@ import (
 // for longer than a takeover takes, no caller waits, and the longest lease needs the fewest requests.
 func (r *run) leaseLength() time.Duration {
 	e, it := r.engine, r.present
-	usual := r.buildTime((*records.Times).Usual)
+	usual := r.buildTime(records.Usual)
 	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
 	if usual > 0 {
 		// The claim and the commit are under the lease too, and take long while the engines are busy.
-		usual = durations.Add(usual, 2*e.trips.Slower().Truncate(time.Millisecond))
+		usual = durations.Add(usual, 2*e.trips.At(records.Slower).Truncate(time.Millisecond))
 	}
 	return leases.Length(usual, e.EngineTimeout, e.LeaseTTL)
 }

@@ -120,7 +120,7 @@ func (r *run) untilNextLook(pushed bool) time.Duration {
 	// The locker pushes when the holder is done. Only looks find a value that a hedge commits earlier.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		// Not by the median: polls would see a short build late where most are long.
-		pause = pollBuild(e.clock.Now()-w.since, r.buildTime((*records.Times).Quicker))
+		pause = pollBuild(e.clock.Now()-w.since, r.buildTime(records.Quicker))
 	}
 	if r.state.Load().offered != nil {
 		pause = min(pause, e.confirmEvery()/5*4) // a look confirms the offer in time, or finds the value

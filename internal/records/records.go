@@ -31,16 +31,17 @@ func (b *Times) Note(took time.Duration) {
 	b.n++
 }
 
-// Usual is the median, 0 without a duration.
-func (b *Times) Usual() time.Duration { return b.rank(func(n int) int { return n / 2 }) }
+// A Rank is a place among the durations, the shortest first.
+type Rank int
 
-// Quicker is the first quartile, 0 without a duration.
-func (b *Times) Quicker() time.Duration { return b.rank(func(n int) int { return n / 4 }) }
+const (
+	Quicker Rank = iota + 1 // the first quartile
+	Usual                   // the median
+	Slower                  // the third quartile, which an occasional hang does not change
+)
 
-// Slower is the third quartile, 0 without a duration. An occasional hang does not change it.
-func (b *Times) Slower() time.Duration { return b.rank(func(n int) int { return (n*3 - 1) / 4 }) }
-
-func (b *Times) rank(of func(n int) int) time.Duration {
+// At is the duration at the rank, 0 without a duration.
+func (b *Times) At(r Rank) time.Duration {
 	b.mu.Lock()
 	last, n := b.last, min(b.n, many)
 	b.mu.Unlock()
@@ -48,7 +49,10 @@ func (b *Times) rank(of func(n int) int) time.Duration {
 		return 0
 	}
 	slices.Sort(last[:n])
-	return last[of(n)]
+	if r == Slower {
+		return last[(n*3-1)/4]
+	}
+	return last[n*int(r)/4]
 }
 
 // Commits report whether a store accepts commits: a full store may answer all other calls. This is
