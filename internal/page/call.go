@@ -17,7 +17,7 @@ type hop struct {
 
 // A call is a request that waits for a key.
 type call struct {
-	query *query
+	*query
 	hop
 	route   *chi.Context // read before the locks under which Bind is called
 	aside   chan func()  // work for the call's own goroutine while it waits, nil in a refresh
@@ -34,8 +34,7 @@ func (c *call) unanswerable() bool { return c.query.unanswerable(c.key) }
 // personal reports whether a failure of the call's load may be about its request. Other requests
 // for the key do not have the Cookie, the credentials, or the fields that need a variant.
 func (c *call) personal() bool {
-	r := c.query.request
-	return r.Credentials || r.Header["Cookie"] != nil || c.unanswerable()
+	return c.request.Credentials || c.request.Header["Cookie"] != nil || c.unanswerable()
 }
 
 // names are the request fields that the call's key contains.
@@ -50,7 +49,7 @@ func (c *call) names() []string {
 func (c *call) hint(status int, h http.Header) {
 	h = h.Clone() // the handler goes on with its own map
 	select {
-	case c.aside <- func() { c.query.inform(status, h) }:
+	case c.aside <- func() { c.inform(status, h) }:
 	default:
 	}
 }

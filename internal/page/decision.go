@@ -37,7 +37,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	post, found := l.signpost(a.header)
 	failures := l.failures(l.m.cache.Now())
 	v := facts{
-		request: l.request(), status: a.status, header: a.header, judged: a.judged,
+		request: l.owner.request, status: a.status, header: a.header, judged: a.judged,
 		had: l.before != nil, servable: l.servable(), spare: l.spare() != nil, open: l.open(), shares: l.sharesByDefault(),
 		excluded: l.attempt.Excluded, lost: !found,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
@@ -108,7 +108,7 @@ func (d *decision) joinableUntil(now instant) instant {
 // response has a Vary, the request needs a variant, and the cache may still serve a response of the URL.
 func (l *load) signpost(header http.Header) (*variance, bool) {
 	vary, _ := httpcache.VaryNames(header)
-	req, known := l.request().Header, l.owner.names()
+	req, known := l.owner.request.Header, l.owner.names()
 	needed := l.m.needsVariant(req)
 	if len(vary) == 0 && !needed {
 		return nil, true
@@ -123,7 +123,7 @@ func (l *load) signpost(header http.Header) (*variance, bool) {
 		return nil, false
 	}
 	post := &variance{names: names, mark: adapter.Token(), built: new(variants)}
-	post.id = l.m.variantKey(post, l.base(), req)
+	post.id = l.m.variantKey(post, l.owner.target.key, req)
 	return post, true
 }
 
@@ -175,7 +175,7 @@ func (l *load) record(d *decision, res *Response, f items.Windows) items.Product
 
 // pointTo keeps a signpost under the URL's key, and returns it for the load's own key, maybe the same.
 func (l *load) pointTo(post *variance) (kept *Response, f items.Windows) {
-	cache, base, now := l.m.cache, l.base(), l.m.cache.Now()
+	cache, base, now := l.m.cache, l.owner.target.key, l.m.cache.Now()
 	kept = &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
 	f = items.Windows{TTL: varyingTTL}
 	switch old := l.owner.signpost; {

@@ -24,19 +24,19 @@ import (
 var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
 
 // fetch is the load: it runs the handler, with validation.
-func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (items.Product, error) {
-	l := m.newLoad(ctx, a, c)
+func (c *call) fetch(ctx context.Context, a Attempt, r *http.Request) (items.Product, error) {
+	l := c.newLoad(ctx, a)
 	switch it := a.Present; {
 	case it == nil && c.signpost != nil:
-		responseOf(c.signpost).vary.built.of(c.query.needsVariant).add(c.key, m.cache.Now())
+		responseOf(c.signpost).vary.built.of(c.needsVariant).add(c.key, c.m.cache.Now())
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
-		l.asks = m.condition(responseOf(it), l.request())
+		l.asks = c.m.condition(responseOf(it), c.request)
 	}
-	p, err := newExchange(l).carry(next, r)
+	p, err := newExchange(l).carry(r)
 	if !errors.Is(err, errUnselected) {
 		return p, err
 	}
-	return newExchange(m.newLoad(ctx, a, c)).carry(next, r)
+	return newExchange(c.newLoad(ctx, a)).carry(r)
 }
 
 // An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. The end of the
@@ -64,7 +64,7 @@ func newExchange(l load) *exchange {
 }
 
 // carry runs the handler and returns the product of the exchange.
-func (x *exchange) carry(next http.Handler, r *http.Request) (items.Product, error) {
+func (x *exchange) carry(r *http.Request) (items.Product, error) {
 	x.link(r)
 	defer x.records.Wait()
 	defer x.cancel(nil)
@@ -78,7 +78,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (items.Product, err
 			x.end(x.publishFailure(x.err))
 		}
 	}()
-	x.serve(next)
+	x.serve()
 	returned = true
 	x.unlink()
 	switch {
@@ -114,9 +114,9 @@ func (x *exchange) link(r *http.Request) {
 	})
 }
 
-func (x *exchange) serve(next http.Handler) {
+func (x *exchange) serve() {
 	fault.Run(func() error {
-		next.ServeHTTP(&x.writer, x.own)
+		x.owner.next.ServeHTTP(&x.writer, x.own)
 		x.writer.settle()
 		return nil
 	}, func(err error) {
@@ -218,7 +218,7 @@ func (x *exchange) overflow() {
 func (x *exchange) offer() {
 	d, key := x.decision, x.owner.key
 	res := d.response
-	if x.request().Credentials && tellsAudience(res.status) {
+	if x.owner.request.Credentials && tellsAudience(res.status) {
 		x.m.learnAuthorized(key, d.audience == audience.Everyone)
 	}
 	if d.outcome == yieldsToStale {
@@ -240,7 +240,7 @@ func (x *exchange) offer() {
 		x.end(serverError(res.status))
 	default:
 		if x.fwd == httpcache.FwdStale && x.spare() != nil {
-			x.m.pauseRefresh(key, x.owner.client)
+			x.m.pauseRefresh(key, x.owner.place.client)
 		}
 		x.end(&fault.NoResult{Failed: d.audience == audience.Alike, Err: failureOf(res.status)})
 	}
@@ -317,7 +317,7 @@ func (x *exchange) publishFailure(err error) error {
 }
 
 func (x *exchange) asked() httpcache.Request {
-	req := x.request()
+	req := x.owner.request
 	req.Asked = x.own
 	return req
 }

@@ -24,8 +24,7 @@ import (
 
 // A reading is one client's share of a response in progress.
 type reading struct {
-	*query
-	call   *call
+	*call
 	answer Answer
 	res    *Response
 	live   *stream // res's
@@ -43,7 +42,7 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 		}
 		unanswerable = false
 	}
-	r := &reading{q, c, s, res, res.live, res.live.owner == &c.place}
+	r := &reading{c, s, res, res.live, res.live.owner == &c.place}
 	if refuse := r.refusal(unanswerable); refuse != nil {
 		s.Live.Leave()
 		refuse()
@@ -70,8 +69,8 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 // refusal returns the reply to a client outside the response's audience, nil to a client inside.
 func (r *reading) refusal(unanswerable bool) (reply func()) {
 	switch {
-	case !r.live.audience.Admits(r.own, r.live.owner.client == r.call.client):
-		return func() { r.passUncacheable(r.call.key, &Item{Kind: driver.KindValue, Value: r.res}) }
+	case !r.live.audience.Admits(r.own, r.live.owner.client == r.place.client):
+		return func() { r.passUncacheable(r.key, &Item{Kind: driver.KindValue, Value: r.res}) }
 	case r.live.failure != nil:
 		return r.replyFailed
 	case r.own:
@@ -87,7 +86,7 @@ func (r *reading) refusal(unanswerable bool) (reply func()) {
 // replyFailed answers if the handler has failed before its header: with the stale response, or the error.
 func (r *reading) replyFailed() {
 	spare, err := r.res.spare, r.live.failure
-	if spare == nil || r.call.unanswerable() || !r.mayHave(responseOf(spare)) {
+	if spare == nil || r.unanswerable() || !r.mayHave(responseOf(spare)) {
 		r.replyError(r.call, r.answer, err)
 		return
 	}
@@ -96,13 +95,13 @@ func (r *reading) replyFailed() {
 	now := r.m.cache.Now()
 	status := failedForward(spare, now, err)
 	status.Collapsed, status.TTL, status.Detail = r.answer.Collapsed, ttl(spare, now), staleIfError
-	writeStored(r.w, r.r, r.m.storedOf(r.call.key, spare, now), status)
+	writeStored(r.w, r.r, r.m.storedOf(r.key, spare, now), status)
 }
 
 // write answers with the response, with the requested range, or with 304.
 func (r *reading) write(body *spool.Reader) {
 	if r.own {
-		r.call.settleAside() // interim responses come before the response
+		r.settleAside() // interim responses come before the response
 	}
 	s, header, age := r.live, r.live.header, r.live.ageNow()
 	if r.own {
@@ -110,14 +109,14 @@ func (r *reading) write(body *spool.Reader) {
 	}
 	status := httpcache.Status{
 		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBody, Collapsed: !r.own,
-		Key: r.m.statusKey(r.call.key), Detail: r.res.reason,
+		Key: r.m.statusKey(r.key), Detail: r.res.reason,
 	}
 	if s.shared() {
 		status.Detail, status.TTL = "", httpcache.Delta{Set: true, Duration: r.res.freshness.Lifetime - age}
 		if r.r.Header["Range"] != nil {
 			if whole, ok := s.body.Body(); ok {
 				header, guessed := typed(header, whole)
-				writeStored(r.w, r.r, stored{r.m, r.call.key, r.res.status, header, r.res.guessed || guessed, whole, age, s.decidedAt}, status)
+				writeStored(r.w, r.r, stored{r.m, r.key, r.res.status, header, r.res.guessed || guessed, whole, age, s.decidedAt}, status)
 				return
 			}
 		}

@@ -28,8 +28,8 @@ type load struct {
 }
 
 // newLoad returns a load without conditions.
-func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call) load {
-	l := load{m: m, owner: c, attempt: a, ctx: ctx, sent: time.Now(), fwd: httpcache.FwdURIMiss}
+func (c *call) newLoad(ctx context.Context, a Attempt) load {
+	l := load{m: c.m, owner: c, attempt: a, ctx: ctx, sent: time.Now(), fwd: httpcache.FwdURIMiss}
 	if c.signpost != nil {
 		l.fwd = httpcache.FwdVaryMiss
 	}
@@ -39,14 +39,10 @@ func (m *Middleware) newLoad(ctx context.Context, a Attempt, c *call) load {
 	}
 	l.before = before
 	if !c.unanswerable() {
-		l.fwd = forwardDespite(before, m.cache.Now())
+		l.fwd = forwardDespite(before, c.m.cache.Now())
 	}
 	return l
 }
-
-func (l *load) request() httpcache.Request { return l.owner.query.request }
-
-func (l *load) base() string { return l.owner.query.target.key }
 
 // spare returns the response to serve if the load fails now, nil if there is none.
 func (l *load) spare() *Item {
@@ -90,7 +86,7 @@ func (l *load) sharesByDefault() bool {
 // open reports whether the load is for a request with credentials, and the key's responses answer such requests. If
 // an error has replaced the response, the answer is learntAuthorized's.
 func (l *load) open() bool {
-	if !l.request().Credentials || l.before == nil {
+	if !l.owner.request.Credentials || l.before == nil {
 		return false
 	}
 	was := responseOf(l.before)

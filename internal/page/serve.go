@@ -168,7 +168,7 @@ func (q *query) wait(c *call, stale *Item) (Answer, error) {
 	m := q.m
 	c.aside = make(chan func(), maxHints)
 	w := q.want(c.key)
-	w.Aside, w.Client, w.Personal = c.aside, c.client, c.personal()
+	w.Aside, w.Client, w.Personal = c.aside, c.place.client, c.personal()
 	wait := &c.waiting
 	*wait = Waiting{Ctx: q.r.Context(), Key: c.key, Stale: stale, Want: w, Budget: q.budget}
 	m.cache.Wait(wait, c)
@@ -187,14 +187,13 @@ func (q *query) call(at hop) *call {
 
 // Bind makes the handler's run the load of a flight that the call begins.
 func (c *call) Bind() Loader {
-	q := c.query
-	q.ownHeader()
-	r := detach(q.r, c.route)
-	if t := q.target.url; t != q.r {
+	c.ownHeader()
+	r := detach(c.r, c.route)
+	if t := c.target.url; t != c.r {
 		retarget(r, t)
 	}
 	return func(ctx context.Context, a Attempt) (items.Product, error) {
-		return q.m.fetch(ctx, a, c, q.next, r)
+		return c.fetch(ctx, a, r)
 	}
 }
 
@@ -206,7 +205,7 @@ func (q *query) refresh(at hop, it *Item) {
 	}
 	c := q.call(at)
 	c.leave()
-	q.m.cache.Refresh(q.r.Context(), at.key, it, c.client, c)
+	q.m.cache.Refresh(q.r.Context(), at.key, it, c.place.client, c)
 }
 
 // Handler wraps next.
