@@ -130,8 +130,12 @@ func (r *run) noteVoid() (last bool) {
 
 // noteLoss notes the loss of a lease, and reports whether it is the flight's first.
 func (r *run) noteLoss() (first bool) {
-	r.leading.losses++
-	return r.leading.losses == 1
+	if w := r.watched; w != nil {
+		w.Told.LeaseLost = true
+	}
+	first = !r.leading.lost
+	r.leading.lost = true
+	return first
 }
 
 // awaitRound waits, in a batch, for the round of the flight's slot: the load begins with the round. It returns when

@@ -35,12 +35,10 @@ func (f *flight) failureAt(at instant) error {
 func (r *run) watchLoad(ctx context.Context) context.Context {
 	told := observe.Rebuild{Key: r.key}
 	told.Takeover = r.leading.lease != nil && r.waiting.holder != nil && !r.waiting.freed && r.standing.asked >= r.waiting.leaseEnd
-	load := r.engine.observers.Rebuild(told)
-	if load == nil {
+	if r.watched = r.engine.observers.Rebuild(told); r.watched == nil {
 		return ctx
 	}
-	r.watched = &watchedLoad{load, r.engine.clock.Now(), r.leading.losses}
-	return load.Begin(ctx)
+	return r.watched.Begin(ctx, r.engine.clock.Now())
 }
 
 // unwatchLoad reports the end of the load. ended is true if the flight has ended with the load's result.
@@ -50,11 +48,10 @@ func (r *run) unwatchLoad(ended bool) {
 		return
 	}
 	t := &w.Told
-	t.Took, t.LeaseLost = r.engine.clock.Now()-w.began, r.leading.losses > w.losses
 	if t.Outcome == observe.OutcomeValue && !(ended && r.loaded) {
 		t.Outcome = observe.OutcomeAbandoned
 	}
-	w.End(r.herd)
+	w.End(r.engine.clock.Now(), r.herd)
 }
 
 // tellOutcome is for a load that makes no value for all waiting callers.

@@ -32,16 +32,9 @@ type run struct {
 	leading  leadingState
 
 	// For observers, see observe.go.
-	watched   *watchedLoad // nil: no observer hears of the load
-	loaded    bool         // the flight's own load has made the result
-	committed instant      // when the result was committed; 0 if not while the flight waited
-}
-
-// A watchedLoad is a load that observers hear of.
-type watchedLoad struct {
-	*observers.Rebuild
-	began  instant
-	losses int // leadingState.losses at began
+	watched   *observers.Rebuild // the load that observers hear of; nil: none
+	loaded    bool               // the flight's own load has made the result
+	committed instant            // when the result was committed; 0 if not while the flight waited
 }
 
 type lookingState struct {
@@ -89,11 +82,11 @@ type hedgeState struct {
 }
 
 type leadingState struct {
-	lease  driver.Lease // the flight's lease, nil without one
-	epoch  uint64       // claimed for the load, or mark.unshared; 0: not yet, or no answer
-	again  bool         // the flight has led before, in vain
-	losses int          // leases lost
-	voids  int          // loads that came to nothing, see maxVoid
+	lease driver.Lease // the flight's lease, nil without one
+	epoch uint64       // claimed for the load, or mark.unshared; 0: not yet, or no answer
+	again bool         // the flight has led before, in vain
+	lost  bool         // a lease
+	voids int          // loads that came to nothing, see maxVoid
 }
 
 type rebuildOutcome uint8

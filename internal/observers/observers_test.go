@@ -109,7 +109,7 @@ func TestRebuild(t *testing.T) {
 		{Rebuild: func(context.Context, string) (context.Context, func(observe.Rebuild)) { return nil, nil }},
 	})
 	r := s.Rebuild(observe.Rebuild{Key: "k"})
-	load := r.Begin(t.Context())
+	load := r.Begin(t.Context(), time.Minute)
 	request, cancel := context.WithCancel(context.Background())
 	within := observers.Within(request, load, "own")
 	if within.Value(span{}) != "span" {
@@ -118,8 +118,7 @@ func TestRebuild(t *testing.T) {
 	if cancel(); within.Err() == nil {
 		t.Error("the request's end is not the end")
 	}
-	r.Told.Took = time.Second
-	if r.End(nil); len(ended) != 1 || ended[0].Key != "k" || ended[0].Took != time.Second {
+	if r.End(time.Minute+time.Second, nil); len(ended) != 1 || ended[0].Key != "k" || ended[0].Took != time.Second {
 		t.Errorf("ended %+v", ended)
 	}
 	var none observers.Set

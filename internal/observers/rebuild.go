@@ -8,11 +8,12 @@ import (
 
 // A Rebuild is a load that observers hear of.
 type Rebuild struct {
-	// Told is what the observers hear at the end. Its Key is set.
+	// Told is what the observers hear at the end. Its Key is set, and End sets Took.
 	Told observe.Rebuild
 
-	set  *Set
-	ends []func(observe.Rebuild) // by observer; nil: not called
+	set   *Set
+	began instant
+	ends  []func(observe.Rebuild) // by observer; nil: not called
 }
 
 // Rebuild returns the report of a load, nil if no observer hears of loads.
@@ -25,7 +26,8 @@ func (s *Set) Rebuild(told observe.Rebuild) *Rebuild {
 
 // Begin calls the observers' Rebuild, and returns the load's context. End is for the observers that have heard of
 // the begin, also if the Goexit of one keeps Begin from returning.
-func (r *Rebuild) Begin(ctx context.Context) context.Context {
+func (r *Rebuild) Begin(ctx context.Context, now instant) context.Context {
+	r.began = now
 	watched := ctx
 	for i, by := range r.set.all {
 		if by.Rebuild == nil {
@@ -43,7 +45,8 @@ func (r *Rebuild) Begin(ctx context.Context) context.Context {
 }
 
 // End reports the end, with the callers of herd unless it is nil.
-func (r *Rebuild) End(herd *Herd) {
+func (r *Rebuild) End(now instant, herd *Herd) {
+	r.Told.Took = now - r.began
 	for i, end := range r.ends {
 		if end == nil {
 			continue
