@@ -1,4 +1,4 @@
-// Package adapter helps all engine adapters: names, tokens, and calls that end with their context.
+// Package adapter helps all engine adapters: names, tokens, times, and calls that end with their context.
 package adapter
 
 import (
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime/debug"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
@@ -48,6 +49,15 @@ func Token() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails: crypto/rand crashes the process instead
 	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// Millis is d in milliseconds, rounded up, so nothing ends in an engine earlier than for its owner.
+func Millis(d time.Duration) int64 {
+	ms := d / time.Millisecond
+	if d%time.Millisecond > 0 {
+		ms++
+	}
+	return int64(ms)
 }
 
 // Missing reports whether x is nil or a nil pointer, as a client declared and never made.

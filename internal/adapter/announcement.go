@@ -24,15 +24,6 @@ func (a Announcement) Encode() []byte {
 	return fmt.Appendf(nil, "%s %d %d", a.Token, Millis(a.Length), a.Renewals)
 }
 
-// Millis is d in milliseconds, rounded up, so nothing ends in an engine earlier than for its owner.
-func Millis(d time.Duration) int64 {
-	ms := d / time.Millisecond
-	if d%time.Millisecond > 0 {
-		ms++
-	}
-	return int64(ms)
-}
-
 // DecodeAnnouncement decodes b, and returns false if b announces no lease.
 func DecodeAnnouncement(b []byte) (Announcement, bool) {
 	const maxMillis = uint64(math.MaxInt64 / int64(time.Millisecond))
