@@ -21,7 +21,7 @@ func (e *engine) put(ctx context.Context, key string, v any, f items.Windows, po
 	switch {
 	case over == nil:
 	case e.Store == nil || d.storeDown:
-		if !e.holdsNear(key, over) {
+		if !e.HoldsNear(key, over) {
 			return
 		}
 	case there.Epoch != over.Epoch || there.Epoch == 0: // epoch 0 is never an entry's in a store

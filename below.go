@@ -13,7 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file adapts the engine and its parts to internal/page's interfaces. pageBinder goes the other way.
+// This file adapts the engine and its parts to internal/page's interfaces. Their exported methods are of these
+// interfaces. pageBinder goes the other way.
 
 type below struct{ *engine }
 
@@ -22,8 +23,6 @@ var _ page.Cache = below{}
 func (b below) Now() instant { return b.clock.Now() }
 
 func (b below) Near(key string) (*page.Item, instant) { return b.near.Get(key) }
-
-func (b below) HoldsNear(key string, it *page.Item) bool { return b.holdsNear(key, it) }
 
 func (b below) Remember(key string, res *page.Response, w items.Windows) {
 	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, TrustedUntil: forever}
@@ -88,12 +87,6 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 		b.put(b.open, key, res, w, b.sweeps.Log().Position(), over)
 	})
 }
-
-func (b below) Invalidate(ctx context.Context, keys []string) []error {
-	return b.invalidateAll(ctx, keys)
-}
-
-func (b below) Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error { return b.sweep(ctx, sweeps) }
 
 func (b below) LogKeepsLines() bool {
 	return b.Store == nil || b.Locker != nil && b.locker.Sound(sweeplog.Key)

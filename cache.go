@@ -181,7 +181,7 @@ func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 // behind other calls) or before ctx ends, the error wraps [ErrUnavailable] and names the key. This process
 // drops it, and asks again until there is an answer (4,096 keys).
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
-	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
+	return errors.Join(c.engine.InvalidateAll(ctx, keys)...)
 }
 
 // InvalidateMatching drops the matching values. After it has returned nil, no matching value computed
@@ -202,7 +202,7 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 			add(sweeplog.ByName, key)
 		}
 	} else {
-		errs = e.invalidateAll(ctx, match.Keys)
+		errs = e.InvalidateAll(ctx, match.Keys)
 	}
 	for _, prefix := range match.Prefixes {
 		add(sweeplog.ByStart, prefix)
@@ -213,7 +213,7 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	if match.All {
 		add(sweeplog.ByPrefix, "") // the empty prefix hits every key, see sweeplog's repeats
 	}
-	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
+	return errors.Join(append(errs, e.Sweep(ctx, sweeps))...)
 }
 
 // Ping checks the engines at start-up, with a read, a write and an election. It ends after

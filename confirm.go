@@ -24,7 +24,7 @@ func (r *run) offer(it *items.Item, fromStore bool) {
 	if r.outdated() {
 		return
 	}
-	if spared := e.afterSweeps(r.key, it); fromStore && spared != nil && !e.holdsNear(r.key, spared) {
+	if spared := e.afterSweeps(r.key, it); fromStore && spared != nil && !e.HoldsNear(r.key, spared) {
 		r.keepResult(spared)
 	}
 	r.setOffer(it)

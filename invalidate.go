@@ -51,9 +51,9 @@ func (e *engine) writeAnyway(ctx context.Context, key string, budget *gate.Budge
 // maxInvalidations is the most keys that one call invalidates at a time.
 const maxInvalidations = 16
 
-// invalidateAll invalidates the keys. It asks the store for each: a silent server's keys say nothing about
+// InvalidateAll invalidates the keys. It asks the store for each: a silent server's keys say nothing about
 // the keys of the other servers.
-func (e *engine) invalidateAll(ctx context.Context, keys []string) []error {
+func (e *engine) InvalidateAll(ctx context.Context, keys []string) []error {
 	errs := make([]error, len(keys))
 	var g errgroup.Group
 	g.SetLimit(maxInvalidations)

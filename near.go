@@ -10,9 +10,9 @@ import (
 
 // This file says which item the near tier has, how long items are trusted, and reads them for Peek.
 
-// holdsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
+// HoldsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
 // by its birth. An item whose life has ended counts as held if the tier has none.
-func (e *engine) holdsNear(key string, it *items.Item) bool {
+func (e *engine) HoldsNear(key string, it *items.Item) bool {
 	there, now := e.near.Get(key)
 	if there == nil {
 		return it.End() <= now

@@ -87,7 +87,7 @@ func (e *engine) replace(key string, it, earlier *items.Item, own *witness) bool
 		}
 	}
 	void := it.Epoch
-	if earlier != nil && e.holdsNear(key, earlier) {
+	if earlier != nil && e.HoldsNear(key, earlier) {
 		void = max(void, earlier.Epoch)
 	}
 	e.voidKey(s, key, void)

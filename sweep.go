@@ -79,8 +79,8 @@ func (e *engine) sweepFlight(l *sweeplog.Log, f *flight) {
 	f.interrupt()
 }
 
-// sweep invalidates in the store, and so in the fleet, and in this process.
-func (e *engine) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
+// Sweep invalidates in the store, and so in the fleet, and in this process.
+func (e *engine) Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 	switch {
 	case len(sweeps) == 0:
 		return nil

@@ -48,8 +48,8 @@ type Cache interface {
 	// Replace is Put over an item, in the background. It calls done at the end.
 	Replace(key string, over *Item, res *Response, w items.Windows, done func())
 
-	// Invalidate drops keys, and returns an error or nil for each.
-	Invalidate(ctx context.Context, keys []string) []error
+	// InvalidateAll drops keys, and returns an error or nil for each.
+	InvalidateAll(ctx context.Context, keys []string) []error
 	// Sweep writes sweeps into the log.
 	Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error
 	// LogKeepsLines reports whether no process can overwrite another process's line of the log.

@@ -65,7 +65,7 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 		// The empty prefix hits every key, see sweeplog's repeats.
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByPrefix, Soft: match.Soft})
 	}
-	errs = append(errs, m.cache.Invalidate(ctx, gone)...)
+	errs = append(errs, m.cache.InvalidateAll(ctx, gone)...)
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)
 }
 
@@ -101,7 +101,7 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 		return false
 	}
 	keys := c.Keys()
-	for i, err := range m.cache.Invalidate(ctx, keys) {
+	for i, err := range m.cache.InvalidateAll(ctx, keys) {
 		if err != nil {
 			m.cache.OnError(keys[i], err) // user code, which may call Goexit
 		}
