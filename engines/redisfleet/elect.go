@@ -61,10 +61,10 @@ local about = tonumber(ARGV[3]) or read()
 local latest = about + ARGV[4] * 1000
 local function elect(name, lease, past, void, token, ttl, message)
 	local kept = part(name, 0, largest)
-	local _, floor = marks(kept)
+	local counter, floor = marks(kept)
 	local fresh = floor and #kept >= 118 and tonumber(string.sub(kept, 103, 118)) or 0
 	local made = fresh > 0 and tonumber(string.sub(kept, 71, 86)) or 0
-	local _, ends, whose = note(kept)
+	local _, ends, whose = note(kept, counter)
 	local function answers(now)
 		return fresh > now and made - now <= fresh - made and floor > tonumber(past) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= void
 	end
@@ -77,12 +77,12 @@ local function elect(name, lease, past, void, token, ttl, message)
 		return {0, kept}
 	end
 	if taken then
-		return {3, present(kept, about), whose, ends}
+		return {3, present(kept, counter, about), whose, ends}
 	end
 	local now = read()
 	local holder = redis.call('SET', lease, token, 'NX', 'GET', 'PX', ttl)
 	if holder and holder ~= token then
-		return {2, present(kept, now), holder, left(lease, ttl)}
+		return {2, present(kept, counter, now), holder, left(lease, ttl)}
 	end
 	local entry, epoch = claim(name, kept, now, retention, digits(math.min(now + ttl * 1000, 2^53 - 1)) .. token)
 	return {1, entry, epoch}

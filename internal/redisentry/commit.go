@@ -38,7 +38,7 @@ local function commit(name, args, at, read)
 	local now = read()
 	local made = math.min(tonumber(args[at + 5]), now)
 	local life = tonumber(args[at + 2])
-	local lease, _, holder = note(head)
+	local lease, _, holder = note(head, counter)
 	if holder == args[at + 7] then
 		lease = nobody
 	end

@@ -94,18 +94,18 @@ end
 
 local nobody = string.rep('0', 38)
 
--- note returns the note of a lease in a value, and its parts: the end and the holder.
-local function note(kept)
-	local text = marks(kept) and string.sub(kept, 33, 70) or ''
+-- note returns the note of a lease in a value with that counter, nil if foreign, and its parts: the end and the holder.
+local function note(kept, counter)
+	local text = counter and string.sub(kept, 33, 70) or ''
 	if #text < 38 or string.find(string.sub(text, 1, 16), '%D') then
 		text = nobody
 	end
 	return text, tonumber(string.sub(text, 1, 16)), string.sub(text, 17)
 end
 
--- present returns the value if it has an entry with a remaining life, else false.
-local function present(kept, now)
-	local ends = marks(kept) and tonumber(string.sub(kept, 87, 102)) or 0
+-- present returns the value with that counter, nil if foreign, if it has an entry with a remaining life, else false.
+local function present(kept, counter, now)
+	local ends = counter and tonumber(string.sub(kept, 87, 102)) or 0
 	return ends > now and kept
 end
 
@@ -133,13 +133,10 @@ end
 const ClaimLua = `
 local function claim(name, kept, now, retention, lease)
 	local counter, floor = marks(kept)
-	if not counter then
-		counter, floor = now, now
-	end
-	local epoch = math.max(counter + 1, now)
-	local entry = present(kept, now)
+	local epoch = math.max((counter or now) + 1, now)
+	local entry = present(kept, counter, now)
 	if not entry then
-		redis.call('SET', name, digits(epoch) .. digits(floor) .. (lease or note(kept)), 'PX', retention)
+		redis.call('SET', name, digits(epoch) .. digits(floor or now) .. (lease or note(kept, counter)), 'PX', retention)
 		return false, digits(epoch)
 	end
 	redis.call('SETRANGE', name, 0, lease and digits(epoch) .. digits(floor) .. lease or digits(epoch))

@@ -88,9 +88,9 @@ return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 	invalidateScript = redisscript.New(redisentry.Lua + `
 local now = time()
 local kept = redis.pcall('GETRANGE', KEYS[1], 0, 69) -- not part: an invalidation needs no right to read
-local counter = marks(kept) or 0
-local epoch = math.max(counter + 1, now)
-local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch) .. note(kept), 'PX', ARGV[1])
+local counter = marks(kept)
+local epoch = math.max((counter or 0) + 1, now)
+local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch) .. note(kept, counter), 'PX', ARGV[1])
 if set.err then
 	-- Redis deletes even without memory. The delete acts as an eviction: commits of
 	-- earlier claims are refused, and the next claim begins at the clock.
