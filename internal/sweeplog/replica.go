@@ -28,8 +28,9 @@ import (
 const Key = "\x00sweeps"
 
 const (
-	// ttl is the life of the log in a store that supports so long a life. A lost log is begun anew,
-	// and all values that were loaded before count as swept.
+	// ttl is the life of the log in a store that supports so long a life. A lost log is begun anew, and
+	// all values that were loaded before count as swept. After a clock that was set back, a store may begin the new
+	// log below the old one. Then the values above the new log are spared, unless a process still knows the old one.
 	ttl = 10 * 365 * 24 * time.Hour
 	// tries bounds the attempts to write a log whose lease is lost, or whose commit is fenced.
 	tries = 5
