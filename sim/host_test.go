@@ -45,7 +45,7 @@ func build(root string, overlay map[string][]byte) ([]byte, error) {
 		return nil, err
 	}
 	out := filepath.Join(dir, "root.wasm")
-	cmd := exec.Command("go", "test", "-c", "-vet=off", "-gcflags=all=-dwarf=false", "-ldflags=-s -w", "-overlay", list, "-o", out, ".")
+	cmd := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-o", out, ".")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWORK=off", "GOFLAGS=")
 	if said, err := cmd.CombinedOutput(); err != nil {
