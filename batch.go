@@ -267,7 +267,6 @@ func (c *manyCall) begin(together []*waiter) {
 	}
 	for _, a := range together {
 		if a.refreshes {
-			a.leave()
 			c.places.Release(1)
 			continue
 		}

@@ -55,7 +55,6 @@ func (e *engine) refresh(ctx context.Context, key string, it *items.Item, b bind
 	c := e.refresher(ctx, key, it)
 	c.want.Client = client
 	c.join(b)
-	c.leave()
 }
 
 // refreshNow begins a flight that takes no value of a load that returned before the call.
@@ -69,7 +68,6 @@ func (e *engine) refreshNow(ctx context.Context, key string, b binder) error {
 		}
 		return nil
 	}
-	c.leave()
 	return c.err
 }
 
@@ -90,7 +88,6 @@ func (c *waiter) refreshAfter(b binder) {
 			return // another goroutine waits for this flight
 		}
 	}
-	c.leave()
 	if c.err != nil && !errors.Is(c.err, ErrClosed) {
 		c.engine.OnError(c.key, &keyError{"refreshing", c.key, c.err})
 	}
