@@ -42,7 +42,7 @@ func (a *attempt) Publish(ctx context.Context, v any, until instant, to audience
 	if e.Store != nil && !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
-			e.start(func() { a.confirmStream(it) })
+			e.start(a.confirmStream)
 		}
 	}
 	f.change(func(s *flightState) {
@@ -74,7 +74,7 @@ func (a *attempt) catchUp(ctx context.Context) (fenced bool) {
 }
 
 // confirmStream calls confirmPublished until it returns false or the flight ends, also during the commit.
-func (a *attempt) confirmStream(it *items.Item) {
+func (a *attempt) confirmStream() {
 	e, asked := a.engine, a.asked
 	for {
 		select {
@@ -84,7 +84,7 @@ func (a *attempt) confirmStream(it *items.Item) {
 			return
 		}
 		asked = e.clock.Now()
-		if !a.confirmPublished(it) {
+		if !a.confirmPublished() {
 			return
 		}
 	}
@@ -92,15 +92,15 @@ func (a *attempt) confirmStream(it *items.Item) {
 
 // confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would
 // show only at the commit, and callers that asked after it would join. It returns false after the Fencer's word
-// against the value, at the flight's end, and once the flight shows no such value.
-func (a *attempt) confirmPublished(it *items.Item) bool {
+// against the value, and at the flight's end.
+func (a *attempt) confirmPublished() bool {
 	f, e := a.flight, a.engine
 	budget := e.confirmation(f.ctx)
 	asked := e.clock.Now()
 	fenced := f.askFenced(f.ctx, budget, a.epoch)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if state := f.state.Load(); f.ctx.Err() != nil || state.landed || state.published != it {
+	if f.ctx.Err() != nil || f.state.Load().landed {
 		return false
 	}
 	if fenced {
