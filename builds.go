@@ -24,7 +24,7 @@ const minHedge = 50 * time.Millisecond
 // hedgeAfter is the build time at which the key is hedged, 0 for never. An unknown key counts as slow.
 func (r *run) hedgeAfter() time.Duration {
 	e := r.engine
-	if e.Hedge == 0 || e.Locker == nil {
+	if e.Hedge == 0 {
 		return 0
 	}
 	usual := r.buildTime(records.Slower)

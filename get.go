@@ -122,7 +122,7 @@ func (e *engine) rebuilder(ctx context.Context, key string) *waiter {
 // has just loaded is excluded: the herd that waited for it would load the key again.
 func (c *waiter) dueEarly() bool {
 	e, it := c.engine, c.answer.item
-	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.LoadBegan != 0 {
+	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || it.LoadBegan != 0 {
 		return false
 	}
 	now := e.clock.Now()

@@ -146,9 +146,7 @@ func (r *run) watch(ctx, watching context.Context, endWatch func(), held *driver
 		return wake, err
 	})
 	if err != nil {
-		if ctx.Err() == nil {
-			r.noAnswer(ctx, "watching the lease of", err)
-		}
+		r.noAnswer(ctx, "watching the lease of", err)
 		return nil
 	}
 	return wake
