@@ -127,7 +127,7 @@ func (a *access) Find(ctx context.Context) *items.Item {
 	e.sweeps.Follow(ctx, a.budget, e.NearTTL/2) // perhaps no flight has followed the log of late
 	there := a.read(ctx, a.budget)
 	if there.Err != nil {
-		a.storeDown = errors.Is(there.Err, ErrUnavailable)
+		a.storeDown = there.Silent()
 		return nil
 	}
 	it, a.mark = a.decode(there, it)

@@ -266,7 +266,7 @@ func (k *storeKey) stillUnshared(ctx context.Context, epoch uint64) commitOutcom
 func (k *storeKey) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := k.read(ctx, k.budget)
 	switch {
-	case errors.Is(there.Err, ErrUnavailable):
+	case there.Silent():
 		return commitNotTaken
 	case there.Err == nil && wanted(there.Entry):
 		return commitTaken

@@ -37,7 +37,7 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	if !allowed {
 		return false, false
 	}
-	if r.slot = r.slots().Try(); r.slot == nil {
+	if !r.takeFreeSlot() {
 		e.hedges.Earn(1)
 		return false, false
 	}

@@ -90,13 +90,13 @@ func (r *run) lookBy(ctx context.Context, read func(context.Context) lookout.Rep
 	if there.Entry.Fresh() {
 		r.looking.unfitEpoch = there.Entry.Epoch
 	}
-	r.storeDown = errors.Is(there.Err, ErrUnavailable) && ctx.Err() == nil
+	r.storeDown = there.Silent() && ctx.Err() == nil
 	switch {
 	case there.Err == nil:
 		return r.considerReply(there, known)
 	case ctx.Err() != nil:
 		return false // Close or desertion, not silence, ended the request: the item stays unconfirmed
-	case errors.Is(there.Err, ErrUnavailable):
+	case r.storeDown:
 		r.noAnswer(ctx, "reading", there.Err)
 		if held != nil {
 			// The item answers also the callers that came while the store was silent.
