@@ -114,7 +114,7 @@ func (s *flightState) loadFailure() error {
 
 // masksFailure reports whether callers get a value in spite of the load's failure.
 func (s *flightState) masksFailure(now instant) bool {
-	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
+	return s.result != nil && (s.result.Fresh(now) || s.result.Stale(now))
 }
 
 // demanded returns the flight's demand for a slot. The flights of a batch share one.

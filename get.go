@@ -126,7 +126,7 @@ func (c *waiter) dueEarly() bool {
 		return false
 	}
 	now := e.clock.Now()
-	return judge(&it.Lifetime, now) == serve && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh)
+	return it.Fresh(now) && dueEarly(it.FreshUntil-now, it.Build, e.EarlyRefresh)
 }
 
 // tellObservers is not inlined, like all code for observers only: a herd waits on the frames around the code.

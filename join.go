@@ -218,7 +218,7 @@ func (c *waiter) answerByNear(it *items.Item, now instant) bool {
 func (c *waiter) conclude(it *items.Item) {
 	if it.Failures > 0 {
 		switch now := c.engine.clock.Now(); {
-		case judge(&it.Lifetime, now) == serve:
+		case it.Fresh(now):
 		case it.Stale(now):
 			if !c.refreshes { // otherwise no call is answered
 				c.engine.count.stale.Add(1)

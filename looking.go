@@ -73,7 +73,7 @@ func (r *run) lookBy(ctx context.Context, read func(context.Context) lookout.Rep
 	if e.Store == nil {
 		r.present = known
 		// Set, or another way without a flight, may have brought a fresh item.
-		return known != nil && judge(&known.Lifetime, now) == serve && r.consider(known, false)
+		return known != nil && known.Fresh(now) && r.consider(known, false)
 	}
 	var held *items.Item
 	if known != nil && judge(&known.Lifetime, now) != rebuild {

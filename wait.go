@@ -215,7 +215,7 @@ func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan t
 	now := e.clock.Now()
 	c.stale = c.staleNow(state, now)
 	if c.stale != nil {
-		if judge(&c.stale.Lifetime, now) == serve {
+		if c.stale.Fresh(now) {
 			// A fresh item answers at once: the rebuild is for other callers.
 			c.answer = callAnswer{item: c.stale}
 			return leftFlight, nil
