@@ -3,6 +3,7 @@ package bellwether
 import (
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/records"
 )
 
@@ -44,4 +45,15 @@ func (r *run) built(took time.Duration) {
 		e.hedges.Note(took > after)
 	}
 	e.builds.Note(took)
+}
+
+// noteOthersBuild records the build time of a value for which the flight has waited.
+func (r *run) noteOthersBuild(it *items.Item) {
+	switch {
+	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
+	case r.waiting.hedge.tried:
+		r.engine.builds.Note(it.Build) // hedge has recorded it as slow
+	default:
+		r.built(it.Build)
+	}
 }

@@ -169,8 +169,3 @@ func (k *storeKey) ownOf(there lookout.Reply, known *items.Item) (own *items.Ite
 	}
 	return nil, is, false
 }
-
-func (e *engine) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
-	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
-	return items.NewLifetime(now, f)
-}

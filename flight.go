@@ -117,14 +117,6 @@ func (s *flightState) masksFailure(now instant) bool {
 	return s.result != nil && (s.result.Fresh(now) || s.result.Stale(now))
 }
 
-// demanded returns the flight's demand for a slot. The flights of a batch share one.
-func (f *flight) demanded() *slots.Demand {
-	if f.member != nil {
-		return &f.member.loads.Demand
-	}
-	return &f.demand
-}
-
 // change replaces the flight's state, and wakes the callers. shard.mu is held.
 func (f *flight) change(to func(*flightState)) {
 	was := f.state.Load()

@@ -197,17 +197,6 @@ func (r *run) declines(it *items.Item, fromStore bool) bool {
 	return !r.want.Accept(judged, now)
 }
 
-// noteOthersBuild records the build time of a value for which the flight has waited.
-func (r *run) noteOthersBuild(it *items.Item) {
-	switch {
-	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
-	case r.waiting.hedge.tried:
-		r.engine.builds.Note(it.Build) // hedge has recorded it as slow
-	default:
-		r.built(it.Build)
-	}
-}
-
 // laterLoad returns when the item's load began in another process, if this load is later than the flight's wait, and
 // otherwise 0. The value answers the callers from before this load whatever they want, as the flight's own load
 // would. Otherwise each process with a client that wants a new value would load after the other.

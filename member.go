@@ -107,3 +107,11 @@ func (f *flight) slots() slots.Source {
 	}
 	return f.member.gathered
 }
+
+// demanded returns the flight's demand for a slot. The flights of a batch share one.
+func (f *flight) demanded() *slots.Demand {
+	if f.member != nil {
+		return &f.member.loads.Demand
+	}
+	return &f.demand
+}

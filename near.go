@@ -8,7 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file says which item the near tier has, how long items are trusted, and reads them for Peek.
+// This file says which item the near tier has, how long items live and are trusted, and reads them for Peek.
 
 // HoldsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
 // by its birth. An item whose life has ended counts as held if the tier has none.
@@ -18,6 +18,11 @@ func (e *engine) HoldsNear(key string, it *items.Item) bool {
 		return it.End() <= now
 	}
 	return there.Epoch == it.Epoch && (it.Epoch != 0 || there.Born == it.Born)
+}
+
+func (e *engine) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
+	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
+	return items.NewLifetime(now, f)
 }
 
 // trustedUntil is the instant until which the near tier trusts the store's answer from the time now.
