@@ -169,8 +169,8 @@ func (r *run) settleUnlessFenced(it *items.Item, written commitOutcome) bool {
 // commitFailure commits the failure beside the store's present item: a Set that claimed before this flight,
 // or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
 func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*items.Item, commitOutcome) {
+	r.repeat()
 	for again := false; ; again = true {
-		r.repeat()
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
 		if r.looking.unshared == 0 {
@@ -186,7 +186,7 @@ func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*it
 		it := r.failureOf(l, remembered)
 		it.Epoch, it.Beside = l.epoch, false
 		switch {
-		case r.repeat(), // settle refuses the item
+		case r.void(), // settle refuses the item
 			it.Epoch == 0: // the store did not answer the claim, and answers now
 			return it, commitNotTaken
 		case again: // a store that has only forgotten the value gets the value

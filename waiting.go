@@ -42,7 +42,7 @@ func (r *run) await(ctx context.Context) bool {
 
 	watching, endWatch := context.WithCancel(ctx)
 	defer endWatch()
-	wake := r.watch(ctx, watching, endWatch, w.holder)
+	wake := r.watch(ctx, watching, endWatch)
 
 	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
@@ -130,7 +130,7 @@ func (r *run) untilNextLook(pushed bool) time.Duration {
 
 // watch returns the channel on which the locker pushes, or nil. A failed watch is not this flight's
 // outage: the holder is at work, and the store can be polled.
-func (r *run) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
+func (r *run) watch(ctx, watching context.Context, endWatch func()) <-chan struct{} {
 	e := r.engine
 	w, ok := e.Locker.(driver.Watcher)
 	if !ok {
@@ -139,7 +139,7 @@ func (r *run) watch(ctx, watching context.Context, endWatch func(), held *driver
 	wake, err := gate.AskInTurn(ctx, e.watches, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, and so gets the longer context. A hanging call ends with the shorter.
 		defer context.AfterFunc(ctx, endWatch)()
-		wake, err := w.Watch(watching, held)
+		wake, err := w.Watch(watching, r.waiting.holder)
 		if errors.Is(err, errors.ErrUnsupported) {
 			return nil, nil // an answer: there is nothing to repair
 		}

@@ -114,14 +114,20 @@ func (f *flight) renewLookLocked() (outdated bool) {
 	return outdated
 }
 
-// repeat begins the look after a failed load, and reports whether the load is void. The failure will
-// repeat the value that this look finds. So a Set during the look or later makes the failure void,
-// although the Set may have claimed before the flight. Invalidations still count from the flight's
-// epoch: the look comes after the claim, and finds nothing from before an earlier invalidation.
-func (f *flight) repeat() (void bool) {
+// repeat comes before the looks after a failed load. The failure will repeat the value that a look
+// finds. So a Set during the look or later makes the failure void, although the Set may have claimed
+// before the flight. Invalidations still count from the flight's epoch: the look comes after the claim,
+// and finds nothing from before an earlier invalidation.
+func (f *flight) repeat() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.current.repeats = true
+}
+
+// void is outdated for the flight's goroutine, which holds no lock.
+func (f *flight) void() bool {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	return f.outdated()
 }
 
