@@ -25,7 +25,7 @@ var errRival = errors.New("bellwether: another process's value was committed fir
 // flight has ended.
 func (r *run) claim(ctx context.Context) bool {
 	if r.leading.epoch != 0 {
-		return false // an Elector has looked and claimed in the election
+		return false // of the election, in which an Elector has looked and claimed, or of a mark
 	}
 	asked := r.engine.clock.Now()
 	r.looking.askedBefore, r.looking.asked = r.looking.asked, asked

@@ -59,10 +59,10 @@ const (
 	commitTaken commitOutcome = iota
 	// The store has refused the item as too late.
 	commitFenced
-	// The store was not asked, or did not answer. The item may be there.
+	// The store was not asked, did not answer, or refused the item for another reason. The item may be there.
 	commitNotTaken
 
-	// Only touch returns the following: no Touch was sent, or its reply is unknown.
+	// Only touch returns the following: no Touch was sent, or the store refused it for another reason.
 	commitUntouched
 	// The value's entry may no longer be in the store.
 	commitDisplaced
@@ -221,8 +221,8 @@ func (k *storeKey) writeBy(ctx context.Context, call func(context.Context) error
 	return err
 }
 
-// touch is commit for an item with another item's value, or with nil. A Toucher keeps the store's value under the new
-// entry, so the value is not sent again.
+// touch is commit for an item with the value of another item, unless that is nil. A Toucher keeps the store's value
+// under the new entry, so the value is not sent again.
 func (r *run) touch(ctx context.Context, it, value *items.Item) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)

@@ -23,8 +23,8 @@ import (
 // hedgeKey is the prefix of the key of the hedge's lease.
 const hedgeKey = "\x00hedge\x00"
 
-// hedge begins a second rebuild if the flight may. It reports whether the flight has ended, or else waits no more: the
-// hedge has come to nothing.
+// hedge makes a second rebuild if the flight may. Then the wait is over: the hedge has ended the flight, or has come to
+// nothing.
 func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	e := r.engine
 	if r.callers.n.Load() == 0 {

@@ -16,7 +16,7 @@ type callAnswer struct {
 	item  *items.Item
 	flown bool // the item came from a flight
 	// live is the flight if its load is still writing the value, otherwise nil. The call counts among
-	// the flight's callers until the call has its place among the readers, and calls left.
+	// the flight's callers until the call has its place among the readers, and calls Leave.
 	live *flight
 }
 

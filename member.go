@@ -19,7 +19,7 @@ type batch struct {
 	engine *engine
 	single binder              // the load of each flight, if user is nil
 	user   commonLoader        // the common load
-	places *semaphore.Weighted // has a place of each flight's call; nil: no call waits for places
+	places *semaphore.Weighted // of the call of GetMany; each flight frees a place at its end; nil: no call waits for places
 	loads  *gather.Group
 
 	// complete is closed when all flights have begun. Before then looks belongs to the goroutine that begins

@@ -16,7 +16,8 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file has the options of a Cache, a Fleet and its Limits, with their defaults and their checks.
+// This file has the options of a Cache, its Fleet and its Limits, with their defaults and their checks. Match is
+// what a call invalidates.
 
 // Options configure a [Cache]. Only TTL is required. A negative value is refused unless its field's
 // comment mentions it. docs/options.md has the details.

@@ -12,7 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file publishes a value that the load still writes, and confirms it until it is whole.
+// This file publishes a value that the load still writes, and confirms it until the flight ends.
 
 // Publish shows a value that the load still writes to the callers of the audience that began before until.
 // ctx is the load's. The result is false if the flight has given up on this load.

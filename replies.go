@@ -8,7 +8,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/lookout"
 )
 
-// This file is the store's word on a key beside its reply to a read (lookout.Reply): a mark, or a notice of a change.
+// This file is the store's word on a key beside an item: the mark of an entry without a value, or the notice of a
+// change, which replaces the reply to a read (lookout.Reply).
 
 // A mark is what an entry without a value says about the next load.
 type mark struct {

@@ -66,7 +66,7 @@ type waitingState struct {
 	since    instant           // when the flight first found a holder
 	known    uint64            // the epoch of the store's entry at since
 	first    uint64            // the epoch of the first commit seen after since, 0 if none yet
-	missing  instant           // the last time at which that entry was not in the store
+	missing  instant           // the last time at which the first commit's entry was not in the store
 	leaseEnd instant           // when the lease ends unless it is renewed
 	freed    bool              // the lease was released before leaseEnd
 	hedge    hedgeState

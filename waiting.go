@@ -97,7 +97,8 @@ func (h *hedgeState) late(now instant) <-chan time.Time {
 	return time.After(max(0, h.at-now))
 }
 
-// leaseOver is when the flight stands for election if it hears nothing. The wait began at began.
+// leaseOver is when the flight stands for election if it hears nothing, and notes when the lease ends. The wait began
+// at began.
 func (r *run) leaseOver(began instant, pushed bool) instant {
 	e, w := r.engine, &r.waiting
 	until := durations.Add(began, e.LeaseTTL)

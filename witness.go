@@ -8,9 +8,9 @@ import (
 
 // This file is the effect of an invalidation on the values that this process is making meanwhile.
 
-// A witness counts the events that make work on a key void: an invalidation of the key in this
-// process, a sweep, or a later epoch in the store. The worker takes the generation when it begins,
-// and its result counts while the generation is the same. shard.mu guards all fields.
+// A witness counts the events that make work on a key void: an invalidation, here or by a notice, a Set
+// in this process, a sweep, or a Fencer's word. The worker takes the generation when it begins, and
+// its result counts while the generation is the same. shard.mu guards all fields.
 type witness struct {
 	flight     *flight  // the flight that makes the value, nil if none; never changes
 	next       *witness // another witness of the same key
