@@ -71,3 +71,32 @@ func TestDraft_CommitEndsWithTheCaller(t *testing.T) {
 		t.Error("the store's own failures do not count")
 	}
 }
+
+// leavingCommits has a flight whose last caller leaves during each commit.
+type leavingCommits struct {
+	driver.Store
+	leave context.CancelFunc
+}
+
+func (s *leavingCommits) Commit(ctx context.Context, _ string, _ driver.Entry) error {
+	s.leave()
+	return ctx.Err()
+}
+
+// A probe that ends with its flight, as when the last caller leaves, says nothing about the store.
+func TestProbe_EndsWithTheFlight(t *testing.T) {
+	store := &leavingCommits{Store: memstore.New()}
+	c := New(func(context.Context, string) (string, error) { return "v", nil }, Options{
+		TTL: time.Minute, Fleet: Fleet{Store: store, Namespace: "n"},
+	})
+	defer c.Close()
+	e := c.engine
+	for range gate.Trips {
+		var ctx context.Context
+		ctx, store.leave = context.WithCancel(t.Context())
+		(&run{flight: &flight{storeKey: storeKey{"k", e, gate.NewBudget(time.Second)}}}).probe(ctx)
+	}
+	if e.commits.Fail(e.clock.Now()) {
+		t.Error("the probes of flights that ended count as the store's failures")
+	}
+}

@@ -191,7 +191,7 @@ func (r *run) probe(ctx context.Context) bool {
 		return gate.AskErr(ctx, e.writes, probeKey, r.budget, call)
 	}}
 	_, err := driver.Set(ctx, inTurn, e.ownName(probeKey), probeEntry)
-	e.commits.Note(err, e.clock.Now())
+	e.noteCommit(ctx, err)
 	return !e.commits.Fail(e.clock.Now())
 }
 
@@ -215,10 +215,15 @@ func (k *storeKey) write(ctx context.Context, entry outgoing, lease *driver.Leas
 func (k *storeKey) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := k.engine
 	err := gate.AskErr(ctx, e.writes, k.key, k.budget, call)
+	e.noteCommit(ctx, err)
+	return err
+}
+
+// noteCommit records the outcome of a commit. A commit that ends with its caller has none.
+func (e *engine) noteCommit(ctx context.Context, err error) {
 	if !gate.Ended(ctx) {
 		e.commits.Note(err, e.clock.Now())
 	}
-	return err
 }
 
 // touch is commit for an item with the value of another item, unless that is nil. A Toucher keeps the store's value
