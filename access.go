@@ -92,6 +92,7 @@ func (d *draft) keep(ctx context.Context, v any, f items.Windows, now instant) {
 			written = commitFenced
 		}
 	case d.mark.unshared != 0:
+		it.Epoch = d.mark.unshared // as under a flight's load: a look that finds the mark confirms the item
 		written = d.stillUnshared(ctx, d.mark.unshared)
 	default:
 		written = d.commitBy(ctx, it, nil)

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -99,4 +100,31 @@ func TestProbe_EndsWithTheFlight(t *testing.T) {
 	if e.commits.Fail(e.clock.Now()) {
 		t.Error("the probes of flights that ended count as the store's failures")
 	}
+}
+
+// A value that a draft has made under a mark stays in this process while the mark is there, as a flight's does.
+func TestDraft_UnderAMark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		loads := 0
+		c := New(func(context.Context, string) (string, error) { loads++; return "loaded", nil }, Options{
+			TTL: time.Minute, Fleet: Fleet{Store: store, Namespace: "n", NearTTL: time.Second},
+		})
+		defer c.Close()
+		e := c.engine
+		if _, err := driver.Set(t.Context(), store, e.engineKey("k"), driver.Entry{Kind: driver.KindUnshared, TTL: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		a := e.access("k", gate.NewBudget(time.Second))
+		a.Find(t.Context())
+		d, _ := a.draft(t.Context())
+		defer d.End()
+		d.keep(t.Context(), "drafted", e.windows, e.clock.Now())
+		for range 3 {
+			if v, err := c.Get(t.Context(), "k"); v != "drafted" || err != nil || loads != 0 {
+				t.Fatalf("Get = %q, %v after %d loads, want the draft's value", v, err, loads)
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
 }
