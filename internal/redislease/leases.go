@@ -212,6 +212,9 @@ func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 		}
 		return w.freed, nil
 	}
+	if redissub.IsRing(l.rdb) {
+		return nil, fmt.Errorf("%s: watch %s: %w", l.adapter, seen.key, errRing)
+	}
 
 	limit := time.Now().Add(time.Second)
 	if !held.Until.IsZero() && held.Until.Before(limit) {

@@ -86,11 +86,7 @@ func (s *subscription) start(rdb redis.UniversalClient, channel string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.shut {
-		return
-	}
-	if redissub.IsRing(rdb) {
-		s.err = errRing
+	if s.shut || redissub.IsRing(rdb) {
 		return
 	}
 	var ctx context.Context
