@@ -67,14 +67,12 @@ func (q *Queue) join(calls []*call) {
 	if len(calls) == 0 {
 		return
 	}
-	ctx, cancel := Together(calls, func(c *call) context.Context { return c.ctx })
-	defer cancel()
-	joint := &call{ctx: ctx}
+	var cmds []redis.Cmder
 	for _, c := range calls {
-		joint.cmds = append(joint.cmds, c.cmds...)
+		cmds = append(cmds, c.cmds...)
 	}
 	defer func() {
-		tried := refused(joint.cmds[0])
+		tried := refused(cmds[0])
 		for _, c := range calls {
 			if refused(c.cmds[0]) && !tried {
 				go func() {
@@ -86,7 +84,11 @@ func (q *Queue) join(calls []*call) {
 			close(c.done)
 		}
 	}()
-	q.send(joint)
+	guard(cmds, func() {
+		ctx, cancel := Together(calls, func(c *call) context.Context { return c.ctx }) // user code, on no caller's goroutine
+		defer cancel()
+		q.process(ctx, cmds)
+	})
 }
 
 // Together is the context of several calls. It has the values of the first call's context and the
@@ -113,28 +115,35 @@ func refused(cmd redis.Cmder) bool {
 	return redis.IsReadOnlyError(err) || redis.IsLoadingError(err) || redis.IsMasterDownError(err)
 }
 
-// send sends a call. Afterwards each command has a reply or an error, unless a hook of the client's has refused the
-// pipeline with an error at some of the commands only.
-func (q *Queue) send(c *call) {
-	err := errors.New("redispipe: a hook of the client's has ended the goroutine")
+func (q *Queue) send(c *call) { guard(c.cmds, func() { q.process(c.ctx, c.cmds) }) }
+
+// guard runs f, which sends commands. Afterwards each command has a reply or an error, unless a hook of the client's has
+// refused the pipeline with an error at some of the commands only.
+func guard(cmds []redis.Cmder, f func()) {
+	err := errors.New("redispipe: a hook of the client's or a context has ended the goroutine")
 	defer func() {
 		if err != nil {
-			fail(c.cmds, err)
+			fail(cmds, err)
 		}
 	}()
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("redispipe: panic in the client: %v\n%s", p, debug.Stack()) // the value's methods may call Goexit
+			// The value's methods may call Goexit.
+			err = fmt.Errorf("redispipe: panic in the client or a context: %v\n%s", p, debug.Stack())
 		}
 	}()
-	if len(c.cmds) == 1 {
-		q.rdb.Process(c.ctx, c.cmds[0])
-	} else {
-		pipe := q.rdb.Pipeline()
-		pipe.BatchProcess(c.ctx, c.cmds...)
-		Exec(c.ctx, pipe)
-	}
+	f()
 	err = nil // or the commands have the error
+}
+
+func (q *Queue) process(ctx context.Context, cmds []redis.Cmder) {
+	if len(cmds) == 1 {
+		q.rdb.Process(ctx, cmds[0])
+		return
+	}
+	pipe := q.rdb.Pipeline()
+	pipe.BatchProcess(ctx, cmds...)
+	Exec(ctx, pipe)
 }
 
 // Exec executes a pipeline. If a hook of the client's refuses the pipeline without an error at any command, each

@@ -310,6 +310,41 @@ func TestExec_Deadlines(t *testing.T) {
 	}
 }
 
+// failingDeadline is a caller's context that fails where its deadline is asked for.
+type failingDeadline struct {
+	context.Context
+	fail func()
+}
+
+func (c failingDeadline) Deadline() (due time.Time, ok bool) {
+	c.fail()
+	return due, ok
+}
+
+// TestExec_DeadlineFails joins calls of which one has a context that panics or exits: each command has an error, and the
+// next calls are sent.
+func TestExec_DeadlineFails(t *testing.T) {
+	for err, fail := range map[string]func(){
+		"redispipe: panic in the client or a context: oh":                        func() { panic("oh") },
+		"redispipe: a hook of the client's or a context has ended the goroutine": runtime.Goexit,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b, answers := newHeld(t)
+			b.call(t.Context(), "a")
+			want(t, "sent", b.sent, "a")
+			bad := b.call(failingDeadline{t.Context(), fail}, "b")
+			synctest.Wait()
+			joined := b.call(t.Context(), "c")
+			synctest.Wait()
+			close(answers)
+			time.Sleep(2*patience + 1)
+			want(t, "the call with the context", bad, err)
+			want(t, "the call joined with it", joined, err)
+			want(t, "the next", b.call(t.Context(), "d"), "d")
+		})
+	}
+}
+
 // TestExec_SilentServer: at a server that stands still no call outlasts its context, alone or joined.
 func TestExec_SilentServer(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
@@ -401,10 +436,10 @@ func TestExec_Hooks(t *testing.T) {
 		err  string
 	}{
 		"error":  {func() error { return errors.New("refused") }, "refused"},
-		"panic":  {func() error { panic("oh") }, "redispipe: panic in the client: oh"},
-		"goexit": {func() error { runtime.Goexit(); return nil }, "redispipe: a hook of the client's has ended the goroutine"},
+		"panic":  {func() error { panic("oh") }, "redispipe: panic in the client or a context: oh"},
+		"goexit": {func() error { runtime.Goexit(); return nil }, "redispipe: a hook of the client's or a context has ended the goroutine"},
 		// A value whose method ends the goroutine.
-		"goexit of a panic": {func() error { panic(exiting{}) }, "redispipe: a hook of the client's has ended the goroutine"},
+		"goexit of a panic": {func() error { panic(exiting{}) }, "redispipe: a hook of the client's or a context has ended the goroutine"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
