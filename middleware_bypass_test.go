@@ -322,6 +322,31 @@ func TestBypass_ManyOfAFreshPage(t *testing.T) {
 	}
 }
 
+// Beyond the bound, a request does not get a page that it would not get without its no-store, upgrade or event stream.
+func TestBypass_ManyBesideAnotherReason(t *testing.T) {
+	for reason, set := range map[string]func(outer http.Header, r *http.Request){
+		"method override":     func(_ http.Header, r *http.Request) { r.Header.Set("X-Http-Method-Override", "DELETE") },
+		"host spelling":       func(_ http.Header, r *http.Request) { r.Pattern, r.Host = "/", "A" },
+		"outer cache-control": func(outer http.Header, _ *http.Request) { outer.Set("Cache-Control", "private") },
+	} {
+		for field, value := range map[string]string{"Cache-Control": "no-store", "Upgrade": "websocket", "Accept": "text/event-stream"} {
+			inBubble(t, reason+" "+field, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
+				s.get("http://a/p")
+				synctest.Wait()
+				s.calls.Store(0)
+				cached := s.handler
+				s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					set(w.Header(), r)
+					cached.ServeHTTP(w, r)
+				})
+				s.burst(100, func(int) *http.Request { return request("GET", "http://a/p", field, value) })
+				s.wantCalls(t, 100)
+			})
+		}
+	}
+}
+
 // A refused request with a body gets no page, also if it asks for an upgrade: the page may not be its answer.
 func TestBypass_RefusedUpgradeWithABody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

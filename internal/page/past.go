@@ -278,8 +278,8 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 }
 
 // bypass hands a request to the handler that must not be answered from the cache, because of reason. For a
-// servable page only a few run at a time. The others get the page (the result is false), or with a body a
-// 503: the page may not be their answer.
+// servable page that may be its response, only a few run at a time. The others get the page (the result is
+// false), or with a body a 503: the page may not be their answer.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if reason == reasonMethod {
@@ -295,7 +295,8 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 		defer m.streams.Release(1)
 		past, patience = m.passReal, bypassPatience
 	}
-	if !endless && reason != reasonNoStore && reason != reasonBody || !m.servable(r.Context(), t) {
+	bounded := endless || reason == reasonNoStore || reason == reasonBody
+	if !bounded || m.unkeyedReason(w.Header(), r) != "" || !m.servable(r.Context(), t) {
 		past(w, r, next, why)
 		return true
 	}

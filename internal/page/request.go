@@ -131,6 +131,13 @@ func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcach
 		return reasonBody
 	case d.NoStore:
 		return reasonNoStore
+	}
+	return m.unkeyedReason(outer, r)
+}
+
+// unkeyedReason is why the page under the request's key may not be its response, or "".
+func (m *Middleware) unkeyedReason(outer http.Header, r *http.Request) string {
+	switch {
 	case httpcache.OverridesMethod(r.Method, r.Header):
 		return "method override"
 	case httpcache.Respelled(r.URL) && routed(r):
