@@ -861,10 +861,17 @@ func TestReply_ContentLengthThatIsNone(t *testing.T) {
 // The request method's semantics require the request to be forwarded".
 func TestStatus_MethodsThatTheCacheDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "x") })
-		for _, m := range []string{"POST", "OPTIONS", "TRACE", "PROPFIND", "QUERY"} {
-			if got := s.do(request(m, "http://a/p")).Header().Get("Cache-Status"); got != "Bellwether;fwd=method" {
-				t.Errorf("%s: %s", m, got)
+		h := func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "x") }
+		for name, s := range map[string]*site{
+			"a key": newSite(t, bellwether.HTTPOptions{}, h),
+			"no key": newSite(t, bellwether.HTTPOptions{
+				Key: func(*http.Request) (key bellwether.Key, ok bool) { return key, false },
+			}, h),
+		} {
+			for _, m := range []string{"POST", "OPTIONS", "TRACE", "PROPFIND", "QUERY"} {
+				if got := s.do(request(m, "http://a/p")).Header().Get("Cache-Status"); got != "Bellwether;fwd=method" {
+					t.Errorf("%s with %s: %s", m, name, got)
+				}
 			}
 		}
 	})

@@ -277,14 +277,19 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.header) == len(r.Header)
 }
 
+// bypassStatus is the status of a safe request that bypasses the cache because of reason.
+func bypassStatus(reason string) httpcache.Status {
+	if reason == reasonMethod {
+		return httpcache.Status{Fwd: httpcache.FwdMethod}
+	}
+	return httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
+}
+
 // bypass hands a request to the handler that must not be answered from the cache, because of reason. For a
 // servable page that may be its response, only a few run at a time. The others get the page (the result is
 // false), or with a body a 503: the page may not be their answer.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
-	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
-	if reason == reasonMethod {
-		why = httpcache.Status{Fwd: httpcache.FwdMethod}
-	}
+	why := bypassStatus(reason)
 	endless := reason == reasonUpgrade || reason == reasonEventStream
 	past, patience := m.pass, time.Duration(0)
 	if endless {

@@ -227,7 +227,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		case !ok:
-			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
+			m.passReal(w, r, next, bypassStatus(cmp.Or(why, "key")))
 			return
 		case why != "":
 			if m.bypass(w, r, next, t, why) {
