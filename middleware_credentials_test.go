@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,31 @@ func TestCredentials_Kept(t *testing.T) {
 					t.Errorf("%d runs of the handler, want %d", n, want)
 				}
 			})
+		})
+	}
+}
+
+// Cache-Status says "stored" (RFC 9211 section 2.5) only of a first response whose announced length can be kept.
+func TestCredentials_KeptByLength(t *testing.T) {
+	for _, tt := range []struct {
+		length int
+		most   int64
+		stored bool
+	}{{64 << 10, 0, true}, {64<<10 + 1, 0, false}, {1 << 10, 1 << 10, true}, {1<<10 + 1, 1 << 10, false}} {
+		inBubble(t, fmt.Sprint(tt.length, " of ", tt.most), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: tt.most}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				w.Header().Set("Content-Length", strconv.Itoa(tt.length))
+				io.WriteString(w, strings.Repeat("x", tt.length))
+			})
+			status := s.get("http://a/p", "Authorization", "one").Header().Get("Cache-Status")
+			if strings.Contains(status, ";stored") != tt.stored {
+				t.Errorf("Cache-Status %q, want stored to be %v", status, tt.stored)
+			}
+			synctest.Wait()
+			if s.hits("http://a/p") != tt.stored {
+				t.Errorf("the next client's hit is not %v", tt.stored)
+			}
 		})
 	}
 }

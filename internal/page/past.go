@@ -242,7 +242,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 		switch {
 		case !shared && tellsAudience(status):
 			m.learnAuthorized(key, false)
-		case shared && u.keep != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader:
+		case shared && u.keep != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader && contentLength(header) <= m.maxKept():
 			u.keepAs(status, own, j, now)
 			return httpcache.Status{
 				Fwd: httpcache.FwdURIMiss, FwdStatus: status, Stored: true, Key: m.statusKey(key),

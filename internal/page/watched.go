@@ -187,7 +187,7 @@ func (u *watchedWriter) FlushError() error {
 const maxUnsent = 64 << 10
 
 // maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeld.
-const maxKept = smallBody
+func (m *Middleware) maxKept() int64 { return min(smallBody, m.options.MaxBody) }
 
 // A keptWriter is a watchedWriter that, after keepAs, keeps a copy of the response up to maxKept.
 type keptWriter struct {
@@ -228,7 +228,7 @@ func (u *keptWriter) runBelowServer(next http.Handler, r *http.Request) {
 
 func (u *keptWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
-	if c := u.copied; c != nil && int64(c.body.Len()+len(p)) > min(maxKept, u.m.options.MaxBody) {
+	if c := u.copied; c != nil && int64(c.body.Len()+len(p)) > u.m.maxKept() {
 		u.copied = nil
 	}
 	if c := u.copied; c != nil {
