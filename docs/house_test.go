@@ -19,7 +19,7 @@ import (
 	"testing"
 )
 
-// The test in this file holds the order of files in docs/design.md to the code.
+// The tests in this file hold the order of files in docs/design.md, and the files and names in CONTRIBUTING.md, to the code.
 
 const (
 	// heldRow begins the row of the files that need each other.
@@ -173,3 +173,61 @@ func TestDesign_EngineWithoutTypeParameter(t *testing.T) {
 		t.Errorf("%d files have type parameters, want %v", len(typed), typedFiles)
 	}
 }
+
+// named is a file or a package in CONTRIBUTING.md, with the names that it has there, in parentheses.
+var named = regexp.MustCompile(`(internal/[a-z/]*[a-z]+(?:\.go)?|\b\w+\.go)(?: \(([^)]*)\))?`)
+
+// TestContributing_NamesExist reports each file or name in a table of CONTRIBUTING.md that the code does not have. A
+// file without a folder is in the folder of the path before it in its cell, or in the root.
+func TestContributing_NamesExist(t *testing.T) {
+	found := 0
+	for _, row := range rows(read(t, "CONTRIBUTING.md")) {
+		for _, cell := range row {
+			dir := "."
+			for _, m := range named.FindAllStringSubmatch(cell, -1) {
+				path := m[1]
+				switch {
+				case strings.HasSuffix(path, ".go") && strings.Contains(path, "/"):
+					dir = filepath.Dir(path)
+				case strings.HasSuffix(path, ".go"):
+					path = filepath.Join(dir, path)
+				}
+				files, err := filepath.Glob(path)
+				if !strings.HasSuffix(path, ".go") {
+					files, err = filepath.Glob(filepath.Join(path, "*.go"))
+				}
+				if err != nil || len(files) == 0 {
+					t.Errorf("CONTRIBUTING.md names %s, which is not there", path)
+					continue
+				}
+				declares := map[string]bool{}
+				for _, file := range parsed(t, token.NewFileSet(), ".", files) {
+					ast.Inspect(file, func(n ast.Node) bool {
+						switch n := n.(type) {
+						case *ast.FuncDecl:
+							declares[n.Name.Name] = true
+						case *ast.TypeSpec:
+							declares[n.Name.Name] = true
+						case *ast.Field:
+							for _, name := range n.Names {
+								declares[name.Name] = true
+							}
+						}
+						return true
+					})
+				}
+				for _, name := range quoted.FindAllStringSubmatch(m[2], -1) {
+					found++
+					if !declares[name[1]] {
+						t.Errorf("CONTRIBUTING.md names %s of %s, which does not declare it", name[1], path)
+					}
+				}
+			}
+		}
+	}
+	if found < 40 {
+		t.Errorf("only %d names found", found)
+	}
+}
+
+var quoted = regexp.MustCompile("`(\\w+)`")
