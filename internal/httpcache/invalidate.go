@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// This file finds the responses that an unsafe request has made invalid.
+// This file finds the responses to invalidate: by an unsafe request, by the beginning of a URL, or by a tag.
 
 // Safe reports whether a method is known to be safe (RFC 9110 section 9.2.1, RFC 9111 section 4.4).
 func Safe(method string) bool {

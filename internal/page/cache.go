@@ -25,7 +25,8 @@ type Cache interface {
 
 	// Near returns the near tier's item for a key, nil if there is none, and the present moment.
 	Near(key string) (*Item, durations.Instant)
-	// HoldsNear reports whether the near tier has the item, by its epoch.
+	// HoldsNear reports whether the near tier has the item, by its epoch, or has none in place of an item
+	// whose life has ended.
 	HoldsNear(key string, it *Item) bool
 	// Remember keeps a response in the near tier, and in no store.
 	Remember(key string, res *Response, w items.Windows)

@@ -39,8 +39,8 @@ func (c *call) fetch(ctx context.Context, a Attempt, r *http.Request) (items.Pro
 	return newExchange(c.newLoad(ctx, a)).carry(r)
 }
 
-// An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. The end of the
-// load's context may run on another goroutine, which reads body alone.
+// An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. Functions that run on
+// another goroutine, such as at the end of the load's context, read body, and fields that no longer change.
 type exchange struct {
 	load
 	run     int           // the number of the owner's run

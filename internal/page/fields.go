@@ -6,7 +6,7 @@ import (
 )
 
 // This file encodes a kept header as one string without pointers. Header maps, of three objects
-// each, were more than half of the garbage collector's work.
+// each, were more than half of the garbage collector's work. Beside it is the header of a hit, see hot.go.
 
 // fields are header fields as stored:
 //

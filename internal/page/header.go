@@ -13,7 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-// This file has a header's size, its announcements, and the fields of a reply.
+// This file has a header's size, its announcements, the fields of a reply, and the guess of a Content-Type.
 
 // eventStream is the media type of server-sent events, which do not end.
 const eventStream = "text/event-stream"

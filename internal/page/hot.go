@@ -32,7 +32,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return true
 }
 
-// isHot reports whether a near item is a fresh response, or a signpost to one.
+// isHot reports whether a near item is fresh and trusted, and no failure. follow looks at its kind.
 func isHot(it *Item, now instant) bool {
 	return it != nil && now < it.TrustedUntil && it.Kind == driver.KindValue && it.Fresh(now)
 }
