@@ -205,7 +205,7 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 	po := page.Options{
 		Shared: s.Store != nil, EarlyRefresh: s.EarlyRefresh > 0,
 		Patience: s.Patience > 0, ErrorTTL: s.ErrorTTL, MaxErrorTTL: s.MaxErrorTTL, EngineTimeout: s.EngineTimeout, RebuildTimeout: s.RebuildTimeout,
-		MaxBody: o.MaxBodyBytes, MaxHeld: o.MaxHeldBytes, MaxStreams: o.MaxStreams, PassThrough: o.MaxPassThrough, UncacheableTTL: o.HitForMissTTL,
+		MaxBodyBytes: o.MaxBodyBytes, MaxHeldBytes: o.MaxHeldBytes, MaxStreams: o.MaxStreams, MaxPassThrough: o.MaxPassThrough, HitForMissTTL: o.HitForMissTTL,
 		IgnoreRequestDirectives: o.IgnoreRequestDirectives, HideStatusKey: o.HideStatusKey,
 		Unsafe: page.Unsafe(o.UnsafeInvalidation), InvalidateLocations: o.InvalidateLocations,
 		Rules: httpcache.Options{

@@ -155,5 +155,5 @@ func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) 
 	}
 }
 
-// reasonTooLarge is the detail for a body over MaxBody.
+// reasonTooLarge is the detail for a body over MaxBodyBytes.
 const reasonTooLarge = "too large"

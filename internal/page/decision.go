@@ -43,7 +43,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
 	d := &decision{verdict: v, validated: a.validated}
-	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}}
+	d.recording = recording{limit: l.m.options.MaxBodyBytes, account: account{of: &l.m.bodies}}
 	if v.audience == audience.Owner && !v.outcome.keeps() {
 		d.recording.limit = min(d.recording.limit, privateWindow)
 	}
@@ -186,7 +186,7 @@ func (l *load) pointTo(post *variance) (kept *Response, f items.Windows) {
 		if responseOf(old).live == nil {
 			cache.Put(l.ctx, base, kept, f, l.attempt.Position, old)
 		}
-		f.TTL = l.m.options.UncacheableTTL
+		f.TTL = l.m.options.HitForMissTTL
 	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
 		// The signpost displaces a response without the names, which moves to its own variant key.
 		cache.Put(l.ctx, l.m.variantKey(post, base, nil), responseOf(l.before), l.before.Windows(now), l.before.Position, nil)

@@ -108,7 +108,7 @@ func (r *reading) write(body *spool.Reader) {
 		header = s.private
 	}
 	status := httpcache.Status{
-		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBody, Collapsed: !r.own,
+		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBodyBytes, Collapsed: !r.own,
 		Key: r.m.statusKey(r.key), Detail: r.res.reason,
 	}
 	if s.shared() {

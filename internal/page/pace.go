@@ -14,7 +14,7 @@ import (
 )
 
 // This file gives up clients that read nothing: net/http, without a WriteTimeout, lets them hold a shared
-// body's memory for ever. Over MaxBody, where other clients wait, the spool's patience is shorter.
+// body's memory for ever. Over MaxBodyBytes, where other clients wait, the spool's patience is shorter.
 
 const (
 	// writePart is the size of a write that a client must take within writePatience: about 1 KB/s,

@@ -22,11 +22,11 @@ type Options struct {
 	EngineTimeout  time.Duration
 	RebuildTimeout time.Duration
 
-	MaxBody        int64
-	MaxHeld        int64
+	MaxBodyBytes   int64
+	MaxHeldBytes   int64
 	MaxStreams     int
-	PassThrough    int
-	UncacheableTTL time.Duration
+	MaxPassThrough int
+	HitForMissTTL  time.Duration
 
 	// Key returns a request's URL and variant, or false to bypass the cache. Nil: the request's own URL.
 	Key                     func(r *http.Request) (url, variant string, ok bool)
@@ -52,13 +52,13 @@ const (
 type Middleware struct {
 	cache     Cache
 	options   Options
-	through   *semaphore.Weighted // PassThrough
+	through   *semaphore.Weighted // MaxPassThrough
 	streams   *semaphore.Weighted // MaxStreams
 	bypasses  bypasses
 	replacing sync.Map            // keys whose record a goroutine replaces, see replace
 	drafting  sync.Map            // keys with a response to credentials that a request keeps, see passDrafting
 	soft      *semaphore.Weighted // soft invalidations on their way into the log
-	bodies    bodies              // MaxHeld
+	bodies    bodies              // MaxHeldBytes
 }
 
 // maxSoftWrites is the most soft invalidations on their way into the log, not yet in the sweep count.
@@ -68,8 +68,8 @@ const maxSoftWrites = 4
 func New(cache Cache, o Options) *Middleware {
 	m := &Middleware{
 		cache: cache, options: o,
-		bodies:  bodies{limit: o.MaxHeld},
-		through: semaphore.NewWeighted(int64(o.PassThrough)),
+		bodies:  bodies{limit: o.MaxHeldBytes},
+		through: semaphore.NewWeighted(int64(o.MaxPassThrough)),
 		soft:    semaphore.NewWeighted(maxSoftWrites),
 		streams: semaphore.NewWeighted(int64(o.MaxStreams)),
 	}

@@ -78,7 +78,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 // fits reports whether a response announces a length that can be stored.
 func (m *Middleware) fits(h http.Header) bool {
 	n := contentLength(h)
-	return n >= 0 && n <= m.options.MaxBody
+	return n >= 0 && n <= m.options.MaxBodyBytes
 }
 
 // passChecked asks the handler with the stored validators in place of the request's conditions. If still

@@ -36,14 +36,14 @@ func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration
 		f.Keep = keepFor
 	default:
 		// The next may be an error or private: sharesByDefault and facts.outcome need this one.
-		f.Keep = m.options.UncacheableTTL
+		f.Keep = m.options.HitForMissTTL
 	}
 	return f
 }
 
 // uncacheableFor is the life of an unshareable response's record, until the next response at least.
 func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
-	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
+	return items.Windows{TTL: max(m.options.HitForMissTTL, durations.Add(took, took))}
 }
 
 // authorizedKey is the near tier's key for learnAuthorized.
@@ -57,7 +57,7 @@ func tellsAudience(status int) bool {
 
 // learnAuthorized remembers whether a response to a request with Authorization was for everyone.
 func (m *Middleware) learnAuthorized(key string, shared bool) {
-	f := items.Windows{TTL: m.options.UncacheableTTL}
+	f := items.Windows{TTL: m.options.HitForMissTTL}
 	if shared {
 		f.TTL = varyingTTL
 	}
@@ -108,8 +108,8 @@ func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windo
 
 // prolong renews the record of unshareable responses in time, so no request queues to find out.
 func (m *Middleware) prolong(key string, it *Item, reason string, took time.Duration) {
-	if m.options.PassThrough > 0 && took > m.options.RebuildTimeout {
-		reason = reasonSlow // without PassThrough no request would reach the handler
+	if m.options.MaxPassThrough > 0 && took > m.options.RebuildTimeout {
+		reason = reasonSlow // without MaxPassThrough no request would reach the handler
 	}
 	f := m.uncacheableFor(took)
 	if it.FreshUntil-m.cache.Now() < f.TTL/2 {
@@ -118,10 +118,10 @@ func (m *Middleware) prolong(key string, it *Item, reason string, took time.Dura
 }
 
 // tooSlow records that a key's rebuild took longer than RebuildTimeout, if the key never had a response for
-// everyone: its handler may answer a client that waits longer. These requests count against PassThrough,
+// everyone: its handler may answer a client that waits longer. These requests count against MaxPassThrough,
 // because a slow origin must not get them all.
 func (m *Middleware) tooSlow(key string, failed *Item, err error) {
-	if m.options.PassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
+	if m.options.MaxPassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
 		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }

@@ -143,7 +143,7 @@ const (
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
 
-// Marshal encodes a complete response. The record of a body over MaxBody is for its process alone: each other
+// Marshal encodes a complete response. The record of a body over MaxBodyBytes is for its process alone: each other
 // process needs a load for its own clients, who all read its stream, and not a load for each client.
 func Marshal(response any) ([]byte, error) {
 	r := response.(*Response)

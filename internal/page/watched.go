@@ -186,8 +186,8 @@ func (u *watchedWriter) FlushError() error {
 // reader is too much. Otherwise a single client's handler ends only when its client leaves.
 const maxUnsent = 64 << 10
 
-// maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeld.
-func (m *Middleware) maxKept() int64 { return min(smallBody, m.options.MaxBody) }
+// maxKept is the largest copy of a keptWriter, which lives as long as its client reads, outside MaxHeldBytes.
+func (m *Middleware) maxKept() int64 { return min(smallBody, m.options.MaxBodyBytes) }
 
 // A keptWriter is a watchedWriter that, after keepAs, keeps a copy of the response up to maxKept.
 type keptWriter struct {
