@@ -13,8 +13,11 @@ import (
 // smallBody is the largest uncounted body: net/http and the kernel buffer as much for each client.
 const smallBody = writePart
 
-// reasonMemory is the detail for a body that would pass HTTPOptions.MaxHeldBytes.
-const reasonMemory = "memory"
+// The details for a body that is not kept.
+const (
+	reasonTooLarge = "too large" // it has passed MaxBodyBytes
+	reasonMemory   = "memory"    // it would pass MaxHeldBytes
+)
 
 // bodies count the bytes that clients hold beside the near tier. Each body counts once; a body in
 // progress counts with its present length. All methods are safe for concurrent use.
@@ -154,6 +157,3 @@ func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) 
 		b.release(at)
 	}
 }
-
-// reasonTooLarge is the detail for a body over MaxBodyBytes.
-const reasonTooLarge = "too large"

@@ -86,9 +86,9 @@ func trailerOf(h http.Header, announced []string) http.Header {
 	return t
 }
 
-// within returns the handler's part of the header h, which was outer before the handler. An outer
+// handlerFields returns the handler's part of the header h, which was outer before the handler. An outer
 // middleware's fields are for one client: no other client gets them, and that client gets them once.
-func within(h, outer http.Header) http.Header {
+func handlerFields(h, outer http.Header) http.Header {
 	own := maps.Clone(h)
 	for name, before := range outer {
 		switch now := own[name]; {

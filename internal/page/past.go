@@ -113,7 +113,7 @@ func (q *query) passChecked(key string, it *Item) {
 	}
 	w.reset()
 	now := time.Now()
-	header := within(w.held.sent, w.outer)
+	header := handlerFields(w.held.sent, w.outer)
 	if !httpcache.Selects(asks.header, header) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return

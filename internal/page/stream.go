@@ -54,6 +54,9 @@ type stream struct {
 
 func (s *stream) shared() bool { return s.audience == audience.Everyone }
 
+// ageNow is the response's age: its header's, and the time since.
+func (s *stream) ageNow() time.Duration { return s.age + time.Since(s.decidedAt) }
+
 // isOwners reports whether a trailer field is for the owner alone.
 func (s *stream) isOwners(name string) bool { return httpcache.OwnTrailer(name, s.qualified) }
 
@@ -98,9 +101,6 @@ type place struct {
 	reader *spool.Reader
 	end    context.CancelCauseFunc // ends the handler whose only reader the client is
 }
-
-// ageNow is the response's age: its header's, and the time since.
-func (s *stream) ageNow() time.Duration { return s.age + time.Since(s.decidedAt) }
 
 func (p *place) begin() (run int) {
 	p.mu.Lock()

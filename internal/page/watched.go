@@ -37,7 +37,7 @@ type watchedWriter struct {
 
 // judge judges the response to req by the handler's part of the header, which it also returns.
 func (u *watchedWriter) judge(req httpcache.Request, status int) (own http.Header, j httpcache.Judgement, now time.Time) {
-	own, now = within(u.Header(), u.outer), time.Now()
+	own, now = handlerFields(u.Header(), u.outer), time.Now()
 	return own, httpcache.Judge(req, status, own, u.sent, now, u.m.options.Rules), now
 }
 
