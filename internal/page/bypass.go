@@ -1,59 +1,206 @@
 package page
 
 import (
+	"cmp"
 	"context"
-	"sync"
+	"net/http"
 	"time"
 
-	"golang.org/x/sync/semaphore"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file bounds the bypasses that any client can ask for: only a few run at a time for a servable page.
+// This file has the requests that bypass the cache: the handler gets the client's own
+// ResponseWriter or a watchedWriter, and the cache learns from the response.
 
-const (
-	// maxBypasses is the number of requests for a page that bypass the cache at a time.
-	maxBypasses = 8
-	// bypassPatience is how long an upgrade or an event stream waits for a place.
-	bypassPatience = time.Second
-)
-
-// bypasses are the bypasses of pages that may be served. All methods are safe for concurrent use.
-type bypasses struct {
-	mu sync.Mutex // guards of
-	of map[string]*keyBypasses
+// passReal hands the request to the handler with the real ResponseWriter, so Cache-Status has our
+// member before the handler's. With HiddenFields it is pass.
+func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	if len(m.options.Hidden) > 0 {
+		m.pass(w, r, next, why)
+		return
+	}
+	why.AppendTo(w.Header())
+	next.ServeHTTP(w, r)
 }
 
-type keyBypasses struct {
-	places *semaphore.Weighted
-	users  int // requests with a place or waiting for one; guarded by bypasses.mu
+func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	u := &watchedWriter{ResponseWriter: w, m: m}
+	u.before = func(int) httpcache.Status { return why }
+	u.run(u, next, r)
 }
 
-// begin takes a place for the key until the first call of end. The result is false when ctx ends.
-func (b *bypasses) begin(ctx context.Context, key string) (end func(), ok bool) {
-	b.mu.Lock()
-	if b.of == nil {
-		b.of = make(map[string]*keyBypasses)
+// pass hands the request to the handler as the last resort, unless the request has only-if-cached.
+func (q *query) pass(why httpcache.Status) {
+	if q.directives.OnlyIfCached {
+		q.notCached()
+		return
 	}
-	k := b.of[key]
-	if k == nil {
-		k = &keyBypasses{places: semaphore.NewWeighted(maxBypasses)}
-		b.of[key] = k
-	}
-	k.users++
-	b.mu.Unlock()
-	leave := func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if k.users--; k.users == 0 {
-			delete(b.of, key)
+	q.bypassed()
+	q.m.pass(q.w, q.r, q.next, why)
+}
+
+// passUncacheable hands the request to the handler after an unshareable response, until a shareable one.
+func (q *query) passUncacheable(key string, it *Item) {
+	q.bypassed()
+	reason := responseOf(it).reason
+	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
+	if reason == reasonSlow {
+		if !q.m.through.TryAcquire(1) {
+			q.m.replyFailure(q.w, why, http.StatusServiceUnavailable)
+			return
 		}
+		defer q.m.through.Release(1)
 	}
-	if !k.places.TryAcquire(1) && k.places.Acquire(ctx, 1) != nil {
-		leave()
-		return nil, false
+	if q.r.Method != http.MethodGet || q.request.Credentials {
+		q.m.pass(q.w, q.r, q.next, why)
+		return
 	}
-	return sync.OnceFunc(func() {
-		k.places.Release(1)
-		leave()
-	}), true
+	q.ownHeader()
+	cacheable := false
+	u := &watchedWriter{ResponseWriter: q.w, m: q.m}
+	u.before = func(status int) httpcache.Status {
+		header, j, now := u.judge(q.request, status)
+		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
+		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
+			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(u.sent))
+		}
+		return why
+	}
+	u.run(u, q.next, q.r)
+	if cacheable {
+		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
+	}
+}
+
+// fits reports whether a response announces a length that can be stored.
+func (m *Middleware) fits(h http.Header) bool {
+	n := contentLength(h)
+	return n >= 0 && n <= m.options.MaxBodyBytes
+}
+
+// passChecked asks the handler with the stored validators in place of the request's conditions. If still
+// valid, the stored response is the answer. Each request asks: one client's answer is not for another.
+func (q *query) passChecked(key string, it *Item) {
+	q.bypassed()
+	kept := responseOf(it)
+	asks := q.m.condition(kept, q.request)
+	if asks == nil {
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
+		return
+	}
+	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may be asked a second time
+	httpcache.SetConditions(r.Header, asks.header)
+	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w, m: q.m}, client: q.w}
+	status := httpcache.Status{Fwd: httpcache.FwdStale}
+	w.before = func(code int) httpcache.Status {
+		header, j, _ := w.judge(q.request, code)
+		switch {
+		case j.Shared:
+			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
+		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(asks.header, header)):
+			// A response that changes with each request is not worth keeping. The next flight will see.
+			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(w.sent)))
+		}
+		status.FwdStatus = code
+		return status
+	}
+	w.run(w, q.next, r)
+	if w.held == nil {
+		return
+	}
+	w.reset()
+	now := time.Now()
+	header := handlerFields(w.held.sent, w.outer)
+	if !httpcache.Selects(asks.header, header) {
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
+		return
+	}
+	_, personal, j := asks.freshened(q.request, header, w.sent, now, q.m.options.Rules)
+	if j.Shared {
+		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
+	}
+	status.FwdStatus = http.StatusNotModified
+	writeStored(q.w, q.r, stored{q.m, key, kept.status, personal, kept.guessed, kept.body, j.Age, now}, status)
+}
+
+// bypassStatus is the status of a safe request that bypasses the cache because of reason.
+func bypassStatus(reason string) httpcache.Status {
+	if reason == reasonMethod {
+		return httpcache.Status{Fwd: httpcache.FwdMethod}
+	}
+	return httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
+}
+
+// bypass hands a request to the handler that must not be answered from the cache, because of reason. For a
+// servable page that may be its response, only a few run at a time. The others get the page (the result is
+// false), or with a body a 503: the page may not be their answer.
+func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
+	why := bypassStatus(reason)
+	endless := reason == reasonUpgrade || reason == reasonEventStream
+	past, patience := m.pass, time.Duration(0)
+	if endless {
+		if !m.streams.TryAcquire(1) {
+			m.replyFailure(w, why, http.StatusServiceUnavailable)
+			return true
+		}
+		defer m.streams.Release(1)
+		past, patience = m.passReal, bypassPatience
+	}
+	bounded := endless || reason == reasonNoStore || reason == reasonBody
+	if !bounded || m.unkeyedReason(w.Header(), r) != "" || !m.servable(r.Context(), t) {
+		past(w, r, next, why)
+		return true
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	end, ok := m.bypasses.begin(ctx, t.key)
+	cancel()
+	switch {
+	case ok:
+	case r.ContentLength != 0:
+		m.replyFailure(w, why, http.StatusServiceUnavailable)
+		return true
+	default:
+		return false
+	}
+	defer end()
+	u := &watchedWriter{ResponseWriter: w, m: m, taken: end}
+	u.before = func(status int) httpcache.Status {
+		if status == http.StatusSwitchingProtocols || isEventStream(w.Header()) {
+			end() // granted: from now on it may last
+		}
+		return why
+	}
+	u.run(u, next, r)
+	return true
+}
+
+// servable reports whether the near tier, or else the store, has a servable response for the target,
+// without regard to the log of sweeps: a refused request asks again.
+func (m *Middleware) servable(ctx context.Context, t target) bool {
+	return m.servableBy(t, func(key string) *Item {
+		if it, _ := m.cache.Near(key); it != nil {
+			return it
+		}
+		return m.find(ctx, key)
+	})
+}
+
+// find returns the item of the near tier or the store that is valid for a request of now, or nil.
+func (m *Middleware) find(ctx context.Context, key string) *Item {
+	return m.cache.Access(key, gate.NewBudget(m.options.EngineTimeout)).Find(ctx)
+}
+
+// servableBy reports whether the items that find returns lead to a servable response for the target.
+func (m *Middleware) servableBy(t target, find func(key string) *Item) bool {
+	it, _ := m.follow(t, func(key string) *Item {
+		it, now := find(key), m.cache.Now()
+		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
+			return nil
+		}
+		return it
+	})
+	return it != nil
 }

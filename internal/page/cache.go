@@ -4,7 +4,8 @@
 // A request: serve.go routes it, request.go reads it, hot.go or serve.go finds its item, and reply.go or
 // live.go writes the reply. exchange.go runs the handler for a key: load.go prepares the run, writer.go
 // and stream.go carry the response, decision.go makes the result, and verdict.go decides its audience.
-// past.go has the bypassing requests, response.go the values under the keys.
+// bypass.go has the bypassing requests, unsafe.go and credentials.go two kinds of them, and response.go the values
+// under the keys.
 package page
 
 import (

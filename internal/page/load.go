@@ -198,6 +198,14 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	return d
 }
 
+// plainRequest reports whether a bypassing request is the same as the cache's own request to the
+// handler, as far as the response can depend on it, see detach, retarget and forEverybody.
+func (m *Middleware) plainRequest(r *http.Request, t target) bool {
+	host, ok := httpcache.CanonicalHost(t.url.Host)
+	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&
+		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.header) == len(r.Header)
+}
+
 // retarget gives r the host and query of t: a part outside the key must not get into the response.
 func retarget(r, t *http.Request) {
 	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
