@@ -347,6 +347,35 @@ func TestBypass_ManyBesideAnotherReason(t *testing.T) {
 	}
 }
 
+// RFC 9211 section 2.2: "fwd" is for a request that went forward. A refused one has the detail alone.
+func TestBypass_RefusedHasNoForward(t *testing.T) {
+	for name, tt := range map[string]struct {
+		o      bellwether.HTTPOptions
+		build  func() *http.Request
+		status string
+	}{
+		"upgrade": {bellwether.HTTPOptions{MaxStreams: 1}, func() *http.Request { return request("GET", "http://a/p", "Upgrade", "websocket") }, "Bellwether;detail=upgrade"},
+		"body":    {bellwether.HTTPOptions{}, func() *http.Request { return httptest.NewRequest("GET", "http://a/p", strings.NewReader("x")) }, `Bellwether;detail="request body"`},
+		"slow":    {bellwether.HTTPOptions{MaxPassThrough: 1, RebuildTimeout: time.Second}, func() *http.Request { return request("GET", "http://a/slow") }, "Bellwether;detail=slow"},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, tt.o, page(5*time.Second, "page"))
+			s.get("http://a/p")
+			s.get("http://a/slow")
+			synctest.Wait()
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() { s.do(tt.build()) })
+			}
+			synctest.Wait()
+			if w := s.do(tt.build()); w.Code != 503 || w.Header().Get("Cache-Status") != tt.status {
+				t.Errorf("%d with Cache-Status %q, want 503 with %q", w.Code, w.Header()["Cache-Status"], tt.status)
+			}
+			wg.Wait()
+		})
+	}
+}
+
 // A refused request with a body gets no page, also if it asks for an upgrade: the page may not be its answer.
 func TestBypass_RefusedUpgradeWithABody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -49,7 +49,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if reason == reasonSlow {
 		if !q.m.through.TryAcquire(1) {
-			q.m.replyFailure(q.w, why, http.StatusServiceUnavailable)
+			q.m.replyFailure(q.w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
 			return
 		}
 		defer q.m.through.Release(1)
@@ -143,7 +143,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	past, patience := m.pass, time.Duration(0)
 	if endless {
 		if !m.streams.TryAcquire(1) {
-			m.replyFailure(w, why, http.StatusServiceUnavailable)
+			m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
 			return true
 		}
 		defer m.streams.Release(1)
@@ -160,7 +160,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	switch {
 	case ok:
 	case r.ContentLength != 0:
-		m.replyFailure(w, why, http.StatusServiceUnavailable)
+		m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
 		return true
 	default:
 		return false
