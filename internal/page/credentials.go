@@ -15,8 +15,8 @@ import (
 // in memory as long as its client reads.
 func (q *query) passCredentials(key string) bool {
 	m := q.m
-	switch shared, known := m.learntAuthorized(key); {
-	case shared:
+	switch open, known := m.learntOpenToAll(key); {
+	case open:
 		return false
 	case known:
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
@@ -60,7 +60,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
 		switch {
 		case !shared && tellsAudience(status):
-			m.learnAuthorized(key, false)
+			m.learnOpenToAll(key, false)
 		case shared && u.keep != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader && contentLength(header) <= m.maxKept():
 			u.keepAs(status, own, j, now)
 			return httpcache.Status{
@@ -73,7 +73,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 	u.runBelowServer(q.next, q.r)
 	u.finish()
 	if shared {
-		m.learnAuthorized(key, true) // after the response is kept: an earlier mark would let other requests make it again
+		m.learnOpenToAll(key, true) // after the response is kept: an earlier mark would let other requests make it again
 	}
 }
 

@@ -57,7 +57,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	s.body.Expect(a.announced)
 	d.recording.stream = s
 	d.response = &Response{
-		status: a.status, guessed: a.guessed, forAll: a.judged.Directives.OpenToAll(),
+		status: a.status, guessed: a.guessed, openToAll: a.judged.Directives.OpenToAll(),
 		freshness: v.freshness, reason: v.reason, vary: post, forwarded: forwarded{l.fwd, a.fwdStatus}, live: s,
 	}
 	if v.audience == audience.Owner {
@@ -132,7 +132,7 @@ func (l *load) keep(d *decision) (items.Product, error) {
 	live := d.response
 	s := live.live
 	done := &Response{
-		status: live.status, failures: live.failures, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness,
+		status: live.status, failures: live.failures, guessed: live.guessed, openToAll: live.openToAll, freshness: live.freshness,
 		forwarded: live.forwarded,
 	}
 	if d.validated {

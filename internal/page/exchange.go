@@ -219,7 +219,7 @@ func (x *exchange) offer() {
 	d, key := x.decision, x.owner.key
 	res := d.response
 	if x.owner.request.Credentials && tellsAudience(res.status) {
-		x.m.learnAuthorized(key, d.audience == audience.Everyone)
+		x.m.learnOpenToAll(key, d.audience == audience.Everyone)
 	}
 	if d.outcome == yieldsToStale {
 		x.breakOff(x.publishFailure(serverError(res.status)))

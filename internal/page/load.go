@@ -84,17 +84,17 @@ func (l *load) sharesByDefault() bool {
 }
 
 // open reports whether the load is for a request with credentials, and the key's responses answer such requests. If
-// an error has replaced the response, the answer is learntAuthorized's.
+// an error has replaced the response, the answer is learntOpenToAll's.
 func (l *load) open() bool {
 	if !l.owner.request.Credentials || l.before == nil {
 		return false
 	}
 	was := responseOf(l.before)
-	if !was.forAll && httpcache.IsServerError(was.status) {
-		shared, _ := l.m.learntAuthorized(l.owner.key)
-		return shared
+	if !was.openToAll && httpcache.IsServerError(was.status) {
+		open, _ := l.m.learntOpenToAll(l.owner.key)
+		return open
 	}
-	return was.forAll
+	return was.openToAll
 }
 
 // A condition asks a handler whether a stored response is still valid.
@@ -113,7 +113,7 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	switch {
 	case !httpcache.Validatable(res.status, h),
 		(res.kind == checked || res.freshness.Lifetime == 0 && httpcache.StatesZero(h, m.options.Rules)) && !httpcache.ValidatedFor(req, h, m.options.Rules),
-		res.kind == plain && req.Credentials && !res.forAll:
+		res.kind == plain && req.Credentials && !res.openToAll:
 		return nil
 	}
 	return &condition{res, h}

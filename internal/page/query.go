@@ -74,7 +74,7 @@ func (q *query) accepts(it *Item, now instant) bool {
 
 // mayHave reports whether a stored response may answer the request. A request with credentials gets
 // only a response for everyone (RFC 9111 section 3.5), also in place of an error.
-func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.forAll }
+func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.openToAll }
 
 // unanswerable reports whether no response under the key is for the request, see needsVariant.
 func (q *query) unanswerable(key string) bool { return q.needsVariant && key == q.target.key }

@@ -46,8 +46,8 @@ func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
 	return items.Windows{TTL: max(m.options.HitForMissTTL, durations.Add(took, took))}
 }
 
-// authorizedKey is the near tier's key for learnAuthorized.
-func authorizedKey(key string) string { return key + "\x00\x00authorization" }
+// openToAllKey is the near tier's key for learnOpenToAll.
+func openToAllKey(key string) string { return key + "\x00\x00authorization" }
 
 // tellsAudience reports whether a response with that status proves the audience of a key's
 // responses. An error is about the client, and a part or a 304 about the request.
@@ -55,22 +55,22 @@ func tellsAudience(status int) bool {
 	return status < 400 && status != http.StatusPartialContent && status != http.StatusNotModified
 }
 
-// learnAuthorized remembers whether a response to a request with Authorization was for everyone.
-func (m *Middleware) learnAuthorized(key string, shared bool) {
+// learnOpenToAll remembers whether a response to a request with credentials was for everyone.
+func (m *Middleware) learnOpenToAll(key string, open bool) {
 	f := items.Windows{TTL: m.options.HitForMissTTL}
-	if shared {
+	if open {
 		f.TTL = varyingTTL
 	}
-	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable, forAll: shared}, f)
+	m.cache.Remember(openToAllKey(key), &Response{kind: uncacheable, openToAll: open}, f)
 }
 
-// learntAuthorized returns the result of learnAuthorized, and false if there is none.
-func (m *Middleware) learntAuthorized(key string) (shared, known bool) {
-	it, now := m.cache.Near(authorizedKey(key))
+// learntOpenToAll returns the result of learnOpenToAll, and false if there is none.
+func (m *Middleware) learntOpenToAll(key string) (open, known bool) {
+	it, now := m.cache.Near(openToAllKey(key))
 	if it == nil || now >= it.FreshUntil {
 		return false, false
 	}
-	return responseOf(it).forAll, true
+	return responseOf(it).openToAll, true
 }
 
 var clients = maphash.MakeSeed()

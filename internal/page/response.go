@@ -48,7 +48,7 @@ type Response struct {
 	failures  uint32              // the server errors in a row, if its lifetime is the pause after this server error
 	fields    fields              // without the connection's fields; empty while it is live
 	guessed   bool                // its Content-Type is a guess from the body
-	forAll    bool                // it may answer requests with credentials
+	openToAll bool                // it may answer requests with credentials
 	freshness httpcache.Freshness // of plain and checked responses
 	reason    string              // of uncacheable: for Cache-Status
 	body      spool.Body          // complete; empty while it is live
@@ -135,10 +135,10 @@ func (r *Response) tags(fields []string) []string {
 const (
 	responseVersion = 5
 
-	flagNoStale = 1 << 0
-	flagNoCache = 1 << 1
-	flagGuessed = 1 << 2
-	flagForAll  = 1 << 3
+	flagNoStale   = 1 << 0
+	flagNoCache   = 1 << 1
+	flagGuessed   = 1 << 2
+	flagOpenToAll = 1 << 3
 )
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
@@ -160,8 +160,8 @@ func Marshal(response any) ([]byte, error) {
 	if r.guessed {
 		flags |= flagGuessed
 	}
-	if r.forAll {
-		flags |= flagForAll
+	if r.openToAll {
+		flags |= flagOpenToAll
 	}
 	var vary variance
 	if r.vary != nil {
@@ -193,7 +193,7 @@ func Unmarshal(data []byte) (any, error) {
 	}
 	r := &Response{kind: responseKind(kind), status: int(d.uvarint(999)), failures: uint32(d.uvarint(math.MaxUint32))}
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
-	r.guessed, r.forAll = flags&flagGuessed != 0, flags&flagForAll != 0
+	r.guessed, r.openToAll = flags&flagGuessed != 0, flags&flagOpenToAll != 0
 	var names []string
 	mark, reason := d.string(), d.string()
 	for range d.number() {

@@ -212,7 +212,7 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 // keepAs keeps the response with the header own and the judgement j.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.copied = &responseCopy{
-		response: &Response{status: status, freshness: j.Freshness, forAll: j.Directives.OpenToAll()},
+		response: &Response{status: status, freshness: j.Freshness, openToAll: j.Directives.OpenToAll()},
 		header:   httpcache.StoredHeader(own, j.Directives, now), announced: contentLength(u.Header()), born: now.Add(-j.Age),
 	}
 }
