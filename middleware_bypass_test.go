@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file tests requests that bypass the cache, and their bounds.
@@ -374,6 +375,31 @@ func TestBypass_RefusedHasNoForward(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// Observers hear of a request beyond MaxPassThrough as of no answer, and not of a bypass: no handler has run for it.
+func TestBypass_RefusedIsObservedAsAMiss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ways := make(chan observe.Way, 3)
+		s := newSite(t, bellwether.HTTPOptions{
+			MaxPassThrough: 1, RebuildTimeout: time.Second,
+			Observers: []observe.Observer{{Serve: func(_ context.Context, s observe.Serve) { ways <- s.Way }}},
+		}, page(5*time.Second, "page"))
+		s.get("http://a/p") // it times out
+		<-ways
+		synctest.Wait()
+		go s.get("http://a/p")
+		synctest.Wait()
+		if w := s.get("http://a/p"); w.Code != 503 {
+			t.Errorf("%d, want 503", w.Code)
+		}
+		if way := <-ways; way != observe.WayMiss {
+			t.Errorf("the refused one is a %v, want a miss", way)
+		}
+		if way := <-ways; way != observe.WayBypass {
+			t.Errorf("the other one is a %v, want a bypass", way)
+		}
+	})
 }
 
 // A refused request with a body gets no page, also if it asks for an upgrade: the page may not be its answer.

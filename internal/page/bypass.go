@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file has the requests that bypass the cache: the handler gets the client's own
@@ -44,16 +45,17 @@ func (q *query) pass(why httpcache.Status) {
 
 // passUncacheable hands the request to the handler after an unshareable response, until a shareable one.
 func (q *query) passUncacheable(key string, it *Item) {
-	q.bypassed()
 	reason := responseOf(it).reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if reason == reasonSlow {
 		if !q.m.through.TryAcquire(1) {
+			q.add(observe.Serve{Way: observe.WayMiss})
 			q.m.replyFailure(q.w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
 			return
 		}
 		defer q.m.through.Release(1)
 	}
+	q.bypassed()
 	if q.r.Method != http.MethodGet || q.request.Credentials {
 		q.m.pass(q.w, q.r, q.next, why)
 		return
