@@ -42,7 +42,7 @@ func (e *engine) writeAnyway(ctx context.Context, key string, budget *gate.Budge
 	if errors.Is(err, gate.ErrNotAsked) {
 		err = gate.AskAnyway(ctx, e.writes, key, budget.Left(), write)
 	}
-	if errors.Is(err, ErrUnavailable) {
+	if errors.Is(err, ErrUnavailable) && !gate.Ended(ctx) {
 		e.count.engineErrors.Add(1)
 	}
 	return err

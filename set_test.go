@@ -782,3 +782,29 @@ func TestSet_SlowStore(t *testing.T) {
 		}
 	})
 }
+
+// The end of a write's own context says nothing about the store, and the store's silence does.
+func TestWrite_EndsWithTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
+		p.gets(t, "loaded 1")
+		p.store.set(blackHole)
+		write := func(ctx context.Context) uint64 {
+			before := p.Stats().EngineErrors
+			for _, err := range []error{p.Invalidate(ctx, "k"), p.Set(ctx, "k", "set")} {
+				if !errors.Is(err, bellwether.ErrUnavailable) {
+					t.Errorf("a write without an answer: %v", err)
+				}
+			}
+			return p.Stats().EngineErrors - before
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if n := write(ctx); n != 0 {
+			t.Errorf("%d engine errors of a caller that has left, want 0", n)
+		}
+		if n := write(t.Context()); n == 0 {
+			t.Error("no engine errors of a silent store")
+		}
+	})
+}
