@@ -102,7 +102,7 @@ func (f *Flight) Await(l *Load) error {
 	if slices.Contains(l.flights, f) {
 		return errOwnKey
 	}
-	if f.awaited(l.flights, make(map[*Flight]bool)) {
+	if f.awaited(l.flights, make(map[*Load]bool)) {
 		return errCircle
 	}
 	if f.loads == nil {
@@ -112,15 +112,16 @@ func (f *Flight) Await(l *Load) error {
 	return nil
 }
 
-// awaited reports whether a load of f waits for one of flights, directly or not. waits is held.
-func (f *Flight) awaited(flights []*Flight, seen map[*Flight]bool) bool {
+// awaited reports whether a load of f waits for one of flights, directly or not. Each load is visited once, since a
+// batch's load waits for many flights. waits is held.
+func (f *Flight) awaited(flights []*Flight, seen map[*Load]bool) bool {
 	for _, flight := range flights {
-		if seen[flight] {
-			continue
-		}
-		seen[flight] = true
 		for l := range flight.loads {
-			if !l.Slot.Ended() && (slices.Contains(l.flights, f) || f.awaited(l.flights, seen)) {
+			if seen[l] || l.Slot.Ended() {
+				continue
+			}
+			seen[l] = true
+			if slices.Contains(l.flights, f) || f.awaited(l.flights, seen) {
 				return true
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
@@ -46,6 +47,34 @@ func TestAwait_LongCircle(t *testing.T) {
 		}
 	}
 	if err := flights[0].Await(loads[4]); !errors.Is(err, errCircle) {
+		t.Errorf("%v, want %v", err, errCircle)
+	}
+}
+
+// TestAwait_LargeBatches has a batch's load ask for a batch whose load asks for a third batch. A search that visits the
+// first load once for each key of the second takes a minute, under the lock of all flights.
+func TestAwait_LargeBatches(t *testing.T) {
+	const n = 2000
+	s := slots.New(10, 10)
+	var levels [3][]*Flight
+	for i := range levels {
+		for range n {
+			levels[i] = append(levels[i], new(Flight))
+		}
+	}
+	began := time.Now()
+	for i, asked := range levels[1:] {
+		l := NewLoad(t.Context(), s, levels[i]...)
+		for at, f := range asked {
+			if err := f.Await(l); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took > 20*time.Second {
+				t.Fatalf("%v for the first %d calls of the load of batch %d", took, at+1, i+1)
+			}
+		}
+	}
+	if err := levels[0][n-1].Await(NewLoad(t.Context(), s, levels[2]...)); !errors.Is(err, errCircle) {
 		t.Errorf("%v, want %v", err, errCircle)
 	}
 }
