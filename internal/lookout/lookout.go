@@ -119,7 +119,7 @@ func (l *Lookout) wakeAt(due, now durations.Instant) {
 
 func (l *Lookout) makeDue() {
 	if together := l.takeDue(); len(together) > 0 {
-		l.ask(l.Open, together[0].key, 1, l.patience(), func() []*Look { return together })
+		l.ask(l.Open, together[0].key, 1, l.patience(), func() []*Look { return l.stillPresent(together) })
 	}
 }
 

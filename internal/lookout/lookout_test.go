@@ -69,6 +69,14 @@ func newBench(t *testing.T, answer func(ctx context.Context) error) *bench {
 	return b
 }
 
+// crowd takes all turns at the store until free is closed.
+func (b *bench) crowd(free <-chan struct{}) {
+	for i := 0; !b.Reads.Crowded(); i++ {
+		go gate.AskInTurn(b.Context(), b.Reads, fmt.Sprint(i), budget(), func(context.Context) (int, error) { <-free; return 0, nil })
+		synctest.Wait()
+	}
+}
+
 func (b *bench) wantAsked(want ...string) {
 	b.Helper()
 	synctest.Wait()
@@ -187,6 +195,34 @@ func TestPlan(t *testing.T) {
 		if b.timer != nil || b.plans.Len() != 0 {
 			t.Error("a timer without plans")
 		}
+	})
+	inBubble(t, "ended before the request's turn", func(t *testing.T) {
+		b := newBench(t, nil)
+		free := make(chan struct{})
+		b.crowd(free)
+		p := b.Plan(nil, "a", budget(), 100*ms)
+		others := []*Look{b.Plan(nil, "b", budget(), 100*ms), b.Plan(nil, "c", budget(), 100*ms)}
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		b.End(p)
+		close(free)
+		b.wantAsked("n:b n:c")
+		for _, other := range others {
+			b.want(other, "entry")
+		}
+	})
+	inBubble(t, "all ended before the request's turn", func(t *testing.T) {
+		b := newBench(t, nil)
+		free := make(chan struct{})
+		b.crowd(free)
+		looks := []*Look{b.Plan(nil, "a", budget(), 100*ms), b.Plan(nil, "b", budget(), 100*ms)}
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		for _, p := range looks {
+			b.End(p)
+		}
+		close(free)
+		b.wantAsked()
 	})
 	inBubble(t, "more than one request takes", func(t *testing.T) {
 		b := newBench(t, nil)
@@ -325,10 +361,7 @@ func TestInQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)
 		free := make(chan struct{})
-		for i := 0; !b.Reads.Crowded(); i++ {
-			go gate.AskInTurn(t.Context(), b.Reads, fmt.Sprint(i), budget(), func(context.Context) (int, error) { <-free; return 0, nil })
-			synctest.Wait()
-		}
+		b.crowd(free)
 		var looks sync.WaitGroup
 		left, leave := context.WithCancel(t.Context())
 		for _, key := range []string{"a", "b", "c"} {
