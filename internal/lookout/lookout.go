@@ -117,6 +117,14 @@ func (l *Lookout) wakeAt(due, now durations.Instant) {
 	l.next = due
 }
 
+// stop ends the timer, if there is one. mu is held.
+func (l *Lookout) stop() {
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+}
+
 func (l *Lookout) makeDue() {
 	if together := l.takeDue(); len(together) > 0 {
 		l.ask(l.Open, together[0].key, 1, l.patience(), func() []*Look { return l.stillPresent(together) })
@@ -129,7 +137,7 @@ func (l *Lookout) takeDue() (together []*Look) {
 	now := l.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.timer = nil
+	l.stop() // a plan may have set another timer since this one fired
 	due := false
 	for place := l.plans.Front(); place != nil; {
 		p := place.Value.(*Look)
@@ -182,9 +190,8 @@ func (l *Lookout) end(p *Look) {
 	p.over = true
 	if p.place != nil {
 		l.unplan(p)
-		if l.plans.Len() == 0 && l.timer != nil {
-			l.timer.Stop()
-			l.timer = nil
+		if l.plans.Len() == 0 {
+			l.stop()
 		}
 	}
 	if r := p.request; r != nil {

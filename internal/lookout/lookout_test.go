@@ -224,6 +224,23 @@ func TestPlan(t *testing.T) {
 		close(free)
 		b.wantAsked()
 	})
+	inBubble(t, "after an end that is too late for the timer", func(t *testing.T) {
+		b := newBench(t, nil)
+		var fired []func()
+		b.Behind = func(f func()) { fired = append(fired, f) }
+		early := b.Plan(nil, "a", budget(), 100*ms)
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		b.End(early)
+		p := b.Plan(nil, "b", budget(), 100*ms)
+		fired[0]()
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		if len(fired) != 2 {
+			t.Errorf("%d timers have fired for two plans", len(fired))
+		}
+		b.End(p)
+	})
 	inBubble(t, "more than one request takes", func(t *testing.T) {
 		b := newBench(t, nil)
 		var all []*Look
