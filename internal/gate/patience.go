@@ -16,7 +16,8 @@ import (
 // The limit is counted in steps, and only a quarter of a step that ends very late counts. A process without a
 // processor hears no answer: while it is stopped, or on a crowded machine. By the clock alone, the calls of all
 // such processes would end together, and each process would take the engine for silent and load for itself. A
-// process that is always late gives an engine four times the limit. A single stop ends no call, however long.
+// process that is always late gives an engine four times the limit. A single stop, however long, counts as half of the
+// limit at most.
 type patience struct {
 	context.Context // the parent's, with an end by cancel
 	cancel          context.CancelCauseFunc
