@@ -8,7 +8,8 @@ import (
 	"unsafe"
 )
 
-// Of returns the bytes of v and of all that v reaches, each once. It skips structs with a field of sync or sync/atomic.
+// Of returns the bytes of v and of all that v reaches, each once. Only the bytes of strings count again for each string
+// that shares them. It skips structs with a field of sync or sync/atomic.
 func Of(v any) int {
 	switch b := v.(type) {
 	case []byte:
