@@ -261,7 +261,6 @@ func TestPlan(t *testing.T) {
 	})
 }
 
-// TestEnd ends the looks of a request: the request ends when no look waits for it.
 // TestPlan_AfterAReply has a flight that plans its next look as soon as it has a reply.
 func TestPlan_AfterAReply(t *testing.T) {
 	const ms = time.Millisecond
@@ -304,6 +303,7 @@ func TestPlan_AfterAReply(t *testing.T) {
 	})
 }
 
+// TestEnd ends the looks of a request: the request ends when no look waits for it.
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan struct{})
