@@ -299,11 +299,11 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 }
 
 // mayEnd ends the lease no later than a renewal of that version without an answer: if it was carried out, observers
-// read its length. A version that has changed here has had another renewal.
+// read its length. A later version known here is another renewal's; an earlier one only lacks a lost reply.
 func (l *lease) mayEnd(end time.Time, version uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.version == version && end.Before(l.end) {
+	if l.version <= version && end.Before(l.end) {
 		l.end = end
 	}
 }

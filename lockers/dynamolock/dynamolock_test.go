@@ -229,6 +229,27 @@ func TestRenew_ShorterWithoutAnAnswer(t *testing.T) {
 	leasetest.MustBeLost(t, "Renew after the shorter length", lease.Renew(t.Context(), time.Minute))
 }
 
+// TestRenew_ShorterWithoutAnAnswerAgain: the renewal follows another one without an answer, so its first request is
+// refused, and its second has a version without a reply before it.
+func TestRenew_ShorterWithoutAnAnswerAgain(t *testing.T) {
+	t.Parallel()
+	l, w := newTable(t, testserver.DynamoDB(t)).wired(t, once)
+	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
+	w.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		resp, err := send()
+		if operation == "UpdateItem" && err == nil && resp.StatusCode == http.StatusOK {
+			resp.Body.Close()
+			return nil, errors.New("the reply is lost")
+		}
+		return resp, err
+	})
+	mustBeTheEngines(t, "Renew without a reply", lease.Renew(t.Context(), time.Minute))
+	mustBeTheEngines(t, "a shorter Renew without a reply", lease.Renew(t.Context(), 100*time.Millisecond))
+	w.do(nil)
+	time.Sleep(200 * time.Millisecond)
+	leasetest.MustBeLost(t, "Renew after the shorter length", lease.Renew(t.Context(), time.Minute))
+}
+
 // TestTakeOver_MeetsALateRenewal has a renewal, sent in time, arrive after an observer has counted
 // the lease's end and before its takeover.
 func TestTakeOver_MeetsALateRenewal(t *testing.T) {
