@@ -282,6 +282,7 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 			sweepers.drop(s)
 			return err
 		case err != nil:
+			l.mayEnd(end, revision)
 			return err
 		}
 		l.mu.Lock()
@@ -294,6 +295,16 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 		l.mu.Unlock()
 		sweepers.drop(last)
 		return nil
+	}
+}
+
+// mayEnd ends the lease no later than a failed renewal of that revision: if it was carried out, observers read its
+// length. A later revision known here is another renewal's.
+func (l *lease) mayEnd(end time.Time, revision int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.revision <= revision && end.Before(l.end) {
+		l.end = end
 	}
 }
 
@@ -332,7 +343,7 @@ func (l *lease) free(ctx context.Context) error {
 }
 
 // change carries op out if this lease has the key, and returns the revision of op. Otherwise the
-// error is ErrLeaseLost.
+// error is ErrLeaseLost. With a request's error it returns the revision that op was to replace.
 //
 // An unexpected revision alone does not mean a lost lease: another call may have renewed it, or an earlier
 // one whose reply was lost. So the loop tries again. It ends, because each round is such a success.
@@ -352,7 +363,7 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 		done, holder, err := l.commit(ctx, caller, l.unchanged(l.token, revision), op)
 		switch {
 		case err != nil:
-			return 0, err
+			return revision, err
 		case done != 0:
 			return done, nil
 		case holder.kv == nil:

@@ -27,6 +27,7 @@ type oneKey struct {
 	cutOff   bool             // the transactions after the first silent one fail at once
 	late     *oneTxn          // the first transaction without an answer
 	asked    int              // transactions
+	unheard  int              // the replies to so many more transactions are lost
 	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
 	lose     chan struct{} // the next transaction is lost; its sender learns so when this is closed
@@ -98,6 +99,10 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseRange{ResponseRange: got}}}
 	}
 	resp.Header.Revision = k.revision
+	if k.unheard > 0 {
+		k.unheard--
+		return nil, status.Error(codes.Unavailable, "transport is closing")
+	}
 	return resp, nil
 }
 
@@ -144,6 +149,22 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRenew_ShorterWithoutAnAnswer: other processes may count the shorter length, so the holder counts no longer.
+func TestRenew_ShorterWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &oneKey{}
+		l := over(t, etcd, &leases{})
+		lease, err := l.TryAcquire(t.Context(), "key", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		etcd.unheard = 2 // the request, and the same once more
+		leasetest.MustBeNoAnswer(t, "Renew without a reply", lease.Renew(t.Context(), time.Minute))
+		time.Sleep(time.Minute)
+		leasetest.MustBeLost(t, "Renew after the shorter length", lease.Renew(t.Context(), time.Hour))
+	})
 }
 
 // TestTryAcquire_GivenUpBeforeItAsked undoes nothing: an undo would be load on an engine in trouble.
