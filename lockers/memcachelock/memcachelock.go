@@ -289,7 +289,10 @@ func (l *lease) over() bool {
 func (l *lease) free() error {
 	err := l.swap(context.Background(), func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 	if adapter.IsFull(err) && !l.over() {
-		return l.locker.mc.Delete(l.item)
+		err = l.locker.mc.Delete(l.item)
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			err = driver.ErrLeaseLost
+		}
 	}
 	return err
 }

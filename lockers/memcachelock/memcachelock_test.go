@@ -435,16 +435,21 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	}.Run(t, "acquire", "refused acquire", "takeover")
 }
 
+// fill leaves no room on a server that evicts nothing.
+func fill(mc *memcache.Client) {
+	for size := 100_000; size >= 1; size /= 2 {
+		for i := 0; mc.Set(&memcache.Item{Key: fmt.Sprint("room:", size, ":", i), Value: make([]byte, size)}) == nil; i++ {
+		}
+	}
+}
+
 // TestRelease_Full releases on a full memcached that evicts nothing (-M).
 func TestRelease_Full(t *testing.T) {
 	server := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
 	mc := newClient(t, server.Addr)
 	l := memcachelock.New(mc)
 	lease := leasetest.Acquire(t, l, "key", time.Minute)
-	for size := 100_000; size >= 1; size /= 2 {
-		for i := 0; mc.Set(&memcache.Item{Key: fmt.Sprint("room:", size, ":", i), Value: make([]byte, size)}) == nil; i++ {
-		}
-	}
+	fill(mc)
 	if err := lease.Renew(t.Context(), time.Minute); err == nil {
 		t.Fatal("the server has room for a renewal")
 	}
@@ -452,6 +457,21 @@ func TestRelease_Full(t *testing.T) {
 	if it, err := mc.Get("bellwether:key:lease"); !errors.Is(err, memcache.ErrCacheMiss) {
 		t.Errorf("the lease's item is %+v, err = %v, want none", it, err)
 	}
+}
+
+// TestRelease_FullTwice has two releases at once on such a server, so the second finds nothing to delete.
+func TestRelease_FullTwice(t *testing.T) {
+	server := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
+	mc := newClient(t, server.Addr)
+	gate := newGate(t, server.Addr, "delete ")
+	lease := leasetest.Acquire(t, newLocker(t, gate.addr), "key", time.Minute)
+	fill(mc)
+	first := make(chan error)
+	go func() { first <- lease.Release(t.Context()) }()
+	<-gate.reached
+	leasetest.Release(t, lease)
+	close(gate.open)
+	leasetest.MustBeLost(t, "the release behind another", <-first)
 }
 
 func TestNew_NoClient(t *testing.T) {
