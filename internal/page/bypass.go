@@ -50,7 +50,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 	if reason == reasonSlow {
 		if !q.m.through.TryAcquire(1) {
 			q.add(observe.Serve{Way: observe.WayMiss})
-			q.m.replyFailure(q.w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
+			q.m.refuse(q.w, reason)
 			return
 		}
 		defer q.m.through.Release(1)
@@ -128,6 +128,11 @@ func (q *query) passChecked(key string, it *Item) {
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, personal, kept.guessed, kept.body, j.Age, now}, status)
 }
 
+// refuse answers in place of the handler, for which too many such requests run: nothing goes forward (RFC 9211 section 2.2).
+func (m *Middleware) refuse(w http.ResponseWriter, reason string) {
+	m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
+}
+
 // bypassStatus is the status of a safe request that bypasses the cache because of reason.
 func bypassStatus(reason string) httpcache.Status {
 	if reason == reasonMethod {
@@ -145,7 +150,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	past, patience := m.pass, time.Duration(0)
 	if endless {
 		if !m.streams.TryAcquire(1) {
-			m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
+			m.refuse(w, reason)
 			return true
 		}
 		defer m.streams.Release(1)
@@ -162,7 +167,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	switch {
 	case ok:
 	case r.ContentLength != 0:
-		m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
+		m.refuse(w, reason)
 		return true
 	default:
 		return false
