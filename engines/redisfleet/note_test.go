@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/redislease"
@@ -22,9 +21,7 @@ import (
 func TestNote_EndsWithTheLease(t *testing.T) {
 	srv := testserver.Redis(t)
 	rdb := dial(t, srv.Addr)
-	a, b := open(t, srv.Addr), open(t, srv.Addr)
-	a.Prefix = "test:" + adapter.Token() + ":"
-	b.Prefix = a.Prefix
+	a, b := openTwo(t, srv.Addr)
 	rebuild(t, a, "so that the server's clock is known", time.Hour)
 	rebuild(t, b, "to both", time.Hour)
 	lost := func(t *testing.T, key string) {
@@ -118,9 +115,7 @@ func TestNote_OfAnother(t *testing.T) {
 // TestElect_AheadOfTheServer stands by a clock ahead of the server's: a fresh entry is the answer.
 func TestElect_AheadOfTheServer(t *testing.T) {
 	srv := testserver.Redis(t)
-	a, b := open(t, srv.Addr), open(t, srv.Addr)
-	a.Prefix = "test:" + adapter.Token() + ":"
-	b.Prefix = a.Prefix
+	a, b := openTwo(t, srv.Addr)
 	e := rebuild(t, a, "k", time.Minute)
 	now, err := dial(t, srv.Addr).Time(t.Context()).Result()
 	if err != nil {
@@ -138,9 +133,7 @@ func TestElect_AheadOfTheServer(t *testing.T) {
 func TestElect_ServersClockSetBack(t *testing.T) {
 	srv := testserver.Redis(t)
 	rdb := dial(t, srv.Addr)
-	a, b := open(t, srv.Addr), open(t, srv.Addr)
-	a.Prefix = "test:" + adapter.Token() + ":"
-	b.Prefix = a.Prefix
+	a, b := openTwo(t, srv.Addr)
 	rebuild(t, b, "so that the server's clock is known", time.Hour)
 	for i, eng := range []*Engine{a, b} {
 		for ahead, answers := range map[time.Duration]bool{50 * time.Second: true, time.Hour: false} {
@@ -176,9 +169,7 @@ func TestNote_OutOfMemory(t *testing.T) {
 func TestNote_Foreign(t *testing.T) {
 	srv := testserver.Redis(t)
 	rdb := dial(t, srv.Addr)
-	a, b := open(t, srv.Addr), open(t, srv.Addr)
-	a.Prefix = "test:" + adapter.Token() + ":"
-	b.Prefix = a.Prefix
+	a, b := openTwo(t, srv.Addr)
 	rebuild(t, b, "so that the server's clock is known", time.Hour)
 	nines := strings.Repeat("9", 22)
 	for i, note := range []string{"", "x", nines[:16] + nines, strings.Repeat("x", 38), "             nan" + nines, "0000000000000001" + nines, "              -1" + nines} {

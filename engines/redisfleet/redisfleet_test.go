@@ -55,6 +55,15 @@ func open(tb testing.TB, addr string) *Engine {
 	return over(tb, dial(tb, addr))
 }
 
+// openTwo returns two engines of one fleet, which has no keys yet.
+func openTwo(tb testing.TB, addr string) (a, b *Engine) {
+	tb.Helper()
+	a, b = open(tb, addr), open(tb, addr)
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	return a, b
+}
+
 const limit = 2 << 20
 
 // instance gives the kit open, and rdb for its faults.
