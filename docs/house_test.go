@@ -200,22 +200,7 @@ func TestContributing_NamesExist(t *testing.T) {
 					t.Errorf("CONTRIBUTING.md names %s, which is not there", path)
 					continue
 				}
-				declares := map[string]bool{}
-				for _, file := range parsed(t, token.NewFileSet(), ".", files) {
-					ast.Inspect(file, func(n ast.Node) bool {
-						switch n := n.(type) {
-						case *ast.FuncDecl:
-							declares[n.Name.Name] = true
-						case *ast.TypeSpec:
-							declares[n.Name.Name] = true
-						case *ast.Field:
-							for _, name := range n.Names {
-								declares[name.Name] = true
-							}
-						}
-						return true
-					})
-				}
+				declares := declared(parsed(t, token.NewFileSet(), ".", files))
 				for _, name := range quoted.FindAllStringSubmatch(m[2], -1) {
 					found++
 					if !declares[name[1]] {
@@ -228,6 +213,27 @@ func TestContributing_NamesExist(t *testing.T) {
 	if found < 40 {
 		t.Errorf("only %d names found", found)
 	}
+}
+
+// declared are the functions, types, fields and parameters that files declare.
+func declared(files []*ast.File) map[string]bool {
+	names := map[string]bool{}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				names[n.Name.Name] = true
+			case *ast.TypeSpec:
+				names[n.Name.Name] = true
+			case *ast.Field:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			}
+			return true
+		})
+	}
+	return names
 }
 
 var quoted = regexp.MustCompile("`(\\w+)`")
