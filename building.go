@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/lookout"
+	"github.com/bellwether-go/bellwether/internal/polls"
 )
 
 // This file claims the key for a load, which is the last look, and loads the value under the lease.
@@ -123,7 +124,7 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 // comes after a pause. No pause follows the first void load unless its commit was fenced (settleUnlessFenced).
 func (r *run) noteVoid() (last bool) {
 	if r.leading.voids++; r.leading.voids > 1 {
-		r.looking.pause = minPoll << r.leading.voids
+		r.looking.pause = polls.Shortest << r.leading.voids
 	}
 	return r.leading.voids >= maxVoid
 }

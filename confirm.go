@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/polls"
 )
 
 // This file is the offer, the stale item at the end of a caller's patience, and its confirmation during a rebuild.
@@ -153,7 +154,7 @@ func (f *flight) askFenced(ctx context.Context, budget *gate.Budget, epoch uint6
 }
 
 // confirmEvery is the time between two confirmations of an offered or published item.
-func (e *engine) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*minPoll) }
+func (e *engine) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*polls.Shortest) }
 
 // confirmation returns the budget of a confirmation that has followed the log: the trust depends on the log's age
 // too, and must last until the next confirmation.

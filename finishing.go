@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/polls"
 	"github.com/bellwether-go/bellwether/observe"
 )
 
@@ -156,7 +157,7 @@ func (r *run) finishFailed(ctx context.Context, l loaded) bool {
 func (r *run) settleUnlessFenced(it *items.Item, written commitOutcome) bool {
 	switch written {
 	case commitFenced:
-		r.looking.pause = minPoll << 1
+		r.looking.pause = polls.Shortest << 1
 		r.tellOutcome(observe.OutcomeFenced, nil)
 		return false
 	case commitNotTaken:

@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/polls"
 )
 
 // This file is the hedge (Options.Hedge): a second rebuild of a key whose holder takes too long. One
@@ -102,7 +103,7 @@ func (r *run) freeHedge(ctx context.Context) {
 func (r *run) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})
-	pause := func() time.Duration { return e.lookEvery(pollInterval(e.clock.Now() - since)) }
+	pause := func() time.Duration { return e.lookEvery(polls.Interval(e.clock.Now() - since)) }
 	e.start(func() {
 		poll := time.NewTimer(max(pause(), minHedge))
 		defer poll.Stop()

@@ -2,6 +2,8 @@ package bellwether
 
 import (
 	"context"
+
+	"github.com/bellwether-go/bellwether/internal/polls"
 )
 
 // This file is the state queueing: the flight takes a slot of MaxRebuilds, or waits for a slot. A
@@ -37,7 +39,7 @@ func (r *run) waitForSlot(ctx context.Context) bool {
 	request := source.Request(demand)
 	// The slot may come at the moment of any return, also of a panic in a look.
 	defer func() { r.slot = request.End() }()
-	pause := e.lookEvery(maxPoll)
+	pause := e.lookEvery(polls.Longest)
 	defer r.dropLook()
 	for {
 		look, ended := r.planLook(e.slots.LookPause(pause)), false

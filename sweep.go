@@ -20,7 +20,7 @@ func (e *engine) keepLog() {
 		Reads: e.store, Writes: e.writes, Locks: e.locker,
 		Name:          e.ownName(sweeplog.Key),
 		EngineTimeout: e.EngineTimeout, LeaseTTL: e.LeaseTTL, MaxWait: e.MaxWait,
-		Now: e.clock.Now, Pause: pollInterval,
+		Now: e.clock.Now,
 		Release: func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error {
 			return e.giveBack(ctx, sweeplog.Key, budget, lease)
 		},

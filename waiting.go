@@ -9,6 +9,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/polls"
 	"github.com/bellwether-go/bellwether/internal/records"
 )
 
@@ -45,7 +46,7 @@ func (r *run) await(ctx context.Context) bool {
 	wake := r.watch(ctx, watching, endWatch)
 
 	// A locker that says "free" to Watch and "held" to TryAcquire must not make a loop without a pause.
-	earliest := r.standing.asked + pollInterval(began-w.since)
+	earliest := r.standing.asked + polls.Interval(began-w.since)
 	stands := max(earliest, r.leaseOver(began, wake != nil)) // when the flight stands for election
 	deadline := time.NewTimer(stands - began)
 	standSoon := func() {
@@ -121,7 +122,7 @@ func (r *run) untilNextLook(pushed bool) time.Duration {
 	// The locker pushes when the holder is done. Only looks find a value that a hedge commits earlier.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
 		// Not by the median: polls would see a short build late where most are long.
-		pause = pollBuild(e.clock.Now()-w.since, r.buildTime(records.Quicker))
+		pause = polls.IntervalOfBuild(e.clock.Now()-w.since, r.buildTime(records.Quicker))
 	}
 	if r.state.Load().offered != nil {
 		pause = min(pause, e.confirmEvery()/5*4) // a look confirms the offer in time, or finds the value

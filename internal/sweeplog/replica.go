@@ -22,6 +22,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/leases"
+	"github.com/bellwether-go/bellwether/internal/polls"
 )
 
 // Key is the log's key. Keys of the HTTP face begin with a host.
@@ -48,9 +49,8 @@ type Config struct {
 	Name string
 	// EngineTimeout bounds each call of a writer, LeaseTTL its lease, and MaxWait the wait for the lease.
 	EngineTimeout, LeaseTTL, MaxWait time.Duration
-	// Now is the cache's clock, Pause the time between two tries after a wait.
-	Now   func() durations.Instant
-	Pause func(waited time.Duration) time.Duration
+	// Now is the cache's clock.
+	Now func() durations.Instant
 	// Release gives the lease of the log back. Silent reports an engine without an answer.
 	Release func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error
 	Silent  func(err error)
@@ -367,7 +367,7 @@ func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until duration
 			return nil, 0, err
 		default:
 			select {
-			case <-time.After(min(until-now, r.Pause(now-began))):
+			case <-time.After(min(until-now, polls.Interval(now-began))):
 			case <-ctx.Done():
 			}
 		}

@@ -1,4 +1,4 @@
-package bellwether
+package polls
 
 import (
 	"math"
@@ -7,51 +7,53 @@ import (
 	"time"
 )
 
-func TestPollInterval_Bounds(t *testing.T) {
-	for _, waited := range []time.Duration{0, 1, time.Millisecond, 40 * time.Millisecond, time.Second, time.Hour, endless} {
-		d := min(max(waited/16, minPoll), maxPoll)
-		least, most := endless, time.Duration(0)
+const forever time.Duration = 1<<63 - 1
+
+func TestInterval_Bounds(t *testing.T) {
+	for _, waited := range []time.Duration{0, 1, time.Millisecond, 40 * time.Millisecond, time.Second, time.Hour, forever} {
+		d := min(max(waited/16, Shortest), Longest)
+		least, most := forever, time.Duration(0)
 		for range 2000 {
-			p := pollInterval(waited)
+			p := Interval(waited)
 			least, most = min(least, p), max(most, p)
 		}
 		if least < d/2 || most > d*5/4 || most-least < d/5 {
-			t.Errorf("pollInterval(%v) is in %v .. %v, want spread about %v", waited, least, most, d)
+			t.Errorf("Interval(%v) is in %v .. %v, want spread about %v", waited, least, most, d)
 		}
 	}
 }
 
 // A poll is at most a sixteenth of the build time late, or the shortest pause, with few reads.
-func TestPollInterval_LatenessAndReads(t *testing.T) {
+func TestInterval_LatenessAndReads(t *testing.T) {
 	for range 2000 {
 		build := time.Millisecond + time.Duration(rand.Int64N(int64(4*time.Second)))
 		var waited time.Duration
 		reads := 0
 		for ; waited < build; reads++ {
-			waited += pollInterval(waited)
+			waited += Interval(waited)
 		}
-		if late := waited - build; late > max(build/16, minPoll*5/4) {
+		if late := waited - build; late > max(build/16, Shortest*5/4) {
 			t.Fatalf("a value that took %v is seen %v late, want at most a sixteenth", build, late)
 		}
-		if most := 25 + 30*math.Log(1+float64(build)/float64(16*minPoll)); float64(reads) > most {
+		if most := 25 + 30*math.Log(1+float64(build)/float64(16*Shortest)); float64(reads) > most {
 			t.Fatalf("%d reads for %v, want at most %.0f", reads, build, most)
 		}
 	}
 }
 
 // Few looks see a build of known length: at once after its usual time, else a pause or a sixteenth late.
-func TestPollBuild_LatenessAndReads(t *testing.T) {
+func TestIntervalOfBuild_LatenessAndReads(t *testing.T) {
 	for range 5000 {
-		usual := 16*minPoll + time.Duration(rand.Int64N(int64(time.Second)))
+		usual := 16*Shortest + time.Duration(rand.Int64N(int64(time.Second)))
 		build := time.Duration(rand.Float64() * 2 * float64(usual))
 		var waited time.Duration
 		reads := 0
 		for ; waited < build; reads++ {
-			waited += pollBuild(waited, usual)
+			waited += IntervalOfBuild(waited, usual)
 		}
-		late, most := waited-build, max(usual/looksAhead, minPoll)
-		if build > usual-minPoll {
-			most = max(build/16, minPoll)
+		late, most := waited-build, max(usual/looksAhead, Shortest)
+		if build > usual-Shortest {
+			most = max(build/16, Shortest)
 		}
 		if late > most {
 			t.Fatalf("a value that took %v is seen %v late, want at most %v for one that takes %v as a rule", build, late, most, usual)
@@ -59,15 +61,15 @@ func TestPollBuild_LatenessAndReads(t *testing.T) {
 		if allowed := 2*looksAhead + 20; reads > allowed {
 			t.Fatalf("%d reads for %v, which takes %v as a rule, want at most %d", reads, build, usual, allowed)
 		}
-		if late := pollBuild(0, usual); late > usual {
+		if late := IntervalOfBuild(0, usual); late > usual {
 			t.Fatalf("the first look comes after %v, and the build ends after %v", late, usual)
 		}
 	}
 	for range 2000 {
-		usual := 16*minPoll + time.Duration(rand.Int64N(int64(time.Second)))
+		usual := 16*Shortest + time.Duration(rand.Int64N(int64(time.Second)))
 		waited := time.Duration(0)
-		for waited < usual-minPoll {
-			waited += pollBuild(waited, usual)
+		for waited < usual-Shortest {
+			waited += IntervalOfBuild(waited, usual)
 		}
 		if waited > usual {
 			t.Fatalf("no look at the usual end of %v, but at %v", usual, waited)
