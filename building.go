@@ -80,26 +80,35 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 	}
 	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
 	r.startLoad(loading, a)
-	lost := a.lost
-	for {
+	l, ok := r.awaitLoad(limited, loading, a, rival)
+	if !ok {
+		return false
+	}
+	r.noteReturn()
+	noteEnd() // the keeper goes on through the commit
+	abort(context.Cause(limited)) // as limited's end does, which may be on its way
+	return finish(ctx, l)
+}
+
+// awaitLoad waits for the load's result until the end of limited, by RebuildTimeout or with the flight. ok is false
+// if the load is given up. loading is the load's context.
+func (r *run) awaitLoad(limited, loading context.Context, a *attempt, rival <-chan struct{}) (l loaded, ok bool) {
+	for lost := a.lost; ; {
 		select {
-		case l := <-a.result:
+		case l = <-a.result:
 			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
 				r.noteVoid()
-				return false
+				return l, false
 			}
 			if l.err != nil && limited.Err() != nil {
 				l.err = context.Cause(limited) // the load's error only repeats the end of its context
 			}
-			r.noteReturn()
-			noteEnd() // the keeper goes on through the commit
-			abort(nil)
-			return finish(ctx, l)
+			return l, true
 		case <-rival:
 			rival = nil
 			if r.cancelUnlessPublished(errRival) {
-				r.releaseBehind(ctx)
-				return false
+				r.releaseBehind(limited)
+				return l, false
 			}
 		case <-lost:
 			// Another process has the lease now. The flight waits for its value, whether or not our load
@@ -107,15 +116,13 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 			// second loss every load goes on: a locker that loses all leases must not stop all loads.
 			lost = nil
 			if r.noteLoss() && r.cancelUnlessPublished(driver.ErrLeaseLost) {
-				return false
+				return l, false
 			}
 		case <-limited.Done():
 			if len(a.result) > 0 {
 				continue // the load ended in time
 			}
-			r.noteReturn()
-			noteEnd()
-			return finish(ctx, loaded{basis: a.basis, err: context.Cause(limited), ended: r.engine.clock.Now()})
+			return loaded{basis: a.basis, err: context.Cause(limited), ended: r.engine.clock.Now()}, true
 		}
 	}
 }
