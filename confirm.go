@@ -140,19 +140,6 @@ func doubt(doubts chan<- struct{}) {
 	}
 }
 
-// askFenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
-// an epoch or an answer: a silent store cannot say so.
-func (f *flight) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
-	e := f.engine
-	if e.fencer == nil || epoch == 0 {
-		return false
-	}
-	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
-		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
-	})
-	return err == nil && fenced
-}
-
 // confirmEvery is the time between two confirmations of an offered or published item.
 func (e *engine) confirmEvery() time.Duration { return max(e.unconfirmedTTL()/2, 2*polls.Shortest) }
 

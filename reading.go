@@ -31,6 +31,19 @@ func (r *run) persist(ctx context.Context, there lookout.Reply) lookout.Reply {
 	return there
 }
 
+// askFenced asks a Fencer whether something later than epoch counts. It returns false without a Fencer,
+// an epoch or an answer: a silent store cannot say so.
+func (f *flight) askFenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
+	e := f.engine
+	if e.fencer == nil || epoch == 0 {
+		return false
+	}
+	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
+		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+	})
+	return err == nil && fenced
+}
+
 // readWithLog reads the key, and the log of sweeps if due. The two are one request where the store can.
 func (r *run) readWithLog(ctx context.Context) lookout.Reply {
 	if there := r.followLogAhead(ctx); there != nil {
