@@ -12,9 +12,9 @@ import (
 // This file keeps and finds values without a flight: a variant, a bypassing request's response, an answer
 // without a rebuild. A witness shows whether an invalidation, with no flight to end, came before.
 
-// put keeps a value, which has f's age now, without a flight. If over is not nil, put keeps the value
+// put keeps a value, which has w's age now, without a flight. If over is not nil, put keeps the value
 // only in place of the item over: otherwise another item, or an invalidation, has come later.
-func (e *engine) put(ctx context.Context, key string, v any, f items.Windows, position uint64, over *items.Item) {
+func (e *engine) put(ctx context.Context, key string, v any, w items.Windows, position uint64, over *items.Item) {
 	now := e.clock.Now()
 	d, there := e.access(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.End()
@@ -28,7 +28,7 @@ func (e *engine) put(ctx context.Context, key string, v any, f items.Windows, po
 		return
 	}
 	d.position = position
-	d.keep(ctx, v, f, now)
+	d.keep(ctx, v, w, now)
 }
 
 // An access is work on a key without a flight, with what it knows of the key's entry.
@@ -76,11 +76,11 @@ func (d *draft) Forgive() { d.own++ }
 
 func (d *draft) End() { d.engine.endWitness(d.key, d.witness) }
 
-// keep keeps the value, which had f's age at now.
-func (d *draft) keep(ctx context.Context, v any, f items.Windows, now instant) {
+// keep keeps the value, which had w's age at now.
+func (d *draft) keep(ctx context.Context, v any, w items.Windows, now instant) {
 	e := d.engine
 	it := &items.Item{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, TrustedUntil: e.trustedUntil(now)}
-	it.Lifetime = e.lifetimeOf(now, f, d.key, d.epoch)
+	it.Lifetime = e.lifetimeOf(now, w, d.key, d.epoch)
 	written := commitTaken
 	switch {
 	case e.Store == nil:

@@ -150,8 +150,8 @@ func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
 	return valueOf[V](v), age, ok
 }
 
-// HotKeys returns at most most keys of this process, the most used first. Another process is warm
-// after a GetMany of them.
+// HotKeys returns up to most keys of this process, the most used first. Another process is warm after a
+// GetMany of them.
 func (c *Cache[V]) HotKeys(most int) []string { return c.engine.near.Hottest(most) }
 
 // Set puts value under key, after your write to the origin. The value has no Tags, is fresh for TTL
@@ -186,7 +186,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 
 // InvalidateMatching drops the matching values. After it has returned nil, no matching value computed
 // before the call is served in this process, nor in others after NearTTL. In a fleet it needs
-// Options.Sweeps. All but keys without Soft go into a log, see [Middleware.InvalidateMatching].
+// Options.Sweeps. Soft matches, Prefixes, Tags and All go into a log, see [Middleware.InvalidateMatching].
 func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	e := c.engine
 	if e.sweeps == nil {

@@ -80,7 +80,8 @@ func (r *run) commit(ctx context.Context, it *items.Item) commitOutcome {
 	return r.commitBy(ctx, it, &r.leading.lease)
 }
 
-// commitBy offers the item to the store, see write. This process keeps an item that an answering store does not take.
+// commitBy commits the item, see write. If the store does not take the item, the store gets a mark in its place, and
+// this process keeps the item.
 func (k *storeKey) commitBy(ctx context.Context, it *items.Item, lease *driver.Lease) commitOutcome {
 	e := k.engine
 	entry, err := k.encode(it)
@@ -138,9 +139,9 @@ func (k *storeKey) refused(ctx context.Context, err error, epoch uint64, silent 
 	return commitFenced
 }
 
-// keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an
-// invalidation takes both away. A value is trusted from then, for NearTTL, or nearOffTTL with the near tier
-// off: the store has confirmed nothing since. A failure without a value is trusted from now.
+// keepBeside lets the item stand beside the entry from its load's beginning: a later commit or an invalidation takes
+// both away. A value is trusted from then: the store has confirmed nothing since. A failure without a value is trusted
+// from now.
 func (r *run) keepBeside(it *items.Item) {
 	since := r.engine.clock.Now()
 	if it.Held {

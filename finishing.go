@@ -14,8 +14,8 @@ import (
 // This file ends a flight with its load's result: the result is committed, and goes to the callers unless
 // something later counts.
 
-// finish commits the load's result and ends the flight with the result. It returns false if the store,
-// or an invalidation here, is later. No caller gets the result then, and the flight looks again.
+// finish commits the load's result and ends the flight with the result. It returns false if the store has
+// something later, or the key was invalidated here. No caller gets the result then, and the flight looks again.
 func (r *run) finish(ctx context.Context, l loaded) bool {
 	e := r.engine
 	if !r.storeDown {
@@ -91,7 +91,7 @@ func (r *run) finishFound(ctx context.Context, l loaded) bool {
 	// The position is the load's, so that the sweeps during the load count.
 	it := &items.Item{
 		Kind: driver.KindNotFound, Epoch: l.epoch, Build: l.took, LoadBegan: l.loadBegan, Position: l.position,
-		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, l.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.Marks,
+		Lifetime: e.lifetimeOf(now, l.windows(), r.key, l.epoch), TrustedUntil: e.trustedUntil(now), Marks: l.Marks,
 	}
 	if l.err == nil {
 		it.Kind, it.Value = driver.KindValue, l.Value

@@ -8,10 +8,10 @@ import (
 
 // This file is the end of a flight: its result goes into the near tier and to its callers.
 
-// settle puts the item into the near tier, and ends the flight with it for the callers that began before then. Callers
-// that began before suits take the item whatever they want. False: the key was invalidated since the last look, and the
-// flight looks again.
-func (r *run) settle(it *items.Item, then, suits instant) bool {
+// settle puts the item into the near tier, and ends the flight with it for the callers that began before resultBefore.
+// Callers that began before suitsBefore take the item whatever they want. False: the key was invalidated since the last
+// look, and the flight looks again.
+func (r *run) settle(it *items.Item, resultBefore, suitsBefore instant) bool {
 	e := r.engine
 	it.Weigh(r.key, e.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
@@ -31,7 +31,7 @@ func (r *run) settle(it *items.Item, then, suits instant) bool {
 	}
 	// One lock for both: join sees the flight in the map, or the item in the near tier.
 	r.keepResult(spared)
-	r.land(func(s *flightState) { s.result, s.resultBefore, s.suitsBefore = spared, then, suits })
+	r.land(func(s *flightState) { s.result, s.resultBefore, s.suitsBefore = spared, resultBefore, suitsBefore })
 	return true
 }
 
@@ -45,23 +45,23 @@ func (r *run) keepResult(it *items.Item) {
 	r.engine.near.Put(r.key, it, int(r.callers.all.Load()))
 }
 
-// give ends the flight with an item past its windows for callers that began before then. An earlier near item
+// give ends the flight with an item past its windows for callers that began before resultBefore. An earlier near item
 // goes. A later one is from a Set, or of a successor.
-func (r *run) give(it *items.Item, then instant) {
+func (r *run) give(it *items.Item, resultBefore instant) {
 	it.Weigh(r.key, r.engine.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.engine.near.Advance(r.key, it)
-	r.land(func(s *flightState) { s.result, s.resultBefore = it, then })
+	r.land(func(s *flightState) { s.result, s.resultBefore = it, resultBefore })
 }
 
 // giveFailure is give for a failure. The key's item stays in the near tier.
-func (r *run) giveFailure(err error, then instant) {
+func (r *run) giveFailure(err error, resultBefore instant) {
 	it := &items.Item{Err: err}
 	it.Failures, it.RetryAt = 1, forever // the failure answers them, whatever else they want
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
-	r.land(func(s *flightState) { s.result, s.resultBefore = it, then })
+	r.land(func(s *flightState) { s.result, s.resultBefore = it, resultBefore })
 }
 
 // land ends the flight with a result or an error. shard.mu is held.
@@ -87,8 +87,8 @@ func (r *run) end(err error) {
 	}
 }
 
-// Landing waits until the flight has landed or is unlisted, and returns its result or nil, for a caller whose
-// response broke off. The wait is short: the break's cause has ended the load, or its time, or the listing.
+// Landing waits until the flight has landed or is unlisted, and returns its result or nil. A caller whose response
+// broke off waits shortly: the break's cause has ended the load, or its time, or the listing.
 func (f *flight) Landing(ctx context.Context) (*items.Item, error) {
 	for {
 		f.shard.mu.Lock() // land changes the state, and then unlists

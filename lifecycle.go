@@ -43,7 +43,7 @@ func (e *engine) newGate(kind observe.Engine) *gate.Gate {
 	return gate.New(e.EngineTimeout, e.tellBreaker(kind))
 }
 
-// newLookout has the store's reads for many keys, if the store can.
+// newLookout returns the flights' looks, many in one request if the store can.
 func (e *engine) newLookout() *lookout.Lookout {
 	many, _ := e.Store.(driver.BatchGetter)
 	return lookout.New(lookout.Config{

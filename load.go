@@ -24,7 +24,7 @@ type loaded struct {
 	took  time.Duration
 }
 
-func (l *loaded) lifetime() items.Windows {
+func (l *loaded) windows() items.Windows {
 	w := *l.Windows
 	// A value that is past its windows is not kept, see Result.
 	if served := items.NewLifetime(0, w); l.Marks != nil && l.Marks.Validator != "" && served.End() > 0 {

@@ -141,19 +141,19 @@ func (r *run) consider(it *items.Item, fromStore bool) bool {
 	if r.want.Fits != nil && !r.want.Fits(it) {
 		return false // the item answers other calls, never the call that began this flight
 	}
-	is, suits := r.verdictOn(it, r.engine.clock.Now()), instant(0)
+	is, suitsBefore := r.verdictOn(it, r.engine.clock.Now()), instant(0)
 	declined := is == serve && r.declines(it, fromStore)
 	if declined && fromStore {
-		suits = r.laterLoad(it)
+		suitsBefore = r.laterLoad(it)
 	}
 	switch {
 	case is == rebuild:
-	case is == serveStale, declined && suits == 0:
+	case is == serveStale, declined && suitsBefore == 0:
 		// The call that began this flight declines the item or has it replaced. Other callers may take it.
 		r.offer(it, fromStore)
 	default:
 		r.noteOthersBuild(it)
-		if r.settle(it, it.TrustedUntil, suits) {
+		if r.settle(it, it.TrustedUntil, suitsBefore) {
 			r.loaded = false // also in a look that follows a failed load
 			if fromStore {
 				r.engine.count.storeHits.Add(1)

@@ -20,9 +20,9 @@ func (e *engine) HoldsNear(key string, it *items.Item) bool {
 	return there.Epoch == it.Epoch && (it.Epoch != 0 || there.Born == it.Born)
 }
 
-func (e *engine) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
-	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
-	return items.NewLifetime(now, f)
+func (e *engine) lifetimeOf(now instant, w items.Windows, key string, epoch uint64) items.Lifetime {
+	w.TTL = jittered(w.TTL, e.TTLJitter, key, epoch)
+	return items.NewLifetime(now, w)
 }
 
 // trustedUntil is the instant until which the near tier trusts the store's answer from the time now.
@@ -41,12 +41,10 @@ func (e *engine) peek(key string) (value any, age time.Duration, ok bool) {
 	return it.Value, durations.Between(it.Born, now), true
 }
 
-// nearOffTTL is how long an untaken item is trusted with the near tier off. Otherwise each call in an outage
-// would load its key again.
+// nearOffTTL is unconfirmedTTL with the near tier off. Otherwise each call in an outage would load its key again.
 const nearOffTTL = time.Second
 
-// unconfirmedTTL is how long the process serves an item that no store has confirmed: NearTTL, or nearOffTTL with
-// the near tier off.
+// unconfirmedTTL is how long the process serves an item that no store has confirmed.
 func (s *settings) unconfirmedTTL() time.Duration {
 	if s.eachCall {
 		return nearOffTTL
