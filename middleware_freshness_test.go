@@ -2,10 +2,13 @@ package bellwether_test
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -199,5 +202,30 @@ func TestFreshness_FailsAtAHijack(t *testing.T) {
 	io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection-Wanted: yes\r\n\r\n")
 	if reply, err := io.ReadAll(conn); len(reply) > 0 || err != nil {
 		t.Errorf("got %q, %v, want the end of the connection", reply, err)
+	}
+}
+
+// A new visitor's session in a response without a time is for this visitor alone.
+func TestFreshness_CookieWithoutTime(t *testing.T) {
+	for name, header := range map[string]http.Header{
+		"max-age=0":         {"Cache-Control": {"max-age=0"}},
+		"public, max-age=0": {"Cache-Control": {"public, max-age=0"}},
+		"expired":           {"Expires": {"0"}},
+		"unreadable":        {"Cache-Control": {"max-age=soon"}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var sessions atomic.Int32
+			s := newSite(t, bellwether.HTTPOptions{StoreSetCookie: true}, func(w http.ResponseWriter, r *http.Request) {
+				session := fmt.Sprint(sessions.Add(1))
+				time.Sleep(time.Second)
+				maps.Copy(w.Header(), header)
+				w.Header().Set("Set-Cookie", "session="+session)
+				io.WriteString(w, session)
+			})
+			if got := s.burst(5, same("http://a/p")); len(got) != 5 {
+				t.Errorf("5 visitors got %v, want a session for each", got)
+			}
+			s.wantBody(t, "6", "http://a/p", "Cache-Control", "max-stale")
+		})
 	}
 }

@@ -40,7 +40,7 @@ func Judge(req Request, status int, resp http.Header, sent, received time.Time, 
 func JudgeAged(req Request, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...), Age: age}
 	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
-	j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt)
+	j.Shared, j.Reason = storable(req, status, resp, j.Directives, j.Freshness, opt)
 	// A redirect needs a lifetime, which the rule may give. Other statuses that need a lifetime,
 	// such as 401 and 403, are usually about the client.
 	unsaid := j.Reason == ReasonStatusNoLifetime && status < 400

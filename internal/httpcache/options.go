@@ -11,7 +11,7 @@ type Options struct {
 	// applies counts (RFC 9213 section 2.2). Empty: Cache-Control only.
 	Targets []string
 
-	// SetCookie stores responses with a Set-Cookie field and an explicit lifetime, with the cookies.
+	// SetCookie stores responses with a Set-Cookie field and an explicit lifetime above 0, with the cookies.
 	// RFC 9111 section 7.3 allows it, but a cookie is usually for one client. Default: not stored.
 	SetCookie bool
 

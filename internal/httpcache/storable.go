@@ -16,8 +16,8 @@ const ReasonStatusNoLifetime = "status-without-lifetime"
 
 // storable reports whether a shared cache may store the response and give it to other clients (RFC 9111
 // section 3). If not, reason is the cause in a word or two, for Cache-Status. A response that is never
-// fresh is also storable: it may answer waiting requests, see [Freshness.shareable].
-func storable(req Request, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
+// fresh is also storable: it may answer waiting requests, see [Freshness.shareable]. f is freshnessOf's.
+func storable(req Request, status int, resp http.Header, d Directives, f Freshness, opt Options) (ok bool, reason string) {
 	switch {
 	case status < 200 || status > 599:
 		// Section 3: the status is final; RFC 9110 section 15: and valid.
@@ -56,11 +56,12 @@ func storable(req Request, status int, resp http.Header, d Directives, opt Optio
 	if _, ok := VaryNames(resp); !ok {
 		return false, "vary"
 	}
-	explicit := d.SMaxAge.Set || d.MaxAge.Set || !d.Targeted && len(resp["Expires"]) > 0
+	explicit := f.Source >= SourceExpires
 	for _, name := range [...]string{"Set-Cookie", "Set-Cookie2"} {
-		// Section 7.3. A qualified private or no-cache removes the cookie, and the rest is shared.
+		// Section 7.3. A qualified private or no-cache removes the cookie, and the rest is shared. A lifetime of
+		// zero does not permit to share it: a handler that begins a session often says max-age=0.
 		if len(resp[name]) > 0 && !slices.Contains(d.PrivateFields, name) &&
-			!slices.Contains(d.NoCacheFields, name) && !(opt.SetCookie && explicit) {
+			!slices.Contains(d.NoCacheFields, name) && !(opt.SetCookie && explicit && f.Lifetime > 0) {
 			return false, "set-cookie"
 		}
 	}

@@ -56,6 +56,9 @@ func TestStorable(t *testing.T) {
 		{name: "RFC 9111 7.3: Set-Cookie taken out", resp: header("Set-Cookie", "a=b", "Cache-Control", `max-age=60, no-cache="set-cookie"`)},
 		{name: "RFC 9111 7.3: Set-Cookie allowed", resp: header("Set-Cookie", "a=b", "Cache-Control", "max-age=60"), opt: Options{SetCookie: true}},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, nothing said", resp: header("Set-Cookie", "a=b"), opt: Options{SetCookie: true}, want: "set-cookie"},
+		{name: "RFC 9111 7.3: Set-Cookie allowed, no time", resp: header("Set-Cookie", "a=b", "Cache-Control", "max-age=0"), opt: Options{SetCookie: true}, want: "set-cookie"},
+		{name: "RFC 9111 7.3: Set-Cookie allowed, no time by Expires", resp: header("Set-Cookie", "a=b", "Expires", "0"), opt: Options{SetCookie: true}, want: "set-cookie"},
+		{name: "RFC 9111 7.3: Set-Cookie allowed, never fresh", resp: header("Set-Cookie", "a=b", "Cache-Control", "no-cache, max-age=60", "ETag", `"e"`), opt: Options{SetCookie: true}, want: "set-cookie"},
 		{name: "RFC 9213 2.2: Expires does not count", status: 201, resp: header("Expires", "0", "CDN-Cache-Control", "none"), opt: Options{Targets: []string{"CDN-Cache-Control"}}, want: "status-without-lifetime"},
 		{name: "RFC 9213 2.2: no-store overruled", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), opt: Options{Targets: []string{"CDN-Cache-Control"}}},
 		{name: "RFC 9213 2.2: not on the list", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), want: "no-store"},
@@ -66,7 +69,7 @@ func TestStorable(t *testing.T) {
 				status = 200
 			}
 			d := ResponseDirectives(tt.resp, tt.opt.Targets...)
-			ok, reason := storable(Request{Header: tt.req, Credentials: tt.req["Authorization"] != nil, NoStore: ParseRequest(tt.req).NoStore}, status, tt.resp, d, tt.opt)
+			ok, reason := storable(Request{Header: tt.req, Credentials: tt.req["Authorization"] != nil, NoStore: ParseRequest(tt.req).NoStore}, status, tt.resp, d, freshnessOf(status, tt.resp, d, now, tt.opt), tt.opt)
 			if ok != (tt.want == "") || reason != tt.want {
 				t.Errorf("storable = %v, %q, want reason %q", ok, reason, tt.want)
 			}
