@@ -87,24 +87,43 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channels []string, l
 	}
 }
 
-// subscribe begins to subscribe to the channels. In a cluster, where all nodes carry each message, it goes to
-// the master of a random slot. By itself the client of each process would go to the channel's master, and
-// after its death hear not even of the other nodes' keys until a replica is elected.
-func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
-	if cluster, ok := rdb.(rediscluster.Client); ok {
-		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))
-		if err != nil {
-			return nil, err
-		}
-		rdb = node
-	}
+// subscribe begins to subscribe to the channels at a server.
+func subscribe(ctx context.Context, server redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
 	// In two steps: the client's Subscribe with a channel hides the error of a failed send.
-	pubsub := rdb.Subscribe(ctx)
+	pubsub := server.Subscribe(ctx)
 	if err := pubsub.Subscribe(ctx, channels...); err != nil {
 		pubsub.Close()
 		return nil, err
 	}
 	return pubsub, nil
+}
+
+// A place is a server of a cluster's client: the master of a random slot, as all nodes carry each message. By itself
+// the client of each process would go to the channel's master, and after its death hear not even of the other nodes'
+// keys until a replica is elected.
+type place struct {
+	cluster rediscluster.Client
+	key     string // in the slot
+	server  *redis.Client
+}
+
+// findPlace returns nil if rdb is no cluster's client.
+func findPlace(ctx context.Context, rdb redis.UniversalClient) (*place, error) {
+	cluster, ok := rdb.(rediscluster.Client)
+	if !ok {
+		return nil, nil
+	}
+	p := &place{cluster: cluster, key: strconv.Itoa(rand.Int())}
+	var err error
+	p.server, err = cluster.MasterForKey(ctx, p.key)
+	return p, err
+}
+
+// left reports whether the slot has another master. A node that has left its cluster, or that sentinels have replaced,
+// may go on to answer and carry no more messages.
+func (p *place) left(ctx context.Context) bool {
+	server, err := adapter.Await(ctx, func() (*redis.Client, error) { return p.cluster.MasterForKey(ctx, p.key) }, nil)
+	return err == nil && server != p.server
 }
 
 // closed reports whether rdb itself is closed, after a connection's client was. A cluster's client
@@ -132,7 +151,14 @@ func listenOnce(ctx context.Context, rdb redis.UniversalClient, channels []strin
 	}
 	// The client obeys ctx while it dials, but not while it waits for a server's first reply. Its
 	// dialer, hooks and credentials provider are user code and may panic.
+	c.place, err = adapter.Await(ctx, func() (*place, error) { return findPlace(ctx, rdb) }, nil)
+	if err != nil {
+		return false, err
+	}
 	c.pubsub, err = adapter.Await(ctx, func() (*redis.PubSub, error) {
+		if c.place != nil {
+			return subscribe(ctx, c.place.server, c.channels...)
+		}
 		return subscribe(ctx, rdb, c.channels...)
 	}, func(pubsub *redis.PubSub, err error) {
 		if err == nil {
@@ -157,6 +183,7 @@ func listenOnce(ctx context.Context, rdb redis.UniversalClient, channels []strin
 // A connection is a subscription on one connection to a server.
 type connection struct {
 	rdb      redis.UniversalClient
+	place    *place // nil if rdb is no cluster's client
 	pubsub   *redis.PubSub
 	channels []string // the listeners', and own
 	last     string   // of the listeners' channels: a server confirms in the order of the request
@@ -264,14 +291,17 @@ func (c *connection) watch(ctx context.Context) {
 	}
 }
 
-// moved reports whether the client publishes to another server than the one subscribed to own. After a
-// planned failover the old master answers for about ten seconds, while all messages go to the new one.
+// moved reports whether the client publishes to another server than the one subscribed to. After a planned
+// failover the old master answers for about ten seconds, while all messages go to the new one.
 func (c *connection) moved(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, beat)
+	defer cancel()
+	if c.place != nil {
+		return c.place.left(ctx)
+	}
 	if c.own == "" || !c.complete.Load() {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, beat)
-	defer cancel()
 	listeners, err := adapter.Await(ctx, func() (int64, error) { return c.rdb.Publish(ctx, c.own, "").Result() }, nil)
 	return err == nil && listeners == 0
 }

@@ -111,6 +111,47 @@ func TestListen_Cluster(t *testing.T) {
 	}
 }
 
+// TestListen_ClusterMoves has a cluster's client learn of another master while the old one goes on to answer, as after
+// a failover by sentinels, or when a node has left its cluster.
+func TestListen_ClusterMoves(t *testing.T) {
+	t.Parallel()
+	var master atomic.Pointer[string]
+	before, after := testserver.Redis(t).OwnOrSkip(t).Addr, testserver.Redis(t).OwnOrSkip(t).Addr
+	master.Store(&before)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{Start: 0, End: testserver.Slots - 1, Nodes: []redis.ClusterNode{{Addr: *master.Load()}}}}, nil
+	}})
+	defer rdb.Close()
+	up, heard := make(chan struct{}, 2), make(chan string, 1)
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer close(ended)
+		Share(rdb).Listen(ctx, "channel", Listener{Up: func() { up <- struct{}{} }, Message: func(text string) { heard <- text }})
+	}()
+	<-up
+	master.Store(&after)
+	rdb.ReloadState(ctx)
+	select {
+	case <-up:
+	case <-time.After(5 * time.Second):
+		t.Fatal("still at the former master after 5 s")
+	}
+	if err := rdb.Publish(ctx, "channel", "message").Err(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case text := <-heard:
+		if text != "message" {
+			t.Errorf("heard %q", text)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("a message at the new master is not heard")
+	}
+	cancel()
+	<-ended
+}
+
 // TestListen_PanicInTheClient: after a dialer's panic in Subscribe or Receive, Listen reports and reconnects.
 func TestListen_PanicInTheClient(t *testing.T) {
 	server := testserver.Redis(t)
