@@ -1,6 +1,8 @@
 package redisfleet
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,4 +131,32 @@ func TestEngine_Ring(t *testing.T) {
 	t.Run("locker", func(t *testing.T) {
 		lockertest.Run(t, func(tb testing.TB) driver.Locker { return struct{ driver.Locker }{over(tb, connect(tb))} })
 	})
+}
+
+// TestEngine_ClusterDown has a master lose its cluster, which elects another: the master's replies are refusals
+// without a redirection.
+func TestEngine_ClusterDown(t *testing.T) {
+	t.Parallel()
+	alone := testserver.Redis(t, "--cluster-enabled", "yes").OwnOrSkip(t).Addr
+	elected := testserver.Redis(t).OwnOrSkip(t).Addr
+	var master atomic.Pointer[string]
+	master.Store(&alone)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{Start: 0, End: testserver.Slots - 1, Nodes: []redis.ClusterNode{{Addr: *master.Load()}}}}, nil
+	}})
+	t.Cleanup(func() { rdb.Close() })
+	eng := over(t, rdb)
+	if _, err := eng.Elect(t.Context(), "key", 0, time.Minute); !redis.IsClusterDownError(err) {
+		t.Fatalf("Elect at the lone master: %v, want CLUSTERDOWN", err)
+	}
+	master.Store(&elected)
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) { // the client looks for the new master
+		won, err := eng.Elect(t.Context(), "key", 0, time.Minute)
+		if err == nil && won.Lease != nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("5 s later: %+v, %v", won, err)
+		}
+	}
 }

@@ -14,15 +14,15 @@ type Client interface {
 	ReloadState(ctx context.Context)
 }
 
-// Doubt has a cluster's client reload the list of nodes if err means that a node did not answer. By itself it
-// reloads at a redirection, which a dead node never sends, and every ten seconds: meanwhile it would ask a
-// master whose replica has taken over. It reloads in the background, at most every 200 ms.
+// Doubt has a cluster's client reload the list of nodes if err means that a node did not answer, or that it has
+// lost its cluster. By itself the client reloads at a redirection, which neither node sends, and every ten seconds:
+// meanwhile it would ask a master whose replica has taken over. It reloads in the background, at most every 200 ms.
 func Doubt(rdb redis.UniversalClient, err error) {
 	cluster, ok := rdb.(Client)
 	if !ok || err == nil {
 		return
 	}
-	if _, replied := errors.AsType[redis.Error](err); replied {
+	if _, replied := errors.AsType[redis.Error](err); replied && !redis.IsClusterDownError(err) {
 		return
 	}
 	cluster.ReloadState(context.Background())
