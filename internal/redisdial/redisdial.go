@@ -17,13 +17,30 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// memory is how long a failed dial explains failures. While calls wait, the client dials more often.
-const memory = 2 * time.Second
+const (
+	// memory is how long a failed dial explains failures. While calls wait, the client dials more often.
+	memory = 2 * time.Second
 
-// Failures are the latest failed dials of a client. They are safe for concurrent use.
+	// slow is the time under way after which a dial explains failures. A silent address fails a dial only after
+	// the client's DialTimeout, 5 s by default, and its callers leave earlier.
+	slow = 100 * time.Millisecond
+)
+
+// Failures are the latest failed dials of a client, and its dials under way. They are safe for concurrent use.
 type Failures struct {
-	mu     sync.Mutex // guards latest
-	latest map[string]failure
+	mu       sync.Mutex // guards the fields below
+	latest   map[string]failure
+	underWay map[*dial]struct{}
+}
+
+// A dial is a dial under way.
+type dial struct {
+	addr  string
+	began time.Time
+}
+
+func newFailures() *Failures {
+	return &Failures{latest: map[string]failure{}, underWay: map[*dial]struct{}{}}
 }
 
 // A failure is the latest dial of an address, if it failed.
@@ -34,7 +51,7 @@ type failure struct {
 
 // Of records rdb's failed dials by a hook: of a cluster's client, the dials of nodes unknown so far.
 func Of(rdb redis.UniversalClient) *Failures {
-	f := &Failures{latest: map[string]failure{}}
+	f := newFailures()
 	nodes, ok := rdb.(interface{ OnNewNode(func(*redis.Client)) })
 	if !ok {
 		rdb.AddHook(f)
@@ -53,8 +70,8 @@ func Of(rdb redis.UniversalClient) *Failures {
 	return f
 }
 
-// Explain adds the client's latest failed dial, if recent, to the error of a call. Replies of a
-// server and cancelled calls need no explanation and stay as they are.
+// Explain adds the client's latest failed dial, if recent, or else a slow dial under way, to the error of a call.
+// Replies of a server and cancelled calls need no explanation and stay as they are.
 func (f *Failures) Explain(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
@@ -81,7 +98,24 @@ func (f *Failures) last() error {
 			last = one
 		}
 	}
-	return last.err
+	if last.err != nil {
+		return last.err
+	}
+	return f.hanging()
+}
+
+// hanging returns an error with the address of the oldest slow dial under way, or nil. The caller holds mu.
+func (f *Failures) hanging() error {
+	var oldest *dial
+	for d := range f.underWay {
+		if time.Since(d.began) >= slow && (oldest == nil || d.began.Before(oldest.began)) {
+			oldest = d
+		}
+	}
+	if oldest == nil {
+		return nil
+	}
+	return fmt.Errorf("still dialing %s", oldest.addr)
 }
 
 // DialHook implements [redis.Hook]. It refuses a dial with an ended context, which the client's dialer for TLS
@@ -91,6 +125,9 @@ func (f *Failures) DialHook(next redis.DialHook) redis.DialHook {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		d := &dial{addr, time.Now()}
+		f.begin(d)
+		defer f.end(d) // also if the dialer panics
 		conn, err := next(ctx, network, addr)
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -102,6 +139,18 @@ func (f *Failures) DialHook(next redis.DialHook) redis.DialHook {
 		}
 		return conn, err
 	}
+}
+
+func (f *Failures) begin(d *dial) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.underWay[d] = struct{}{}
+}
+
+func (f *Failures) end(d *dial) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.underWay, d)
 }
 
 // ProcessHook implements [redis.Hook].

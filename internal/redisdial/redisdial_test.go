@@ -24,7 +24,7 @@ var _ redis.Error = word("")
 
 func TestExplain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &Failures{latest: map[string]failure{}}
+		f := newFailures()
 		var outcome error
 		hook := f.DialHook(func(context.Context, string, string) (net.Conn, error) { return nil, outcome })
 		dial := func(addr string, err error) {
@@ -62,5 +62,43 @@ func TestExplain(t *testing.T) {
 		if len(f.latest) != 0 {
 			t.Errorf("%d failures are kept that explain nothing", len(f.latest))
 		}
+	})
+}
+
+// TestExplain_SilentAddress has calls end during a dial, as with an address behind a firewall.
+func TestExplain_SilentAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailures()
+		hook := f.DialHook(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, errors.New("no answer")
+		})
+		begin := func(addr string) context.CancelFunc {
+			ctx, cancel := context.WithCancel(t.Context())
+			go hook(ctx, "tcp", addr)
+			synctest.Wait()
+			return cancel
+		}
+		wants := func(when, want string) {
+			t.Helper()
+			synctest.Wait()
+			if got := f.Explain(context.DeadlineExceeded).Error(); got != context.DeadlineExceeded.Error()+want {
+				t.Errorf("%s: %q, want %q behind the call's own", when, got, want)
+			}
+		}
+		endA := begin("a")
+		wants("at first", "")
+		time.Sleep(slow)
+		wants("during a slow dial", ": still dialing a")
+		endB := begin("b")
+		time.Sleep(slow)
+		wants("during two slow dials", ": still dialing a")
+		endA()
+		wants("after a failure", ": no answer")
+		time.Sleep(2 * memory)
+		wants("later", ": still dialing b")
+		endB()
+		time.Sleep(2 * memory)
+		wants("without a dial", "")
 	})
 }
