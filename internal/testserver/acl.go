@@ -8,11 +8,13 @@ import (
 )
 
 // RedisRules are the commands needed by the Redis adapters, as listed in docs/engines.md for an
-// access control list. ClusterRules are the additional commands of a cluster's client.
+// access control list. ClusterRules are the additional commands of a cluster's client, and ReplicaRules of a cluster's
+// client that reads from replicas.
 const (
 	RedisRules = "+select +get +mget +getrange +set +setrange +pexpire +pttl +del +eval +evalsha +time " +
 		"+publish +subscribe +unsubscribe +ping +hello +auth"
 	ClusterRules = "+cluster|slots +cluster|shards +command +asking"
+	ReplicaRules = "+readonly"
 )
 
 // RedisUser and RedisPassword are the credentials of Restrict's user.

@@ -11,7 +11,7 @@ func TestRestrict_Document(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"\n    " + RedisRules + "\n", "`" + ClusterRules + "`"} {
+	for _, want := range []string{"\n    " + RedisRules + "\n", "`" + ClusterRules + "`", "`" + ReplicaRules + "`"} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("docs/engines.md has no %q", want)
 		}

@@ -33,6 +33,16 @@ func TestStore_Cluster(t *testing.T) {
 			return New(rdb)
 		})
 	})
+	t.Run("reads from replicas", func(t *testing.T) {
+		testserver.Restrict(t, testserver.RedisRules+" "+testserver.ClusterRules+" "+testserver.ReplicaRules, c.Servers()...)
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: testserver.RedisUser, Password: testserver.RedisPassword, ReadOnly: true})
+		t.Cleanup(func() { rdb.Close() })
+		s := New(rdb)
+		want := put(t, s, "key", time.Hour)
+		if e, err := s.Get(t.Context(), "key"); err != nil || e.Epoch != want.Epoch {
+			t.Errorf("Get: epoch %d, %v; want epoch %d", e.Epoch, err, want.Epoch)
+		}
+	})
 	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
 }
 
