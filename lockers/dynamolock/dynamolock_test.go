@@ -679,6 +679,7 @@ func TestErrors_SayHowToMend(t *testing.T) {
 	for _, c := range []struct{ code, message, want string }{
 		{"AccessDeniedException", "User: x is not authorized to perform: dynamodb:UpdateItem", "dynamodb:GetItem"},
 		{"UnrecognizedClientException", "The security token included in the request is invalid.", "credentials are not valid"},
+		{"InvalidSignatureException", "Signature expired: 20260101T000000Z is now earlier than 20260101T010000Z", "this machine's clock"},
 		{"InternalServerError", "Internal server error", "Internal server error"},
 	} {
 		w.do(fails(c.code, c.message, 1000))

@@ -26,7 +26,7 @@ var hints = map[string]string{
 	"ValidationException":                    "if this is of the key: a table of leases has the string " + keyName + " as its only key, as dynamolock.CreateTable makes it",
 	"AccessDeniedException":                  "the credentials need leave for dynamodb:UpdateItem and dynamodb:GetItem on the table",
 	"UnrecognizedClientException":            invalid,
-	"InvalidSignatureException":              invalid,
+	"InvalidSignatureException":              invalid + ", or this machine's clock is wrong",
 	"MissingAuthenticationTokenException":    invalid,
 	"ExpiredTokenException":                  invalid,
 }
