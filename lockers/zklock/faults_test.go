@@ -602,3 +602,32 @@ func TestDial_Fails(t *testing.T) {
 		})
 	}
 }
+
+// TestHandshake_Refused has no server at first, and then a server that ends each connection in place of an answer, as
+// ZooKeeper does without a majority or its former data, and beyond maxClientCnxns: each error has the present reason.
+func TestHandshake_Refused(t *testing.T) {
+	t.Parallel()
+	addr := testserver.FreeAddr(t)
+	l := newLocker(t, addr)
+	reason := func() string {
+		err := l.Ping(within(t, 5*time.Second))
+		leasetest.MustBeNoAnswer(t, "Ping", err)
+		return err.Error()
+	}
+	if got := reason(); !strings.Contains(got, "connection refused") {
+		t.Errorf("Ping without a server: %s, want why there is no connection", got)
+	}
+	server, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		for c, err := server.Accept(); err == nil; c, err = server.Accept() {
+			c.Close()
+		}
+	}()
+	for _, want := range []string{"handshake", "maxClientCnxns", "new Locker"} {
+		leasetest.Eventually(t, 5*time.Second, "the error says "+want, func() bool { return strings.Contains(reason(), want) })
+	}
+}

@@ -206,11 +206,11 @@ func (s *session) announce() {
 	s.change = make(chan struct{})
 }
 
-// fail records that no server could be reached.
+// fail records that no server could be reached, with the latest reason: a later one is nearer to the mend.
 func (s *session) fail() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.up && s.why == nil {
+	if !s.up {
 		s.why = errUnreachable
 		if reason := cmp.Or(s.dialed, s.refused); reason != nil {
 			s.why = fmt.Errorf("%w: %v", errUnreachable, reason) // not wrapped: a context's error would look like the caller's

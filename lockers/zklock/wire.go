@@ -63,7 +63,7 @@ type wire struct {
 
 	// For the goroutine that dials, which follows the goroutines that read.
 	unanswered bool  // the handshake had no answer in time
-	refused    error // the refusal of a packet, or nil
+	refused    error // the refusal of a packet, or the server's of the handshake, or nil
 
 	set     chan struct{} // closed when the watches are sent, or there are none
 	setOnce sync.Once
@@ -127,6 +127,13 @@ func (w *wire) receive() error {
 	if !w.open.Load() {
 		err := w.readPacket(minHandshake, maxHandshake, checkHandshake)
 		w.unanswered = errors.Is(err, os.ErrDeadlineExceeded)
+		switch {
+		case err == nil || w.refused != nil:
+		case w.unanswered:
+			w.refused = errNoHandshake
+		default:
+			w.refused = fmt.Errorf("%w: %v", errEnded, err)
+		}
 		return err
 	}
 	err := w.readPacket(minReply, maxReply, w.checkReply)
@@ -163,6 +170,12 @@ func (w *wire) readPacket(shortest, longest uint32, check func([]byte) error) er
 	w.unread = w.buffer
 	return nil
 }
+
+// The reasons for a handshake without an answer. ZooKeeper names none.
+var (
+	errNoHandshake = errors.New("no answer to the handshake in time")
+	errEnded       = errors.New("the server ends the connection in place of an answer to the handshake: it has no majority, it has more connections from this address than maxClientCnxns, or it has lost data that this Locker has seen and needs a new Locker")
+)
 
 var (
 	errCutOff   = errors.New("its end is missing")
