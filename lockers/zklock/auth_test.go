@@ -2,6 +2,7 @@ package zklock_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,8 +51,8 @@ func TestAuth_Others(t *testing.T) {
 	}
 	other := newLocker(t, server.Addr)
 	other.Prefix = l.Prefix
-	if _, err := other.TryAcquire(t.Context(), newKey(), time.Minute); !errors.Is(err, zk.ErrNoAuth) {
-		t.Errorf("TryAcquire of a Locker without credentials: err = %v, want %v", err, zk.ErrNoAuth)
+	if _, err := other.TryAcquire(t.Context(), newKey(), time.Minute); !errors.Is(err, zk.ErrNoAuth) || !strings.Contains(err.Error(), "AuthScheme") {
+		t.Errorf("TryAcquire of a Locker without credentials: err = %v, want %v and the remedy", err, zk.ErrNoAuth)
 	}
 
 	proxy.Set(testserver.Reset)

@@ -396,11 +396,13 @@ func refused(err error) bool {
 	return errors.Is(err, zk.ErrInvalidPath) || errors.Is(err, zk.ErrBadArguments) || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
 }
 
-// wrap adds the operation to an engine's error. Errors of the contract and of a context pass unchanged.
+// wrap adds the operation and a remedy to an engine's error. Errors of the contract and of a context pass unchanged.
 func (l *Locker) wrap(doing, what string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
+	case errors.Is(err, zk.ErrNoAuth):
+		err = fmt.Errorf("the node's access control list refuses this Locker: set AuthScheme and Auth to credentials with all permissions: %w", err)
 	}
 	return fmt.Errorf("zklock: %s %s: %w", doing, what, l.session.explain(err))
 }
