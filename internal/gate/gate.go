@@ -413,6 +413,7 @@ func askWithin[T any](ctx context.Context, g *Gate, key string, limited *patienc
 		if !errors.Is(err, context.DeadlineExceeded) { // of a context below
 			err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 		}
+		err = fmt.Errorf("no answer in time (see EngineTimeout): %w", err) // not the deadline of a caller's own context
 		failure = err
 	case errors.Is(err, context.Canceled):
 		failure = context.Canceled

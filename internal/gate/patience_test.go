@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -71,6 +72,9 @@ func TestPatience_ContextBelow(t *testing.T) {
 		})
 		if !errors.Is(err, fault.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || budget.Left() != 0 || len(g.failing) != 1 {
 			t.Errorf("Ask: %v, with %v left and %d failures", err, budget.Left(), len(g.failing))
+		}
+		if err != nil && !strings.Contains(err.Error(), "EngineTimeout") {
+			t.Errorf("Ask: %v, want the option that has ended the call", err)
 		}
 	})
 }
