@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // Large is the size in bytes from which a call goes alone, so no short reply waits for its sending. A caller
@@ -133,6 +135,9 @@ func guard(cmds []redis.Cmder, f func()) {
 		}
 	}()
 	f()
+	for _, cmd := range cmds {
+		fault.Inquire(cmd.Err()) // a hook's error, and its methods may panic: here they have a guard
+	}
 	err = nil // or the commands have the error
 }
 
