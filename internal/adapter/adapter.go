@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -104,7 +105,9 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack()) // the value's methods may call Goexit
 			}
 		}()
-		r.v, r.err = f()
+		v, err := f()
+		fault.Inquire(err) // its methods later run without a guard
+		r = result{v, err}
 	}()
 	select {
 	case r := <-done:
