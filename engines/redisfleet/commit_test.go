@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -151,5 +152,32 @@ func TestCommitAndRelease_LeavesItsConnection(t *testing.T) {
 	defer cancel()
 	if _, err := eng.Get(ctx, "k0"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("a read after the failover: %v", err)
+	}
+}
+
+// nilError is an error whose methods panic for a nil pointer.
+type nilError struct{ err error }
+
+func (e *nilError) Error() string { return e.err.Error() }
+func (e *nilError) Unwrap() error { return e.err }
+
+// TestCommitAndRelease_ErrorWhoseMethodsPanic: a hook of the client's returns such an error for the server's time, which
+// the common request of all calls asks for. The call returns the panic.
+func TestCommitAndRelease_ErrorWhoseMethodsPanic(t *testing.T) {
+	srv := testserver.Redis(t)
+	watched := dial(t, srv.Addr)
+	watched.AddHook(testserver.Hook(func(_ context.Context, cmds []redis.Cmder, send func() error) error {
+		if cmds[0].Name() == "time" {
+			return (*nilError)(nil)
+		}
+		return send()
+	}))
+	eng, other := over(t, watched), open(t, srv.Addr)
+	eng.Prefix = "test:" + adapter.Token() + ":"
+	other.Prefix = eng.Prefix
+	won := elect(t, other, "k", 0) // eng knows no time
+	err := eng.CommitAndRelease(t.Context(), "k", value(won.Epoch), won.Lease)
+	if err == nil || !strings.Contains(err.Error(), "nil pointer dereference") {
+		t.Errorf("%v, want the panic", err)
 	}
 }
