@@ -311,11 +311,12 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := s.tidy()
 	// Without its record, the key has a raised floor: see record.
 	if r := s.records[key]; r != nil {
 		s.drop(r)
 	}
-	s.tell(driver.Notice{Key: key, Epoch: s.epoch, Invalidated: true, Made: time.Now()})
+	s.tell(driver.Notice{Key: key, Epoch: s.epoch, Invalidated: true, Made: now})
 	return nil
 }
 

@@ -167,7 +167,7 @@ func TestStore_ExpiryIsExactAndLeavesNothing(t *testing.T) {
 			t.Errorf("%d bytes are held after half of the entries have expired", s.bytes)
 		}
 		time.Sleep(retention + time.Second)
-		s.Get(t.Context(), "another key")
+		s.Invalidate(t.Context(), "another key")
 		check(t, s)
 		if len(s.records) != 0 {
 			t.Errorf("%d records are left after all have expired", len(s.records))
