@@ -281,6 +281,23 @@ func TestLoad_MembersLeave(t *testing.T) {
 	})
 }
 
+// A member that leaves a load under way, which goes on for the other members, returns after this load.
+func TestLoad_MemberLeavesDuringTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		a, b := f.join("a"), f.join("b")
+		go load(t, t.Context(), b)
+		time.AfterFunc(time.Second/2, cancel)
+		if err, took := load(t, ctx, a), time.Since(began); !errors.Is(err, context.Canceled) || took != time.Second {
+			t.Errorf("the member ended after %v with %v, want its own end after the load of 1s", took, err)
+		}
+		synctest.Wait()
+		f.wants(t, call{[]string{"a", "b"}, 0})
+	})
+}
+
 func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
