@@ -58,15 +58,13 @@ func (c *Clock) See(s Sighting) Sighting {
 }
 
 // Lasting returns the sighting, and whether it stays recent for a while.
-func (c *Clock) Lasting() (Sighting, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.last, !c.last.Sent.IsZero() && time.Since(c.last.Sent) < recency/2
-}
+func (c *Clock) Lasting() (Sighting, bool) { return c.within(recency / 2) }
 
 // Recent returns the sighting, and whether it is recent enough for use.
-func (c *Clock) Recent() (Sighting, bool) {
+func (c *Clock) Recent() (Sighting, bool) { return c.within(recency) }
+
+func (c *Clock) within(age time.Duration) (Sighting, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.last, !c.last.Sent.IsZero() && time.Since(c.last.Sent) < recency
+	return c.last, time.Since(c.last.Sent) < age
 }
