@@ -239,7 +239,7 @@ func parseDelta(s string) (time.Duration, bool) {
 // as unqualified: it has no argument, no name, or a name that is no usual field name. Such a name
 // is a list in single quotes, half of which is already in another directive.
 func (dir directive) appendFields(names *[]string) bool {
-	if !dir.hasArg || dir.broken {
+	if dir.broken {
 		return false
 	}
 	var found []string
@@ -348,9 +348,6 @@ func isToken(c byte) bool {
 // parseTargeted parses a targeted field: a dictionary of RFC 9651 (RFC 9213 section 2.1). The
 // result is false for an absent, empty or malformed field, which is ignored.
 func parseTargeted(lines []string) (Directives, bool) {
-	if len(lines) == 0 {
-		return Directives{}, false
-	}
 	dict, err := httpsfv.UnmarshalDictionary(lines)
 	if err != nil || len(dict.Names()) == 0 {
 		return Directives{}, false
@@ -359,13 +356,8 @@ func parseTargeted(lines []string) (Directives, bool) {
 	for _, name := range dict.Names() {
 		dir := directive{name: name, hasArg: true}
 		member, _ := dict.Get(name)
-		item, ok := member.(httpsfv.Item)
-		if !ok {
-			dir.broken = true // an inner list is no argument
-			d.apply(dir)
-			continue
-		}
-		switch v := item.Value.(type) {
+		item, _ := member.(httpsfv.Item)
+		switch v := item.Value.(type) { // an inner list or a value of another type is an empty argument
 		case bool:
 			dir.hasArg, dir.broken = false, !v
 		case int64:
@@ -374,8 +366,6 @@ func parseTargeted(lines []string) (Directives, bool) {
 			dir.arg, dir.broken = v, takesSeconds(name)
 		case httpsfv.Token:
 			dir.arg, dir.broken = string(v), takesSeconds(name)
-		default:
-			dir.broken = true
 		}
 		d.apply(dir)
 	}

@@ -40,11 +40,14 @@ func TestParseCacheControl(t *testing.T) {
 		{"RFC 9110 5.6.4: unterminated", []string{`x="a, no-store`}, Directives{NoStore: true}},
 		{"RFC 9110 5.6.4: unterminated escape", []string{`x="a, private\`}, Directives{Private: true}},
 		{"RFC 9111 5.2: a string for a name", []string{`"no-store", max-age=1`}, Directives{MaxAge: set(s)}},
+		{"RFC 9111 5.2: a string before a permission", []string{`"x" public, max-age=1`}, Directives{MaxAge: set(s)}},
+		{"RFC 9110 5.6.3: white space around a comma", []string{"max-age=60 ,\tpublic,  must-revalidate"}, Directives{MaxAge: set(60 * s), Public: true, MustRevalidate: true}},
 		{"RFC 9111 5.2: single quotes are no quotes", []string{"max-age='3600'"}, Directives{MaxAge: set(0)}},
 		{"RFC 9111 5.2: space before =", []string{"max-age =3600"}, Directives{MaxAge: set(0)}},
 		{"RFC 9111 5.2: space after =", []string{"max-age= 3600"}, Directives{MaxAge: set(0)}},
 		{"RFC 9111 5.2: semicolons forbid but do not permit", []string{"max-age=60; private; public"}, Directives{MaxAge: set(0), Private: true}},
 		{"RFC 9111 5.2: permission with an argument", []string{"public=1, must-understand=1"}, Directives{}},
+		{"RFC 9111 5.2: permission with and without", []string{"public, public=1, must-understand, must-understand=1"}, Directives{Public: true, MustUnderstand: true}},
 		{"RFC 9111 5.2: prohibition with an argument", []string{"no-store=0, must-revalidate=x"}, Directives{NoStore: true, MustRevalidate: true}},
 		{"RFC 9111 1.2.2: leading zeros", []string{"max-age=003600"}, Directives{MaxAge: set(3600 * s)}},
 		{"RFC 9111 1.2.2: 2^31", []string{"max-age=2147483648"}, Directives{MaxAge: set(maxDelta)}},
@@ -63,8 +66,11 @@ func TestParseCacheControl(t *testing.T) {
 		{"RFC 9111 5.2.2.4: fields", []string{`no-cache="set-cookie, x-a , ,x-a"`}, Directives{NoCacheFields: []string{"Set-Cookie", "X-A"}}},
 		{"RFC 9111 5.2.2.4: field as a token", []string{"no-cache=set-cookie"}, Directives{NoCacheFields: []string{"Set-Cookie"}}},
 		{"RFC 9111 5.2.2.4: fields and unqualified", []string{`no-cache="a", no-cache`}, Directives{NoCache: true}},
+		{"RFC 9111 5.2.2.4: unqualified and fields", []string{`no-cache, no-cache="a"`}, Directives{NoCache: true}},
 		{"RFC 9111 5.2.2.4: no fields", []string{`no-cache=""`}, Directives{NoCache: true}},
 		{"RFC 9111 5.2.2.7: fields", []string{`private="b", private="a"`}, Directives{PrivateFields: []string{"A", "B"}}},
+		{"RFC 9111 5.2.2.7: unqualified and fields", []string{`private, private="a"`}, Directives{Private: true}},
+		{"RFC 9111 5.2.2.7: junk behind fields", []string{`private="a" b`}, Directives{Private: true}},
 		{"RFC 9111 5.2.2.7: no field names", []string{`private="a b"`}, Directives{Private: true}},
 		{"RFC 9111 5.2.2.7: single quotes", []string{"private='a, b'"}, Directives{Private: true}},
 		{"RFC 9111 5.2.2.7: unterminated", []string{`private="a, max-age=60`}, Directives{Private: true, MaxAge: set(60 * s)}},
@@ -100,8 +106,9 @@ func TestResponseDirectives_Targeted(t *testing.T) {
 		{"RFC 9213 2.1: decimal", []string{"max-age=60.0"}, Directives{MaxAge: set(0), Targeted: true}},
 		{"RFC 9213 2.1: negative", []string{"max-age=-60"}, Directives{MaxAge: set(0), Targeted: true}},
 		{"RFC 9213 2.1: inner list", []string{"max-age=(1 2), private=(a)"}, Directives{MaxAge: set(0), Private: true, Targeted: true}},
+		{"RFC 9213 2.1: true", []string{"public, must-understand=?1"}, Directives{Public: true, MustUnderstand: true, Targeted: true}},
 		{"RFC 9213 2.1: false", []string{"public=?0, no-store=?0"}, Directives{NoStore: true, Targeted: true}},
-		{"RFC 9213 2.1: fields", []string{`private="a, b", no-cache=c`}, Directives{PrivateFields: []string{"A", "B"}, NoCacheFields: []string{"C"}, Targeted: true}},
+		{"RFC 9213 2.1: fields", []string{`private="b, a", no-cache=c`}, Directives{PrivateFields: []string{"A", "B"}, NoCacheFields: []string{"C"}, Targeted: true}},
 		{"RFC 9111 1.2.2: overflow", []string{"max-age=99999999999"}, Directives{MaxAge: set(maxDelta), Targeted: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -129,7 +136,7 @@ func TestParseRequest(t *testing.T) {
 			RequestDirectives{MaxAge: set(s), MaxStale: set(2 * s), MinFresh: set(3 * s), NoCache: true, NoStore: true, OnlyIfCached: true}},
 		{"RFC 9111 5.2.1.2: no argument", "max-stale", RequestDirectives{MaxStale: set(Forever)}},
 		{"RFC 9111 5.2.1.2: with and without", "max-stale, max-stale=5", RequestDirectives{MaxStale: set(5 * s)}},
-		{"RFC 9111 5.2.1: malformed", "max-age=x, max-stale=y, min-fresh=-1", RequestDirectives{}},
+		{"RFC 9111 5.2.1: malformed", "max-age=x, max-stale=y, min-fresh=-1, max-age=1;", RequestDirectives{}},
 		{"RFC 9111 5.2.1: twice", "max-age=9, max-age=5, min-fresh=5, min-fresh=9", RequestDirectives{MaxAge: set(5 * s), MinFresh: set(9 * s)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -141,6 +148,20 @@ func TestParseRequest(t *testing.T) {
 				t.Errorf("ParseRequest(%q) = %+v, want %+v", got.String(), again, got)
 			}
 		})
+	}
+}
+
+func TestFieldName(t *testing.T) {
+	const special = "!#$%&'*+-.^_`|~" // RFC 9110 section 5.6.2
+	for c := range 256 {
+		name := string([]byte{byte(c)})
+		want := strings.Contains(special, name) || '0' <= c && c <= '9' || 'a' <= c|0x20 && c|0x20 <= 'z'
+		if got := FieldName(name); got != want {
+			t.Errorf("FieldName(%q) = %v, want %v", name, got, want)
+		}
+	}
+	if FieldName("") || FieldName("a b") {
+		t.Error("a field name is empty, or has a space")
 	}
 }
 

@@ -104,16 +104,14 @@ func expires(h http.Header, received time.Time) time.Duration {
 	return min(max(0, at.Sub(generated(h, received))), maxDelta)
 }
 
-// heuristic is a fraction of the time between Last-Modified and Date (RFC 9111 section 4.2.2).
+// heuristic is a fraction of the time between Last-Modified and Date (RFC 9111 section 4.2.2). It is negative if the
+// response was modified later.
 func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 	modified, ok := onlyDate(h["Last-Modified"], received)
 	if !ok {
 		return 0
 	}
 	unused := generated(h, received).Sub(modified)
-	if unused <= 0 {
-		return 0
-	}
 	const most = 24 * time.Hour
 	return time.Duration(min(opt.HeuristicFraction*float64(unused), float64(most)))
 }
@@ -185,7 +183,7 @@ func (f Freshness) shareable(age time.Duration) bool {
 // without the origin (RFC 9111 sections 4.2, 4.2.4 and 5.2.1). The caller handles only-if-cached.
 func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	switch {
-	case f.NoCache || req.NoCache: // sections 5.2.2.4 and 5.2.1.4
+	case req.NoCache: // section 5.2.1.4
 		return false
 	case req.MaxAge.Set && age > req.MaxAge.Duration: // section 5.2.1.1
 		return false
@@ -232,10 +230,7 @@ const (
 // hours and other zones, which a cache must treat as invalid. parseDate ignores letter case (RFC 9111
 // section 4.2), and a wrong weekday. now places a year of two digits: at most 50 years ahead.
 func parseDate(s string, now time.Time) (time.Time, bool) {
-	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {
-		return time.Time{}, false
-	}
-	s = strings.ToLower(s)
+	s = strings.ToLower(strings.Trim(s, " \t"))
 	var day, month, year, clock string
 	switch {
 	case matches(s, imfFixdate):
@@ -243,16 +238,12 @@ func parseDate(s string, now time.Time) (time.Time, bool) {
 	case matches(s, asctime):
 		day, month, clock, year = s[8:10], s[4:7], s[11:19], s[20:24]
 	default:
-		weekday, rest, ok := strings.Cut(s, ",")
+		weekday, rest, _ := strings.Cut(s, ",")
 		rest = "," + rest
-		if !ok || !longWeekday(weekday) || !matches(rest, rfc850Date) {
+		if !longWeekday(weekday) || !matches(rest, rfc850Date) {
 			return time.Time{}, false
 		}
 		day, month, year, clock = rest[2:4], rest[5:8], rest[9:11], rest[12:20]
-	}
-	m := strings.Index(months, month)
-	if m < 0 || m%3 != 0 {
-		return time.Time{}, false
 	}
 	y, d := number(year), number(day)
 	hour, minute, second := number(clock[:2]), number(clock[3:5]), number(clock[6:])
@@ -265,7 +256,7 @@ func parseDate(s string, now time.Time) (time.Time, bool) {
 			y -= 100
 		}
 	}
-	midnight := time.Date(y, time.Month(m/3+1), d, 0, 0, 0, 0, time.UTC)
+	midnight := time.Date(y, time.Month(strings.Index(months, month)/3+1), d, 0, 0, 0, 0, time.UTC)
 	if midnight.Day() != d { // the 31st of June, the 0th of May
 		return time.Time{}, false
 	}
@@ -292,7 +283,7 @@ func matches(s, form string) bool {
 			if form[i] == 'J' {
 				names = months
 			}
-			if at := strings.Index(names, s[i:i+3]); at < 0 || at%3 != 0 {
+			if strings.Index(names, s[i:i+3])%3 != 0 { // -1: there is no such name
 				return false
 			}
 			i += 2

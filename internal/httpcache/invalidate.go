@@ -79,7 +79,7 @@ func (c Changed) Keys() []string {
 // any URL. http and https of one host are one origin: behind a proxy that ends TLS, a handler answers plain
 // requests with https.
 func referenced(r, page *http.Request, reference string) (get *http.Request, ok bool) {
-	if reference == "" || len(reference) > maxKey {
+	if reference == "" {
 		return nil, false
 	}
 	ref, err := url.Parse(reference)
@@ -100,9 +100,6 @@ func referenced(r, page *http.Request, reference string) (get *http.Request, ok 
 		return nil, false
 	}
 	u.Fragment, u.RawFragment = "", "" // not part of a request
-	if _, ok = targetOf(u, ""); !ok {
-		return nil, false
-	}
 	// Nothing of r's route and form: they are of r's own URL.
 	get = (&http.Request{
 		Method: http.MethodGet, URL: u, Host: u.Host, Header: r.Header, Body: http.NoBody,
@@ -116,17 +113,17 @@ func referenced(r, page *http.Request, reference string) (get *http.Request, ok 
 }
 
 func sameHost(a, b string) bool {
-	a, ok := CanonicalHost(a)
-	b, is := CanonicalHost(b)
-	return ok && is && a == b
+	a, _ = CanonicalHost(a)
+	b, ok := CanonicalHost(b)
+	return ok && a == b
 }
 
 // KeyPrefix returns the common prefix of the plain keys of all URLs that begin with u. u has a
 // host, and may end anywhere after it. If u ends within an encoded byte, the prefix ends before
 // that byte. The keys over TLS have [Secure] before the prefix.
 func KeyPrefix(u string) (prefix string, ok bool) {
-	scheme, rest, ok := strings.Cut(u, "://")
-	if !ok || !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
+	scheme, rest, _ := strings.Cut(u, "://")
+	if !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
 		return "", false
 	}
 	hostport, target := rest, "/"

@@ -114,7 +114,7 @@ func PostStorable(r, page *http.Request, status int, resp http.Header, j Judgeme
 		return false
 	}
 	own, ok := keyBehind("", r)
-	if key, is := keyBehind("", page); !ok || !is || key != own || len(resp["Content-Location"]) != 1 {
+	if key, _ := keyBehind("", page); !ok || key != own || len(resp["Content-Location"]) != 1 {
 		return false
 	}
 	location := resp.Get("Content-Location")
@@ -125,6 +125,6 @@ func PostStorable(r, page *http.Request, status int, resp http.Header, j Judgeme
 	if !ok {
 		return false
 	}
-	named, ok := keyBehind("", get)
-	return ok && named == own
+	named, _ := keyBehind("", get)
+	return named == own
 }

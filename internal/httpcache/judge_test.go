@@ -38,6 +38,8 @@ func TestJudge(t *testing.T) {
 		{name: "no-cache with a validator, authorized", req: header("Authorization", "u"), resp: etag("no-cache"), reason: "authorization"},
 		{name: "no-cache with a validator, a cookie", resp: header("Cache-Control", "no-cache", "ETag", `"e"`, "Set-Cookie", "a=b"), reason: "set-cookie"},
 		{name: "no-cache with a validator, vary *", resp: header("Cache-Control", "no-cache", "ETag", `"e"`, "Vary", "*"), reason: "vary"},
+		{name: "no-cache with a validator, a request's cookie", req: header("Cookie", "u=1"), resp: etag("no-cache"), reason: "not-fresh"},
+		{name: "the same for shared caches", req: header("Cookie", "u=1"), resp: etag("no-cache, s-maxage=0"), reason: "not-fresh", checked: true},
 		{name: "nobody has said anything", resp: header("ETag", `"e"`), reason: "no-lifetime"},
 		{name: "public, and nothing else", resp: header("Cache-Control", "public")},
 		{name: "heuristic", resp: header("Last-Modified", httpDate(-100*time.Second)), opt: Options{HeuristicFraction: 0.1}, lifetime: 10 * time.Second},
@@ -51,6 +53,16 @@ func TestJudge(t *testing.T) {
 		j := Judge(Request{Header: tt.req, Credentials: tt.req["Authorization"] != nil}, tt.status, tt.resp, now, now, tt.opt)
 		if j.Shared != (tt.reason == "") || j.Reason != tt.reason || j.Checked != tt.checked || j.Freshness.Lifetime != tt.lifetime {
 			t.Errorf("%s: %+v, want reason %q, checked %v, lifetime %v", tt.name, j, tt.reason, tt.checked, tt.lifetime)
+		}
+	}
+}
+
+func TestStatesZero(t *testing.T) {
+	for cc, want := range map[string]bool{
+		"max-age=0": true, "": false, "max-age=60": false, "max-age=0, stale-while-revalidate=9": false, "max-age=0, stale-if-error=9": false,
+	} {
+		if got := StatesZero(header("Cache-Control", cc), Options{}); got != want {
+			t.Errorf("%q: %v, want %v", cc, got, want)
 		}
 	}
 }

@@ -71,7 +71,7 @@ func targets(r *http.Request) (target, sent string, ok bool) {
 	if target, ok = targetOf(r.URL, sent); !ok {
 		return "", "", false
 	}
-	if sent == target || sent == "" {
+	if sent == target {
 		return target, "", true
 	}
 	if !clean(sent) {
@@ -130,7 +130,7 @@ func join(scheme, hostport, target string) (string, bool) {
 
 // targetOf returns the path and query of a URL. If they equal sent, it is sent itself, to save a copy.
 func targetOf(u *url.URL, sent string) (string, bool) {
-	if u.Opaque != "" || u.User != nil || u.Fragment != "" || u.RawFragment != "" {
+	if u.Opaque != "" || u.User != nil || u.Fragment != "" {
 		return "", false
 	}
 	path := pathOf(u)
@@ -155,13 +155,11 @@ func pathOf(u *url.URL) string {
 	if u.RawPath == "" && isBare(u.Path) { // the usual case
 		return u.Path
 	}
-	path := u.EscapedPath()
 	// EscapedPath replaces RawPath by its own encoding if a client has left a byte such as "|"
 	// unencoded. The key uses RawPath as long as it decodes to Path.
-	if u.RawPath != "" && u.RawPath != path {
-		if p, err := url.PathUnescape(u.RawPath); err == nil && p == u.Path {
-			path = u.RawPath
-		}
+	path := u.RawPath
+	if p, _ := url.PathUnescape(path); p != u.Path {
+		path = u.EscapedPath()
 	}
 	return canonicalPath(path)
 }
@@ -197,7 +195,6 @@ func canonicalPath(path string) string {
 		if !ok || !staysEncoded(c) || path[i+1] >= 'a' || path[i+2] >= 'a' {
 			break
 		}
-		i += 2
 	}
 	if i == len(path) {
 		return path
@@ -211,7 +208,7 @@ func canonicalPath(path string) string {
 		} else {
 			c = path[i]
 		}
-		if escaped && staysEncoded(c) || !escaped && !bare[c] {
+		if escaped && staysEncoded(c) || !bare[c] {
 			b = append(b, '%', hex[c>>4], hex[c&15])
 		} else {
 			b = append(b, c)
@@ -227,20 +224,8 @@ func escapedByte(s string) (c byte, ok bool) {
 	if len(s) < 3 || s[0] != '%' {
 		return 0, false
 	}
-	high, low := unhex(s[1]), unhex(s[2])
-	return high<<4 | low, high < 16 && low < 16
-}
-
-func unhex(c byte) byte {
-	switch {
-	case '0' <= c && c <= '9':
-		return c - '0'
-	case 'a' <= c && c <= 'f':
-		return c - 'a' + 10
-	case 'A' <= c && c <= 'F':
-		return c - 'A' + 10
-	}
-	return 16
+	n, err := strconv.ParseUint(s[1:3], 16, 8)
+	return byte(n), err == nil
 }
 
 // canonicalTarget returns a target in origin-form with its path in canonical form.
@@ -280,7 +265,7 @@ func Canonical(r *http.Request) bool {
 	c.URL = new(*r.URL)
 	Canonicalise(&c)
 	sent, _ := originForm(r.RequestURI)
-	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && (sent == "" || c.RequestURI == sent)
+	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && c.RequestURI == sent
 }
 
 // Respelled reports whether the path is not canonical for a router of encoded paths, such as chi's.
@@ -364,8 +349,8 @@ func CanonicalHost(hostport string) (host string, ok bool) {
 	port := ""
 	if strings.HasPrefix(host, "[") {
 		literal, rest, ok := strings.Cut(host[1:], "]")
-		addr, err := netip.ParseAddr(literal)
-		if !ok || err != nil || !addr.Is6() || addr.Zone() != "" || rest != "" && rest[0] != ':' {
+		addr, _ := netip.ParseAddr(literal)
+		if !ok || !addr.Is6() || addr.Zone() != "" || rest != "" && rest[0] != ':' {
 			return "", false
 		}
 		host, port = "["+addr.String()+"]", strings.TrimPrefix(rest, ":")
@@ -379,12 +364,7 @@ func CanonicalHost(hostport string) (host string, ok bool) {
 	if port == "" { // RFC 3986 section 3.2.3: as without the colon
 		return host, true
 	}
-	for i := range len(port) {
-		if port[i] < '0' || port[i] > '9' {
-			return "", false
-		}
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
+	n, err := strconv.ParseUint(port, 10, 16) // digits alone
 	if err != nil {
 		return "", false
 	}

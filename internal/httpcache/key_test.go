@@ -33,6 +33,9 @@ func TestKey(t *testing.T) {
 		{"RFC 3986 3.2.2: IPv6", "/", "[2001:DB8:0:0::1]:080", "[2001:db8::1]/"},
 		{"RFC 3986 3.2.2: IPv6 and port", "/", "[::1]:81", "[::1]:81/"},
 		{"RFC 3986 2.2: %2F is not /", "/a%2Fb", "h", "h/a%2Fb"},
+		{"RFC 3986 2.2: nor beside a bare byte that is not allowed", "/a|b%2Fc", "h", "h/a%7Cb%2Fc"},
+		{"RFC 3986 2.1: digits without a percent sign", "/%7Ea/beef", "h", "h/~a/beef"},
+		{"RFC 3986 6.2.2.1: mixed case", "/%c3%A4", "h", "h/%C3%A4"},
 		{"RFC 3986 2.2: nor %3B ; nor %2B +", "/a%3bb;c%2bd+e%2f", "h", "h/a%3Bb;c%2Bd+e%2F"},
 		{"RFC 3986 6.2.2: encoded or not", "/%7ea|ä%C3%a4", "h", "h/~a%7C%C3%A4%C3%A4"},
 		{"RFC 3986 6.2.2.2: unreserved", "/people/%61%6E%2d%5f%30", "h", "h/people/an-_0"},
@@ -61,6 +64,10 @@ func TestKey(t *testing.T) {
 		{"RFC 3986 3.2.3: no port", "/", "h:http", ""},
 		{"RFC 3986 3.2.3: port out of range", "/", "h:65536", ""},
 		{"RFC 3986 3.2.2: bare IPv6", "/", "::1", ""},
+		{"RFC 3986 3.2.3: a sign", "/", "h:+81", ""},
+		{"RFC 3986 3.2.2: a bracket alone", "/", "[::1", ""},
+		{"RFC 3986 3.2.2: a port without a colon", "/", "[::1]81", ""},
+		{"RFC 3986 3.2.2: brackets around IPv4", "/", "[127.0.0.1]", ""},
 		{"RFC 6874 2: zone", "/", "[fe80::1%25eth0]", ""},
 		{"RFC 3986 3.2.2: brackets around a name", "/", "[h]", ""},
 		{"RFC 3986 3.2.2: a slash", "/", "h/a", ""},
@@ -232,6 +239,43 @@ func TestKeyPrefix(t *testing.T) {
 		if got, ok := KeyPrefix(tt.u); got != tt.want || ok != (tt.want != "") {
 			t.Errorf("KeyPrefix(%q) = %q, %v, want %q", tt.u, got, ok, tt.want)
 		}
+	}
+}
+
+func TestCanonical(t *testing.T) {
+	for _, tt := range []struct {
+		target, host string
+		want         bool
+	}{
+		{"/a?B", "h", true},
+		{"/a%2Fb", "h", true},
+		{"http://h/a", "h", true},
+		{"/%61", "h", false},
+		{"/a%2fb", "h", false},
+		{"http://h/%61", "h", false},
+		{"/a", "H", false},
+		{"/a", "h:80", false},
+	} {
+		r, ok := read(t, "GET", tt.target, tt.host)
+		if !ok {
+			t.Fatal("net/http does not read the request")
+		}
+		before := *r.URL
+		if got := Canonical(r); got != tt.want {
+			t.Errorf("Canonical(%q of %q) = %v, want %v", tt.target, tt.host, got, tt.want)
+		}
+		if *r.URL != before {
+			t.Errorf("Canonical changed %v to %v", &before, r.URL)
+		}
+	}
+}
+
+// A path that has lost its first slash, such as below http.StripPrefix("/a/", ...), would change the host in the key.
+func TestKey_RelativePath(t *testing.T) {
+	r, _ := read(t, "GET", "/a/b", "h")
+	r.URL.Path = "b"
+	if key, ok := Key(r); ok {
+		t.Errorf("Key = %q, want none", key)
 	}
 }
 

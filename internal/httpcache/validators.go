@@ -138,15 +138,10 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 // judged them, by stricter rules, and If-Match and If-Unmodified-Since are for the origin (RFC 9111 section
 // 4.3.2). Range goes too if If-Range does not hold. stored came at received.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
-	positions := rangeOf(r)
-	conditional := slices.ContainsFunc(conditions, func(name string) bool { return name != "Range" && r.Header[name] != nil })
-	if !conditional && positions == r.Header.Get("Range") {
-		return r
-	}
 	own := r.Clone(r.Context())
 	RemoveConditions(own.Header)
 	if rangeHolds(r.Header["If-Range"], stored, received) {
-		own.Header.Set("Range", positions)
+		own.Header.Set("Range", rangeOf(r))
 	}
 	return own
 }

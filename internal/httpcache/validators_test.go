@@ -42,6 +42,9 @@ func TestSelects(t *testing.T) {
 		{"RFC 9111 4.3.4: same date", header("Last-Modified", "x"), header("Last-Modified", "x"), true},
 		{"RFC 9111 4.3.4: other date", header("Last-Modified", "x"), header("Last-Modified", "y"), false},
 		{"RFC 9111 4.3.4: none", header("ETag", `"a"`), header(), true},
+		{"RFC 9111 4.3.4: none, a date stored", header("Last-Modified", "x"), header(), true},
+		{"RFC 9111 4.3.4: date, none stored", header("ETag", `"a"`), header("Last-Modified", "x"), true},
+		{"RFC 9111 4.3.4: weak tag, none stored", header("Last-Modified", "x"), header("ETag", `W/"a"`), true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := Selects(tt.stored, tt.notModified); got != tt.want {

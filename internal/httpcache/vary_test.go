@@ -129,6 +129,7 @@ func TestNormalised(t *testing.T) {
 		{"Accept-Language", []string{"DE-de,zh-hant-tw; q=0.8, EN-a-BBBB-us,*"}, []string{"de-DE, zh-Hant-TW;q=0.8, en-a-bbbb-us, *"}},
 		{"Accept-Language", []string{"d e-DE"}, []string{"d e-DE"}},
 		{"Foo", []string{" 1,2 ", `"3 ,4"`, ""}, []string{`1, 2, "3 ,4", `}},
+		{"Foo", []string{`"a\", b",c`, `"d\`}, []string{`"a\", b", c, "d\`}},
 		{"Foo", []string{""}, []string{""}},
 		{"Cookie", []string{" a=1,2 ", "b"}, []string{"a=1,2", "b"}},
 		{"User-Agent", []string{"a,b"}, []string{"a,b"}},
