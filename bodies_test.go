@@ -119,6 +119,25 @@ func TestBodies_MaxHeldOfStored(t *testing.T) {
 	})
 }
 
+// A body that has been sent takes no room of MaxHeldBytes.
+func TestBodies_SentTakeNoRoom(t *testing.T) {
+	for name, fields := range map[string][]string{"whole": nil, "range": {"Range", "bytes=0-9"}} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte}, megabytes(1))
+			for range 5 {
+				s.get("http://h/a")
+				synctest.Wait()
+				if w := s.get("http://h/a", fields...); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+					t.Errorf("the page is not kept: %v", w.Header())
+				}
+				if err := s.mw.Invalidate(t.Context(), "http://h/a"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
 // A growing body beyond MaxHeldBytes is not stored, and its handler writes at its client's pace.
 func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

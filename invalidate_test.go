@@ -231,6 +231,7 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 		wired := wiredTo(memstore.New())
 		s := sites(t, 1, wired, tagged(&calls))[0]
 		s.get("http://example.com/a?tag=x")
+		s.get("http://example.com/b?tag=y")
 		synctest.Wait()
 		err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{
 			Keys: []string{"/a", "://", "http://example.com/a?tag=x", "ftp://h/x"}, Prefixes: []string{"a", "ftp://example.com", "http://", "http://ex ample"}, Tags: []string{"", "a b", "a,b"},
@@ -240,14 +241,15 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 				t.Errorf("the error does not name %s: %v", part, err)
 			}
 		}
-		s.wantBody(t, "2", "http://example.com/a?tag=x") // the valid parts were done
+		s.wantBody(t, "2", "http://example.com/b?tag=y") // the others hit nothing
+		s.wantBody(t, "3", "http://example.com/a?tag=x") // the valid parts were done
 		synctest.Wait()
 		// While the store is down, a process sweeps its own near tier and returns ErrUnavailable.
 		wired.set(refuse)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Errorf("err = %v, want ErrUnavailable", err)
 		}
-		s.wantBody(t, "3", "http://example.com/a?tag=x")
+		s.wantBody(t, "4", "http://example.com/a?tag=x")
 	})
 }
 

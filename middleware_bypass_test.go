@@ -373,8 +373,23 @@ func TestBypass_RefusedHasNoForward(t *testing.T) {
 				t.Errorf("%d with Cache-Status %q, want 503 with %q", w.Code, w.Header()["Cache-Status"], tt.status)
 			}
 			wg.Wait()
+			if w := s.do(tt.build()); w.Code != 200 {
+				t.Errorf("%d when the others have ended, want 200", w.Code)
+			}
 		})
 	}
+}
+
+// A refused reload gets the stored page, though it also has no-cache.
+func TestBypass_RefusedReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
+		s.get("http://a/p")
+		synctest.Wait()
+		s.calls.Store(0)
+		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", "no-store, no-cache") })
+		s.wantCalls(t, 8)
+	})
 }
 
 // Observers hear of a request beyond MaxPassThrough as of no answer, and not of a bypass: no handler has run for it.

@@ -464,3 +464,16 @@ func TestRequest_OddOnesAreNotKept(t *testing.T) {
 		})
 	}
 }
+
+// A request that may only have a stored response, and may not have it, gets a 504 and nothing else.
+func TestRequest_OnlyIfCachedPastTheCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(0, "page"))
+		s.get("http://a/p")
+		synctest.Wait()
+		if w := s.get("http://a/p", "Cache-Control", "only-if-cached, no-store"); w.Code != 504 || strings.Contains(w.Body.String(), "page") {
+			t.Errorf("%d %q, want 504", w.Code, w.Body)
+		}
+		s.wantCalls(t, 1)
+	})
+}

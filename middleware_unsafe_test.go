@@ -193,6 +193,78 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 }
 
 // A page loaded before an unsafe handler's return is invalidated too: a commit may come after its header.
+// When the client may see the first bytes of the answer, the page is gone.
+func TestUnsafe_InvalidatesBeforeTheClientSees(t *testing.T) {
+	long := strings.Repeat("x", 4<<10)
+	for name, answer := range map[string]func(w http.ResponseWriter){
+		"a long answer": func(w http.ResponseWriter) { io.WriteString(w, long) },
+		"a copy":        func(w http.ResponseWriter) { w.(io.ReaderFrom).ReadFrom(strings.NewReader(long)) },
+		"a flush":       func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+	} {
+		for _, method := range []string{"PUT", "POST"} {
+			inBubble(t, method+" "+name, func(t *testing.T) {
+				var s *site
+				s = newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == "GET" {
+						page(0, "page")(w, r)
+						return
+					}
+					answer(w)
+					if s.hits("http://a/p") {
+						t.Error("the client sees the answer, and other clients get the old page")
+					}
+				})
+				s.get("http://a/p")
+				synctest.Wait()
+				if w := s.do(request(method, "http://a/p")).Result(); w.Header.Get("Cache-Status") != "Bellwether;fwd=method" {
+					t.Errorf("the answer has the header %v", w.Header)
+				}
+			})
+		}
+	}
+}
+
+// A client that leaves at its success has changed the page all the same.
+func TestUnsafe_ClientLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, leave := context.WithCancel(t.Context())
+		s := newSite(t, bellwether.HTTPOptions{
+			Fleet:   bellwether.Fleet{Store: memstore.New()},
+			OnError: func(_ string, err error) { t.Error(err) },
+		}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == "GET" {
+				page(0, "page")(w, r)
+				return
+			}
+			leave()
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		s.do(request("PUT", "http://a/p").WithContext(ctx))
+		if s.hits("http://a/p") {
+			t.Error("the page stays")
+		}
+	})
+}
+
+// Soft invalidations one after another all leave the page to be served stale.
+func TestUnsafe_SoftManyTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=600, stale-while-revalidate=60")
+			io.WriteString(w, "page")
+		})
+		s.get("http://a/p")
+		for i := range 8 {
+			synctest.Wait()
+			s.do(request("PUT", "http://a/p"))
+			if !s.hits("http://a/p") {
+				t.Errorf("after PUT %d the page is not served stale", i+1)
+			}
+		}
+	})
+}
+
 func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 	for name, answer := range map[string]func(w http.ResponseWriter){
 		"kept back by net/http": func(w http.ResponseWriter) { io.WriteString(w, "ok") },

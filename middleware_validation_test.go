@@ -14,6 +14,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -571,6 +572,33 @@ func TestValidation_ConnectionFieldOf304(t *testing.T) {
 				t.Errorf("response %d: X-Hop %q, X-Own %q", i+1, h.Get("X-Hop"), h.Get("X-Own"))
 			}
 			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
+// A request with a Cookie validates a stale page for all, also in a process that has the page from the store.
+func TestValidation_StalePageAndACookie(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int32
+		h := func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
+			w.Header().Set("ETag", `"v"`)
+			if r.Header.Get("If-None-Match") != "" {
+				asked.Add(1)
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			io.WriteString(w, "page")
+		}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
+		first, second := newSite(t, o, h), newSite(t, o, h)
+		first.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		second.wantBody(t, "page", "http://a/p", "Cookie", "u=1")
+		time.Sleep(2 * time.Second)
+		first.wantBody(t, "page", "http://a/p", "Cookie", "u=2")
+		if n := asked.Load(); n != 2 {
+			t.Errorf("%d validations, want 2", n)
 		}
 	})
 }

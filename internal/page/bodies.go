@@ -114,16 +114,16 @@ func (a *account) complete(key string, body spool.Body) {
 	a.sent.Value.(*sentBody).joined = true
 }
 
+// close ends the account. It is called once.
 func (a *account) close() {
 	b := a.of
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.written -= a.n
-	a.n, a.closed = 0, true
+	a.closed = true
 	if a.sent != nil {
 		a.sent.Value.(*sentBody).joined = false
 		b.release(a.sent)
-		a.sent = nil
 	}
 }
 

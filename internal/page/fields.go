@@ -118,16 +118,6 @@ type decoder[T ~string | ~[]byte] struct {
 	bad  bool
 }
 
-func (d *decoder[T]) byte() byte {
-	if len(d.rest) == 0 {
-		d.bad = true
-		return 0
-	}
-	b := d.rest[0]
-	d.rest = d.rest[1:]
-	return b
-}
-
 func (d *decoder[T]) uvarint(most uint64) uint64 {
 	var head [binary.MaxVarintLen64]byte
 	v, n := binary.Uvarint(head[:copy(head[:], d.rest)])

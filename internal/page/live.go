@@ -216,7 +216,7 @@ func (p *partWriter) Write(b []byte) (int, error) {
 	skip := min(p.skip, int64(n))
 	p.skip -= skip
 	b = b[skip:]
-	if p.skip == 0 && len(b) > 0 {
+	if len(b) > 0 {
 		sent, err := p.w.Write(b[:min(p.left, int64(len(b)))])
 		if p.left -= int64(sent); err != nil {
 			return int(skip) + sent, err

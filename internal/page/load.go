@@ -113,7 +113,7 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	switch {
 	case !httpcache.Validatable(res.status, h),
 		(res.kind == checked || res.freshness.Lifetime == 0 && httpcache.StatesZero(h, m.options.Rules)) && !httpcache.ValidatedFor(req, h, m.options.Rules),
-		res.kind == plain && req.Credentials && !res.openToAll:
+		req.Credentials && !res.openToAll:
 		return nil
 	}
 	return &condition{res, h}

@@ -173,7 +173,6 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		// net/http serves the ranges, with multipart and If-Range. An empty body has no ranges.
 		h := w.Header()
 		s.setHeader(h, status)
-		h.Del("Content-Length") // the reply may be shorter, or empty
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
 		p, end := s.pacedTo(w)
 		defer end()

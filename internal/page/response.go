@@ -136,8 +136,7 @@ const (
 	responseVersion = 5
 
 	flagNoStale   = 1 << 0
-	flagNoCache   = 1 << 1
-	flagGuessed   = 1 << 2
+	flagGuessed   = 1 << 2 // 1 << 1 is free
 	flagOpenToAll = 1 << 3
 )
 
@@ -153,9 +152,6 @@ func Marshal(response any) ([]byte, error) {
 	var flags byte
 	if r.freshness.NoStale {
 		flags |= flagNoStale
-	}
-	if r.freshness.NoCache {
-		flags |= flagNoCache
 	}
 	if r.guessed {
 		flags |= flagGuessed
@@ -186,20 +182,19 @@ func Marshal(response any) ([]byte, error) {
 
 // Unmarshal decodes the bytes of Marshal. The body shares memory with data.
 func Unmarshal(data []byte) (any, error) {
-	d := decoder[[]byte]{rest: data}
-	version, kind, flags := d.byte(), d.byte(), d.byte()
-	if version != responseVersion || kind > byte(checked) {
-		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
+	if len(data) < 3 || data[0] != responseVersion || data[1] > byte(checked) {
+		return nil, fmt.Errorf("%w: version and kind %.2x", errResponse, data)
 	}
+	kind, flags, d := data[1], data[2], decoder[[]byte]{rest: data[3:]}
 	r := &Response{kind: responseKind(kind), status: int(d.uvarint(999)), failures: uint32(d.uvarint(math.MaxUint32))}
-	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
+	r.freshness.NoStale = flags&flagNoStale != 0
 	r.guessed, r.openToAll = flags&flagGuessed != 0, flags&flagOpenToAll != 0
 	var names []string
-	mark, reason := d.string(), d.string()
+	mark := d.string()
+	r.reason = d.string()
 	for range d.number() {
 		names = append(names, d.string())
 	}
-	r.reason = reason
 	r.fields = readFields(&d)
 	if d.bad {
 		return nil, fmt.Errorf("%w: cut short", errResponse)

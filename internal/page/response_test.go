@@ -19,12 +19,12 @@ func sampleResponses() []*Response {
 		{
 			status: 404, body: spool.BodyOf([]byte("gone\x00\xff")),
 			fields:    fieldsOf(http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}}),
-			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
+			freshness: httpcache.Freshness{NoStale: true},
 		},
 		{status: 503, failures: 300},
 		{
 			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), fields: fieldsOf(http.Header{"Etag": {`"e"`}}),
-			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
+			freshness: httpcache.Freshness{NoStale: true},
 		},
 		{kind: varying, vary: &variance{names: []string{"accept", "cookie"}, mark: "m", built: new(variants)}},
 		{kind: uncacheable, reason: "private"},

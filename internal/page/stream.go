@@ -124,7 +124,6 @@ func (p *place) attach(run int, body *spool.Spool) {
 	}
 	if p.reader != nil {
 		p.reader.Close() // of a run that an invalidation has voided
-		p.reader = nil
 	}
 	if !p.left {
 		p.reader, _ = body.NewReader()
