@@ -123,6 +123,31 @@ func TestAsk_QuietGate(t *testing.T) {
 	}
 }
 
+// A gate opens and closes any number of times. When it closes, the keys' own failures prove nothing any more.
+func TestAsk_SilenceAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, _ *[]observe.BreakerState) {
+		for range 2 {
+			e.silent = true
+			for _, key := range []string{"a", "a", "b", "a", "c"} {
+				e.ask(g, key)
+			}
+			if g.Closed() {
+				t.Error("closed while the engine is silent")
+			}
+			closing := g.Closing()
+			time.Sleep(Pause + time.Nanosecond)
+			e.silent = false
+			if err := e.ask(g, "d"); err != nil {
+				t.Errorf("Ask: %v", err)
+			}
+			<-closing
+			if !g.Sound("a") {
+				t.Error("not sound when the gate has closed")
+			}
+		}
+	})
+}
+
 // A silent engine opens the gate. One Pause later a call tests the engine, and its answer closes the gate for all keys.
 func TestAsk_Silence(t *testing.T) {
 	inBubble(t, func(t *testing.T, g *Gate, e *engine, changes *[]observe.BreakerState) {

@@ -398,6 +398,9 @@ func TestInQueue(t *testing.T) {
 		close(free)
 		looks.Wait()
 		b.wantAsked("n:a n:c")
+		if b.InQueue(t.Context(), "d", budget()) == nil {
+			t.Error("d: no reply behind the others")
+		}
 	})
 }
 
