@@ -350,6 +350,31 @@ func TestObserver_Takeover(t *testing.T) {
 	}
 }
 
+func TestObserver_GetMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{})
+		c := cacheOf(t, func(_ context.Context, key string) (string, error) {
+			if key == "none" {
+				return "", bellwether.ErrNotFound
+			}
+			return key, nil
+		}, o)
+		for range 2 {
+			if got, err := c.GetMany(t.Context(), []string{"k", "none"}); len(got) != 1 || err != nil {
+				t.Fatalf("%v, %v", got, err)
+			}
+		}
+		if r.hits != 2 || len(r.serves) != 2 {
+			t.Fatalf("%d hits and %d other answers of two keys, asked for twice", r.hits, len(r.serves))
+		}
+		for _, s := range r.serves {
+			if none := s.Key == "none"; s.Way != observe.WayMiss || (s.Err == bellwether.ErrNotFound) != none {
+				t.Errorf("%s: %v, %v", s.Key, s.Way, s.Err)
+			}
+		}
+	})
+}
+
 func TestObserver_FencedAndAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})

@@ -279,6 +279,25 @@ func TestOverload_MaxQueuedWithoutBound(t *testing.T) {
 	})
 }
 
+// A call by a load waits for its rebuild although the queue is full: the load has a slot to lend.
+func TestOverload_CallByALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *bellwether.Cache[string]
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			time.Sleep(time.Second)
+			if key == "whole" {
+				return c.Get(ctx, "part")
+			}
+			return key, nil
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}})
+		var wg sync.WaitGroup
+		wg.Go(func() { wantValue(t, c, "whole", "part") })
+		synctest.Wait()
+		wg.Go(func() { wantValue(t, c, "other", "other") }) // fills the queue
+		wg.Wait()
+	})
+}
+
 // Refreshes by a load count in MaxQueued: the load does not wait for them.
 func TestOverload_RefreshesByALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

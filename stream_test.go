@@ -137,6 +137,27 @@ func TestStream_FencedThenTheStoreSilent(t *testing.T) {
 	})
 }
 
+// A response that breaks off after an invalidation in another process has answered its readers. No run follows it.
+func TestStream_BreaksOffAfterAnInvalidationElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		all := sites(t, 2, quiet{memstore.New()}, func(w http.ResponseWriter, r *http.Request) {
+			calls.Add(1)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.(http.Flusher).Flush()
+			time.Sleep(2 * time.Second)
+			panic(http.ErrAbortHandler)
+		})
+		go all[0].get("http://a/p")
+		time.Sleep(time.Second)
+		invalidate(t, all[1].mw, "http://a/p")
+		time.Sleep(10 * time.Second)
+		if n := calls.Load(); n != 1 {
+			t.Errorf("%d runs of the handler for one request", n)
+		}
+	})
+}
+
 // A response whose time is over before its end is for the clients that came in time. Later ones share the next.
 func TestStream_OverBeforeItsEnd(t *testing.T) {
 	aloneAndInAFleet(t, "stream", func(t *testing.T, fleet bellwether.Fleet) {
