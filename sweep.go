@@ -44,15 +44,12 @@ func (e *engine) meetLog() {
 }
 
 // takeLog makes next the log of this process, and applies it to the flights and the near tier.
-func (e *engine) takeLog(known, next *sweeplog.Log, publish func()) {
+func (e *engine) takeLog(next *sweeplog.Log, publish func()) {
 	e.shards.lockAll(publish, func(s *shard) {
 		for _, f := range s.flights {
 			e.sweepFlight(next, f)
 		}
 	})
-	if known != nil && next.Since <= known.Position() && len(next.Sweeps) == 0 {
-		return
-	}
 	// The near tier comes last: an item put after publish has met the new log; earlier items meet it here.
 	e.near.Revise(e.afterSweeps)
 }
@@ -105,7 +102,7 @@ func (e *engine) sweepHere(sweeps []sweeplog.Sweep) {
 	revise := func() {
 		e.near.Revise(func(key string, it *items.Item) *items.Item {
 			spared := e.afterSweepsIn(only, key, it)
-			if spared != nil && spared != it {
+			if spared != nil {
 				spared.Position = it.Position // only's position is above all logs to come
 			}
 			return spared

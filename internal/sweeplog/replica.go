@@ -58,7 +58,7 @@ type Config struct {
 	Behind func(f func(ctx context.Context))
 	// Take makes a new log take effect. It calls publish, which makes next the replica's log, under
 	// the lock under which all loads begin, and applies next to the present items.
-	Take func(known, next *Log, publish func())
+	Take func(next *Log, publish func())
 }
 
 // A Replica is a process's copy of the log, nil in a cache without one. It is safe for concurrent use.
@@ -254,7 +254,7 @@ func (r *Replica) adopt(l *Log) {
 		return
 	}
 	l.hear(known, r.Now())
-	r.Take(known, l, func() { r.log.Store(l) })
+	r.Take(l, func() { r.log.Store(l) })
 }
 
 // Append adds sweeps to a log without a store. next returns a position above the positions of all loads.
