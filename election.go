@@ -52,11 +52,11 @@ func (r *run) readAndStand(ctx context.Context) lookout.Reply {
 	return lookout.Reply{Entry: won.Entry, Asked: asked, Came: came, Err: err}
 }
 
-// declineElection releases the ballot's lease: the flight has ended, looks again, or loads alone.
+// declineElection releases the ballot's lease: the flight has ended, or loads alone.
 func (r *run) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil
-	if b != nil && b.lease != nil {
+	if b != nil {
 		r.leading.lease = b.lease
 		r.releaseBehind(ctx)
 	}

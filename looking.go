@@ -21,9 +21,11 @@ func (r *run) look(ctx context.Context) rebuildOutcome {
 	if first && r.queues {
 		defer r.engine.count.awaitingFirstLook.Add(-1)
 	}
-	r.pauseAfterVoid(ctx)
+	// Callers gather in the pause after a void load for the next load. Without it a quick load that invalidates its own
+	// key would answer no caller: all callers would have come after the load began.
+	time.Sleep(r.looking.pause)
+	r.looking.pause = 0
 	r.loaded = false
-	r.declineElection(ctx)
 	var there *lookout.Reply
 	if first && r.member != nil {
 		there = r.member.firstReply(ctx)
@@ -43,20 +45,6 @@ func (r *run) look(ctx context.Context) rebuildOutcome {
 		return outcomeAnswered
 	}
 	return outcomeNothing
-}
-
-// pauseAfterVoid is the pause between a void load and the next look. Callers gather in this pause for the next load.
-// Without it a quick load that invalidates its own key would answer no caller: all callers would have come after
-// the load began.
-func (r *run) pauseAfterVoid(ctx context.Context) {
-	pause := r.looking.pause
-	if r.looking.pause = 0; pause == 0 {
-		return
-	}
-	select {
-	case <-time.After(pause):
-	case <-ctx.Done():
-	}
 }
 
 // lookAnew looks without an election. It reports whether the flight has ended.
@@ -90,7 +78,7 @@ func (r *run) lookBy(ctx context.Context, read func(context.Context) lookout.Rep
 	if there.Entry.Fresh() {
 		r.looking.unfitEpoch = there.Entry.Epoch
 	}
-	r.storeDown = there.Silent() && ctx.Err() == nil
+	r.storeDown = there.Silent()
 	switch {
 	case there.Err == nil:
 		return r.considerReply(there, known)
