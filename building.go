@@ -45,7 +45,7 @@ func (r *run) claim(ctx context.Context) bool {
 	}
 	known, _ := r.engine.near.Get(r.key)
 	ended := r.considerReply(lookout.Reply{Entry: entry, Asked: asked, Came: r.engine.clock.Now()}, known)
-	if !ended && r.present == nil {
+	if r.present == nil {
 		r.endOffer() // invalidated since the look
 	}
 	return ended
@@ -62,7 +62,6 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 	defer stopKeeping()
 	began, ok := r.awaitRound(ctx, a, rival)
 	if !ok {
-		r.freeSlot() // until then the round waits for the flight
 		return false
 	}
 	limited, cancel := context.WithDeadlineCause(ctx, began.Add(r.engine.RebuildTimeout), ErrRebuildTimeout)
@@ -74,7 +73,6 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 		abort(cause)
 	}
 	if !r.beginLoading(a) {
-		r.freeSlot()
 		r.noteVoid()
 		return false
 	}

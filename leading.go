@@ -10,13 +10,13 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 	e, waived := r.engine, r.looking.waives() // the claim is another look, which may find no mark
 	r.setElected()
 	defer func() {
+		if o == outcomeOutdated {
+			r.leading.again = true
+			r.freeSlot() // first: a round may wait for the flight
+		}
 		if r.leading.lease != nil {
 			r.release(ctx, r.leading.lease)
 			r.leading.lease = nil
-		}
-		if o == outcomeOutdated {
-			r.leading.again = true
-			r.freeSlot()
 		}
 	}()
 
