@@ -91,8 +91,7 @@ func (r *run) finishHedge(ctx context.Context, l loaded) bool {
 // freeHedge releases the hedge's lease after Close, or a result that ends the holder's rebuild.
 // Otherwise the lease stays until its end: that rebuild has had its hedge.
 func (r *run) freeHedge(ctx context.Context) {
-	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
-		lease := r.waiting.hedge.lease
+	if err, lease := r.state.Load().err, r.waiting.hedge.lease; lease != nil && (err == nil || err == ErrClosed) {
 		r.engine.start(func() { r.release(ctx, lease) })
 	}
 }

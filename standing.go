@@ -109,7 +109,7 @@ func (r *run) takesWrites(ctx context.Context) bool {
 // fleet would begin a load. It is nil once the lease is free, or the locker counts as down.
 func (r *run) knownHolder() *driver.HeldError {
 	e := r.engine
-	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
+	if !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
 		return r.waiting.holder
 	}
 	return nil

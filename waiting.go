@@ -68,7 +68,6 @@ func (r *run) await(ctx context.Context) bool {
 			}
 			standSoon()
 		case <-late:
-			late = nil
 			var over bool
 			if ended, over = r.hedge(ctx); over {
 				return ended
@@ -85,7 +84,6 @@ func (r *run) await(ctx context.Context) bool {
 		}
 		if w.first != first {
 			// The first commit since the flight waits is the holder's as a rule. Its release may be on its way, or lost.
-			first = w.first
 			standSoon()
 		}
 	}
