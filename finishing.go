@@ -124,10 +124,6 @@ func (r *run) finishFound(ctx context.Context, l loaded) bool {
 // finishFailed is finish for a failed load. The failure is committed beside the present item, and
 // answers in every process until the next try is due.
 func (r *run) finishFailed(ctx context.Context, l loaded) bool {
-	if ctx.Err() != nil {
-		r.end(context.Cause(ctx)) // Close, or desertion of a queueing flight, is no failure
-		return true
-	}
 	// The end of a context says nothing about the origin: remembered, one caller's impatience would
 	// be every caller's failure. An overrun deadline, of the rebuild or of a client's call in the
 	// load, is told to the waiting processes. Otherwise they would take turns, each to wait as long.

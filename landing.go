@@ -48,7 +48,6 @@ func (r *run) keepResult(it *items.Item) {
 // give ends the flight with an item past its windows for callers that began before resultBefore. An earlier near item
 // goes. A later one is from a Set, or of a successor.
 func (r *run) give(it *items.Item, resultBefore instant) {
-	it.Weigh(r.key, r.engine.size) // before the lock: Options.Size is user code
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.engine.near.Advance(r.key, it)
