@@ -105,7 +105,7 @@ func (f *flight) offerToConfirm() (*items.Item, <-chan struct{}) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	state := f.state.Load()
-	if state.offered == nil || state.landed {
+	if state.offered == nil {
 		f.confirms = false
 		return nil, nil
 	}

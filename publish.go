@@ -19,7 +19,7 @@ import (
 func (a *attempt) Publish(ctx context.Context, v any, until instant, to audience.Audience) bool {
 	f := a.flight
 	e := f.engine
-	fenced := e.Store != nil && a.catchUp(ctx)
+	fenced := a.catchUp(ctx)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	if f.current != a || ctx.Err() != nil || f.streaming() {
@@ -39,7 +39,7 @@ func (a *attempt) Publish(ctx context.Context, v any, until instant, to audience
 		f.unlist()
 	}
 	confirmed := forever
-	if e.Store != nil && !a.storeDown {
+	if !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
 			e.start(a.confirmStream)
@@ -58,13 +58,12 @@ func (a *attempt) AwaitReaders(done <-chan struct{}) { a.callers.awaitNone(done)
 // a Fencer if the lease is over. It reports whether the load's epoch is fenced.
 func (a *attempt) catchUp(ctx context.Context) (fenced bool) {
 	f, e := a.flight, a.engine
-	f.shard.mu.Lock()
-	skip := f.current != a || ctx.Err() != nil || a.storeDown
-	late := e.clock.Now() >= a.heldUntil
-	f.shard.mu.Unlock()
-	if skip {
+	if a.storeDown {
 		return false
 	}
+	f.shard.mu.Lock()
+	late := e.clock.Now() >= a.heldUntil
+	f.shard.mu.Unlock()
 	budget := gate.NewBudget(e.EngineTimeout)
 	// The load may have outlasted the trust in the log, and the latest caller has asked just now.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
@@ -100,7 +99,7 @@ func (a *attempt) confirmPublished() bool {
 	fenced := f.askFenced(f.ctx, budget, a.epoch)
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if f.ctx.Err() != nil || f.state.Load().landed {
+	if f.ctx.Err() != nil {
 		return false
 	}
 	if fenced {
