@@ -66,8 +66,7 @@ func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term le
 	ended, told := loading.Done(), a.lossOf(ctx, lease)
 	for ctx.Err() == nil {
 		var err error
-		due := term.Renewal() <= e.clock.Now()
-		if !due {
+		if pause := term.Renewal() - e.clock.Now(); pause > 0 {
 			select {
 			case <-ctx.Done():
 				return
@@ -76,11 +75,10 @@ func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term le
 				continue
 			case <-told:
 				err = driver.ErrLeaseLost
-			case <-time.After(term.Renewal() - e.clock.Now()):
-				due = true
+			case <-time.After(pause):
+				continue
 			}
-		}
-		if due {
+		} else {
 			now := e.clock.Now()
 			renewed := term.Renewed(now, e.LeaseTTL)
 			if err = a.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
