@@ -106,10 +106,10 @@ func (s *flightState) failure() error {
 
 // loadFailure is the failure of the flight, or of the load whose result is a stale item.
 func (s *flightState) loadFailure() error {
-	if err := s.failure(); err != nil || s.result == nil || s.result.Failures == 0 {
-		return err
+	if s.result != nil {
+		return s.result.Err
 	}
-	return s.result.Err
+	return s.failure()
 }
 
 // masksFailure reports whether callers get a value in spite of the load's failure.

@@ -50,7 +50,6 @@ func (e *engine) set(ctx context.Context, key string, value any) error {
 		e.unanswered.Add(key) // now an Invalidate would meet the same silence
 		return &keyError{"setting", key, err}
 	}
-	void = false
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
 }
 

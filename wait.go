@@ -195,7 +195,7 @@ func (c *waiter) answerLanded(state *flightState) waitState {
 	// older than this call. A value over for new callers during the load stays over for them. A call from before
 	// suitsBefore takes even a result that Want.Fits refuses: its face knows what to do with it.
 	over := state.published != nil && c.began >= state.publishedBefore
-	if state.err == nil && !over && c.began < state.resultBefore && (c.began < state.suitsBefore || c.takes(state.result)) {
+	if !over && c.began < state.resultBefore && (c.began < state.suitsBefore || c.takes(state.result)) {
 		c.conclude(state.result)
 		return gotAnswer
 	}
