@@ -909,6 +909,22 @@ func TestInvalidateMatching_NotFound(t *testing.T) {
 	}
 }
 
+// An ErrNotFound that a sweep does not name stays.
+func TestInvalidateMatching_OtherNotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads := 0
+		c := cacheOf(t, func(context.Context, string) (string, error) { loads++; return "", bellwether.ErrNotFound },
+			bellwether.Options{Sweeps: true})
+		c.Get(t.Context(), "k")
+		if err := c.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"other"}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Get(t.Context(), "k"); err != bellwether.ErrNotFound || loads != 1 {
+			t.Errorf("%v after %d loads, want ErrNotFound after one", err, loads)
+		}
+	})
+}
+
 // A store that has lost its data may count from below, as memcached does with a client whose clock is behind. Sweeps
 // count as before, whoever makes them.
 func TestSweep_StoreCountsFromBelow(t *testing.T) {
