@@ -83,7 +83,7 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 		return false
 	}
 	r.noteReturn()
-	noteEnd() // the keeper goes on through the commit
+	noteEnd()                     // the keeper goes on through the commit
 	abort(context.Cause(limited)) // as limited's end does, which may be on its way
 	return finish(ctx, l)
 }

@@ -56,7 +56,7 @@ func (r *run) readAndStand(ctx context.Context) lookout.Reply {
 func (r *run) declineElection(ctx context.Context) {
 	b := r.standing.ballot
 	r.standing.ballot = nil
-	if b != nil {
+	if b != nil && b.lease != nil {
 		r.leading.lease = b.lease
 		r.releaseBehind(ctx)
 	}

@@ -68,6 +68,7 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 		// No load has begun: the round of the slot has begun without the flight, or the key was invalidated. The flight
 		// looks and queues, and may hedge again.
 		e.hedges.Earn(1)
+		r.freeSlot() // first: a round may wait for the flight
 		r.release(ctx, lease)
 		r.waiting.hedge.lease, r.waiting.hedge.tried = nil, false
 		return false, true

@@ -50,6 +50,7 @@ func (e *engine) set(ctx context.Context, key string, value any) error {
 		e.unanswered.Add(key) // now an Invalidate would meet the same silence
 		return &keyError{"setting", key, err}
 	}
+	void = false // after its Invalidate the key may have a later value
 	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
 }
 

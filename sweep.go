@@ -102,7 +102,7 @@ func (e *engine) sweepHere(sweeps []sweeplog.Sweep) {
 	revise := func() {
 		e.near.Revise(func(key string, it *items.Item) *items.Item {
 			spared := e.afterSweepsIn(only, key, it)
-			if spared != nil {
+			if spared != nil && spared != it { // it is shared with readers
 				spared.Position = it.Position // only's position is above all logs to come
 			}
 			return spared
