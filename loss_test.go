@@ -163,3 +163,24 @@ func TestLease_KeptDuringTheCommit(t *testing.T) {
 		})
 	})
 }
+
+// An invalidated load's lease is not renewed: a load that ignores its context may never return.
+func TestLease_OfAnInvalidatedLoad(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{LeaseTTL: time.Second}})
+		f.origin.set(func(o *source) { o.build, o.deaf = 10*time.Second, true })
+		p := f.processes[0]
+		go p.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		if _, renewed := p.locker.lengths(); len(renewed) == 0 {
+			t.Error("no renewal during the load")
+		}
+		invalidate(t, p, "k")
+		time.Sleep(7 * time.Second)
+		if _, renewed := p.locker.lengths(); len(renewed) > 0 {
+			t.Errorf("%d renewals after the invalidation", len(renewed))
+		}
+		f.origin.set(func(o *source) { o.build = 0 })
+		time.Sleep(2 * time.Second) // until the loads have returned
+	})
+}
