@@ -54,6 +54,33 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 	})
 }
 
+// A locker that loses each lease cancels one load of a flight, and not all.
+func TestLoss_OfEachLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		locker := wiredLocks(locallock.New())
+		locker.losing = func(string) loses {
+			lost := make(chan struct{})
+			time.AfterFunc(time.Second, func() { close(lost) })
+			return func() <-chan struct{} { return lost }
+		}
+		var loads atomic.Int64
+		c := cacheOf(t, func(ctx context.Context, _ string) (string, error) {
+			loads.Add(1)
+			select {
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			case <-time.After(5 * time.Second):
+				return "v", nil
+			}
+		}, bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker, LeaseTTL: time.Minute}})
+		start := time.Now()
+		v, err := c.Get(t.Context(), "k")
+		if took := time.Since(start); v != "v" || err != nil || loads.Load() != 2 || took > 7*time.Second {
+			t.Errorf("Get = %q, %v after %v and %d loads, want the value of the second load", v, err, took, loads.Load())
+		}
+	})
+}
+
 // An OnError that ends the goroutine of the lease's keeper does not keep the load going.
 func TestLoss_OnErrorExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
