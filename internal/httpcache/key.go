@@ -49,10 +49,15 @@ func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 	if !ok {
 		return "", false
 	}
-	if sent != "" {
-		target += " " + sent // neither has a space
+	return join(scheme, hostOf(r), together(target, sent))
+}
+
+// together returns the end of a key: the target, and the client's own if it has another.
+func together(target, sent string) string {
+	if sent == "" {
+		return target
 	}
-	return join(scheme, hostOf(r), target)
+	return target + " " + sent // neither has a space
 }
 
 // hostOf returns the request's host in the client's spelling.
@@ -101,7 +106,7 @@ func Locate(r *http.Request) (l Location, ok bool) {
 	if !ok {
 		return l, false
 	}
-	if l.Host, ok = CanonicalHost(hostOf(r)); !ok || len(l.Host)+len(target)+len(sent) >= maxKey {
+	if l.Host, ok = CanonicalHost(hostOf(r)); !ok || len(l.Host)+len(together(target, sent)) > maxKey {
 		return l, false
 	}
 	l.Scheme = "http://"

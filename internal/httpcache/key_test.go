@@ -88,6 +88,9 @@ func TestKey(t *testing.T) {
 			if got, ok := Key(r); got != tt.want || ok != (tt.want != "") {
 				t.Errorf("Key = %q, %v, want %q", got, ok, tt.want)
 			}
+			if _, ok := Locate(r); ok != (tt.want != "") {
+				t.Errorf("Locate = %v, unlike Key", ok)
+			}
 			r.TLS = new(tls.ConnectionState)
 			secure := ""
 			if tt.want != "" {
