@@ -113,7 +113,7 @@ type HTTPOptions struct {
 	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a response
 	// without a freshness is fresh if TTL is zero (RFC 9111 section 4.2.2). Zero or negative: off.
 	HeuristicFraction float64
-	// StoreSetCookie shares responses with Set-Cookie and their own lifetime. Default: not shared.
+	// StoreSetCookie shares responses with Set-Cookie and their own lifetime above zero, without no-cache. Default: not shared.
 	StoreSetCookie bool
 	// AnyLanguageOrder sorts Accept-Language, also for the handler. Default: each order makes a variant.
 	AnyLanguageOrder bool

@@ -5,14 +5,14 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-const forever time.Duration = 1<<63 - 1
-
 func TestInterval_Bounds(t *testing.T) {
-	for _, waited := range []time.Duration{0, 1, time.Millisecond, 40 * time.Millisecond, time.Second, time.Hour, forever} {
+	for _, waited := range []time.Duration{0, 1, time.Millisecond, 40 * time.Millisecond, time.Second, time.Hour, durations.Forever} {
 		d := min(max(waited/16, Shortest), Longest)
-		least, most := forever, time.Duration(0)
+		least, most := durations.Forever, time.Duration(0)
 		for range 2000 {
 			p := Interval(waited)
 			least, most = min(least, p), max(most, p)
