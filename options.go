@@ -99,8 +99,9 @@ type Fleet struct {
 	// LeaseTTL is the longest lease, and the longest time until a dead holder is replaced. Zero means 5 s.
 	LeaseTTL time.Duration
 	// NearTTL is how long the near tier serves a value before asking Store again, and so how long another
-	// process may miss an Invalidate. Zero means 1 s. Negative: off, each call asks Store, and an
-	// Invalidate that has returned holds in all processes. No effect without a Store.
+	// process may miss an Invalidate. Zero means 1 s. Negative: off, each call asks Store, and an Invalidate
+	// that has returned holds in all processes. There, a value that Store did not take is served for 1 s.
+	// No effect without a Store.
 	NearTTL time.Duration
 }
 
