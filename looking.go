@@ -78,7 +78,7 @@ func (r *run) lookBy(ctx context.Context, read func(context.Context) lookout.Rep
 	if there.Entry.Fresh() {
 		r.looking.unfitEpoch = there.Entry.Epoch
 	}
-	r.storeDown = there.Silent()
+	r.storeDown = there.Silent() && ctx.Err() == nil // of a deserted flight: it would trust its item as in an outage
 	switch {
 	case there.Err == nil:
 		return r.considerReply(there, known)

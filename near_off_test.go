@@ -563,3 +563,39 @@ func TestNearOff_EarlierResponseIsKnown(t *testing.T) {
 		s.wantCalls(t, 1+8)
 	})
 }
+
+// The last caller of a flight for which the queue is full leaves while the store is asked about the stale value: the
+// store has confirmed nothing, so the value answers no call after an invalidation in another process.
+func TestNearOff_LeftWhileOverloaded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, nearOff(bellwether.Options{
+			TTL: time.Second, StaleIfError: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1},
+		}))
+		a, b := f.processes[0], f.processes[1]
+		wantValue(t, a, "k", "v1")
+		time.Sleep(2 * time.Second)
+		f.origin.set(func(o *source) { o.build = 10 * time.Second })
+		for _, key := range []string{"has the slot", "fills the queue"} {
+			go a.Get(t.Context(), key)
+			synctest.Wait()
+		}
+		reads := 0
+		a.store.set(on(func(ctx context.Context, op string) error {
+			if reads++; reads == 2 { // the look comes before
+				return blackHole(ctx, op)
+			}
+			return nil
+		}, "get"))
+		ctx, leave := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer leave()
+		a.Get(ctx, "k")
+		synctest.Wait()
+		invalidate(t, b, "k")
+		if v, err := a.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrOverloaded) {
+			t.Errorf("%q, %v after the invalidation; want %v", v, err, bellwether.ErrOverloaded)
+		}
+		if reads < 2 {
+			t.Errorf("%d reads, want one that the caller has left", reads)
+		}
+	})
+}
