@@ -58,7 +58,7 @@ func (a *attempt) AwaitReaders(done <-chan struct{}) { a.callers.awaitNone(done)
 // a Fencer if the lease is over. It reports whether the load's epoch is fenced.
 func (a *attempt) catchUp(ctx context.Context) (fenced bool) {
 	f, e := a.flight, a.engine
-	if a.storeDown {
+	if e.Store == nil || a.storeDown {
 		return false
 	}
 	f.shard.mu.Lock()

@@ -348,6 +348,9 @@ func isToken(c byte) bool {
 // parseTargeted parses a targeted field: a dictionary of RFC 9651 (RFC 9213 section 2.1). The
 // result is false for an absent, empty or malformed field, which is ignored.
 func parseTargeted(lines []string) (Directives, bool) {
+	if len(lines) == 0 { // in most responses
+		return Directives{}, false
+	}
 	dict, err := httpsfv.UnmarshalDictionary(lines)
 	if err != nil || len(dict.Names()) == 0 {
 		return Directives{}, false
