@@ -192,7 +192,6 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 	}
 }
 
-// A page loaded before an unsafe handler's return is invalidated too: a commit may come after its header.
 // When the client may see the first bytes of the answer, the page is gone.
 func TestUnsafe_InvalidatesBeforeTheClientSees(t *testing.T) {
 	long := strings.Repeat("x", 4<<10)
@@ -265,6 +264,7 @@ func TestUnsafe_SoftManyTimes(t *testing.T) {
 	})
 }
 
+// A page loaded before an unsafe handler's return is invalidated too: a commit may come after its header.
 func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 	for name, answer := range map[string]func(w http.ResponseWriter){
 		"kept back by net/http": func(w http.ResponseWriter) { io.WriteString(w, "ok") },

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -155,12 +154,6 @@ func TestCommitAndRelease_LeavesItsConnection(t *testing.T) {
 	}
 }
 
-// nilError is an error whose methods panic for a nil pointer.
-type nilError struct{ err error }
-
-func (e *nilError) Error() string { return e.err.Error() }
-func (e *nilError) Unwrap() error { return e.err }
-
 // TestCommitAndRelease_ErrorWhoseMethodsPanic: a hook of the client's returns such an error for the server's time, which
 // the common request of all calls asks for. The call returns the panic.
 func TestCommitAndRelease_ErrorWhoseMethodsPanic(t *testing.T) {
@@ -168,13 +161,12 @@ func TestCommitAndRelease_ErrorWhoseMethodsPanic(t *testing.T) {
 	watched := dial(t, srv.Addr)
 	watched.AddHook(testserver.Hook(func(_ context.Context, cmds []redis.Cmder, send func() error) error {
 		if cmds[0].Name() == "time" {
-			return (*nilError)(nil)
+			return testserver.ErrBroken
 		}
 		return send()
 	}))
 	eng, other := over(t, watched), open(t, srv.Addr)
-	eng.Prefix = "test:" + adapter.Token() + ":"
-	other.Prefix = eng.Prefix
+	intoOneFleet(eng, other)
 	won := elect(t, other, "k", 0) // eng knows no time
 	err := eng.CommitAndRelease(t.Context(), "k", value(won.Epoch), won.Lease)
 	if err == nil || !strings.Contains(err.Error(), "nil pointer dereference") {

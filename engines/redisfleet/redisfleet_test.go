@@ -59,9 +59,14 @@ func open(tb testing.TB, addr string) *Engine {
 func openTwo(tb testing.TB, addr string) (a, b *Engine) {
 	tb.Helper()
 	a, b = open(tb, addr), open(tb, addr)
+	intoOneFleet(a, b)
+	return a, b
+}
+
+// intoOneFleet gives two engines the keys of one fleet, which has none yet.
+func intoOneFleet(a, b *Engine) {
 	a.Prefix = "test:" + adapter.Token() + ":"
 	b.Prefix = a.Prefix
-	return a, b
 }
 
 const limit = 2 << 20
@@ -459,8 +464,7 @@ func (c lagging) Get(ctx context.Context, name string) *redis.StringCmd {
 func TestElect_ReplicaThatLags(t *testing.T) {
 	addr := testserver.Redis(t).Addr
 	a, b := open(t, addr), over(t, lagging{dial(t, addr)})
-	a.Prefix = "test:" + adapter.Token() + ":"
-	b.Prefix = a.Prefix
+	intoOneFleet(a, b)
 	won := elect(t, a, "k", 0)
 	e := value(won.Epoch)
 	e.Value = make([]byte, 100<<10)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
 func TestName(t *testing.T) {
@@ -82,14 +84,8 @@ func TestAwait_Panic(t *testing.T) {
 	}
 }
 
-// nilError is an error whose methods panic for a nil pointer.
-type nilError struct{ err error }
-
-func (e *nilError) Error() string { return e.err.Error() }
-func (e *nilError) Unwrap() error { return e.err }
-
 func TestAwait_ErrorWhoseMethodsPanic(t *testing.T) {
-	_, err := Await(t.Context(), func() (int, error) { return 0, (*nilError)(nil) }, nil)
+	_, err := Await(t.Context(), func() (int, error) { return 0, testserver.ErrBroken }, nil)
 	if err == nil || !strings.Contains(err.Error(), "nil pointer") {
 		t.Fatalf("err = %v, want the panic", err)
 	}

@@ -430,12 +430,6 @@ type exiting struct{}
 
 func (exiting) String() string { runtime.Goexit(); return "" }
 
-// nilError is an error whose methods panic for a nil pointer.
-type nilError struct{ err error }
-
-func (e *nilError) Error() string { return e.err.Error() }
-func (e *nilError) Unwrap() error { return e.err }
-
 func TestExec_Hooks(t *testing.T) {
 	for name, c := range map[string]struct {
 		hook func() error
@@ -443,7 +437,7 @@ func TestExec_Hooks(t *testing.T) {
 	}{
 		"error": {func() error { return errors.New("refused") }, "refused"},
 		"panic": {func() error { panic("oh") }, "redispipe: panic in the client or a context: oh"},
-		"error whose methods panic": {func() error { return (*nilError)(nil) },
+		"error whose methods panic": {func() error { return testserver.ErrBroken },
 			"redispipe: panic in the client or a context: runtime error: invalid memory address or nil pointer dereference"},
 		"goexit": {func() error { runtime.Goexit(); return nil }, "redispipe: a hook of the client's or a context has ended the goroutine"},
 		// A value whose method ends the goroutine.

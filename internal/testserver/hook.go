@@ -25,3 +25,11 @@ func (h Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 		return h(ctx, cmds, func() error { return next(ctx, cmds) })
 	}
 }
+
+// ErrBroken is an error of a hook whose methods panic: a nil pointer.
+var ErrBroken error = (*broken)(nil)
+
+type broken struct{ err error }
+
+func (b *broken) Error() string { return b.err.Error() }
+func (b *broken) Unwrap() error { return b.err }

@@ -41,19 +41,13 @@ func calls(tb testing.TB, s *Store) map[string]error {
 	return errs
 }
 
-// nilError is an error whose methods panic for a nil pointer.
-type nilError struct{ err error }
-
-func (e *nilError) Error() string { return e.err.Error() }
-func (e *nilError) Unwrap() error { return e.err }
-
 // TestErrors_WhoseMethodsPanic has a hook of the client's return such an error for each request. Each call returns the
 // panic, also the calls whose requests have goroutines of their own.
 func TestErrors_WhoseMethodsPanic(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer rdb.Close()
 	s := New(rdb)
-	rdb.AddHook(testserver.Hook(func(context.Context, []redis.Cmder, func() error) error { return (*nilError)(nil) }))
+	rdb.AddHook(testserver.Hook(func(context.Context, []redis.Cmder, func() error) error { return testserver.ErrBroken }))
 	for name, err := range calls(t, s) {
 		if err == nil || !strings.Contains(err.Error(), "nil pointer dereference") {
 			t.Errorf("%s: %v, want the panic", name, err)
