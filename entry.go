@@ -34,7 +34,6 @@ func (k *storeKey) encode(it *items.Item) (outgoing, error) {
 	}
 	err := fault.Guard(func() (err error) {
 		e.Value, err = k.engine.marshal(it.Value)
-		fault.Inquire(err)
 		return err
 	})
 	return e, err
@@ -116,7 +115,6 @@ func (k *storeKey) decodeTo(it, known *items.Item, value []byte) bool {
 	}
 	err := fault.Guard(func() (err error) {
 		it.Value, err = k.engine.unmarshal(value)
-		fault.Inquire(err)
 		return err
 	})
 	if err != nil {

@@ -88,7 +88,6 @@ func (a *attempt) run() {
 	var p items.Product
 	fault.Run(func() (err error) {
 		p, err = a.load(a.running, a)
-		fault.Inquire(err)
 		if p.Windows == nil && fault.NotFound(err) {
 			p.Windows = &items.Windows{TTL: a.engine.NotFoundTTL}
 		}

@@ -101,18 +101,20 @@ type RetryAdvice interface {
 	RetryAfter() time.Duration
 }
 
-// Guard runs user code and makes its panic an error.
+// Guard runs user code and makes its panic an error, and a panic of its error's methods, see Inquire.
 func Guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = Panicked(p)
 		}
 	}()
-	return f()
+	err = f()
+	Inquire(err)
+	return err
 }
 
 // Run runs user code that may end its goroutine. It calls done with the error that f returns, with
-// the *PanicError of f's panic, or with ErrGoexit if f does not return.
+// the *PanicError of f's panic, or with ErrGoexit if f does not return. The error's methods are part of f, see Inquire.
 func Run(f func() error, done func(error)) {
 	err := ErrGoexit // recover returns nil for a Goexit alone: a panic(nil) is a *runtime.PanicNilError
 	defer func() {
@@ -121,7 +123,9 @@ func Run(f func() error, done func(error)) {
 		}
 		done(err)
 	}()
-	err = f()
+	returned := f()
+	Inquire(returned)
+	err = returned
 }
 
 // Panicked is the failure for a panic p of this goroutine. A text replaces a value whose methods do not return.
@@ -147,7 +151,7 @@ func Panicked(p any) *PanicError {
 }
 
 // Inquire calls the methods of a user's error that later run without a guard. They are user code, and
-// the methods of a nil pointer panic. Call it under a guard, so such a panic becomes the failure.
+// the methods of a nil pointer panic. Guard and Run call it. Other guards call it before they end.
 func Inquire(err error) {
 	if err == nil {
 		return
