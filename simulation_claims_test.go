@@ -10,7 +10,7 @@ import (
 // Rows of docs/fleets.md too large for the race detector hold. -short skips 10,000 polling nodes.
 func TestClaim_DocumentFleet(t *testing.T) {
 	holdFleet(t, func(nodes int, kind simKind) bool {
-		return !inRace(nodes, kind) && (nodes < 10_000 || kind != simPolls || !testing.Short())
+		return !inRace(nodes) && (nodes < 10_000 || kind != simPolls || !testing.Short())
 	})
 }
 

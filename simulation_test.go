@@ -536,10 +536,10 @@ func number(t *testing.T, cell string) int {
 
 // The rows of docs/fleets.md that are small enough for the race detector hold.
 func TestDocument_Fleet(t *testing.T) {
-	holdFleet(t, inRace)
+	holdFleet(t, func(nodes int, _ simKind) bool { return inRace(nodes) })
 }
 
-func inRace(nodes int, kind simKind) bool { return nodes <= 10 || kind != simPolls && nodes <= 100 }
+func inRace(nodes int) bool { return nodes <= 10 }
 
 // A node's requests and pushes do not grow with the fleet. Two polling nodes make fewer, which
 // shows in a small fleet: the holder, and the last holder, which knows the build time.
@@ -578,10 +578,10 @@ func TestDrain(t *testing.T) {
 	for what, o := range drains {
 		for _, processes := range []int{1, 3} {
 			// A load takes longer than a process's elections for all keys, so its last slot gets a key too.
-			const keys = 500
+			const keys = 200
 			row := drain(t, processes, keys, 2*keys*simTrip, what, o)
-			if row[3] != row[2] || row[4] != "500" {
-				t.Errorf("%s: %q, want 500 loads, as many at a time as the bound", what, row)
+			if row[3] != row[2] || row[4] != "200" {
+				t.Errorf("%s: %q, want 200 loads, as many at a time as the bound", what, row)
 			}
 		}
 	}
