@@ -56,7 +56,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 		defer q.m.through.Release(1)
 	}
 	q.bypassed()
-	if q.r.Method != http.MethodGet || q.request.Credentials {
+	if q.r.Method != http.MethodGet || q.target.Credentials {
 		q.m.pass(q.w, q.r, q.next, why)
 		return
 	}
@@ -64,7 +64,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 	cacheable := false
 	u := &watchedWriter{ResponseWriter: q.w, m: q.m}
 	u.before = func(status int) httpcache.Status {
-		header, j, now := u.judge(q.request, status)
+		header, j, now := u.judge(q.target.Request, status)
 		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
 			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(u.sent))
@@ -88,7 +88,7 @@ func (m *Middleware) fits(h http.Header) bool {
 func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
 	kept := responseOf(it)
-	asks := q.m.condition(kept, q.request)
+	asks := q.m.condition(kept, q.target.Request)
 	if asks == nil {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
 		return
@@ -98,7 +98,7 @@ func (q *query) passChecked(key string, it *Item) {
 	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w, m: q.m}, client: q.w}
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) httpcache.Status {
-		header, j, _ := w.judge(q.request, code)
+		header, j, _ := w.judge(q.target.Request, code)
 		switch {
 		case j.Shared:
 			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
@@ -120,7 +120,7 @@ func (q *query) passChecked(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
-	_, personal, j := asks.freshened(q.request, header, w.sent, now, q.m.options.Rules)
+	_, personal, j := asks.freshened(q.target.Request, header, w.sent, now, q.m.options.Rules)
 	if j.Shared {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}

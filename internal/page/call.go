@@ -34,7 +34,7 @@ func (c *call) unanswerable() bool { return c.query.unanswerable(c.key) }
 // personal reports whether a failure of the call's load may be about its request. Other requests
 // for the key do not have the Cookie, the credentials, or the fields that need a variant.
 func (c *call) personal() bool {
-	return c.request.Credentials || c.request.Header["Cookie"] != nil || c.unanswerable()
+	return c.target.Credentials || c.target.Header["Cookie"] != nil || c.unanswerable()
 }
 
 // names are the request fields that the call's key contains.

@@ -56,7 +56,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 	shared := false
 	u.before = func(status int) httpcache.Status {
 		header := httpcache.CanonicalHeader(u.Header())
-		own, j, now := u.judge(q.request, status)
+		own, j, now := u.judge(q.target.Request, status)
 		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
 		switch {
 		case !shared && tellsAudience(status):
@@ -81,7 +81,7 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 // Otherwise Key may have taken another value from the fields than the handler, which sees them as sent.
 func (q *query) draftable() bool {
 	if q.m.options.Key != nil {
-		if _, changed := httpcache.Normalised(q.target.header, q.m.options.Rules); changed {
+		if _, changed := httpcache.Normalised(q.target.Header, q.m.options.Rules); changed {
 			return false
 		}
 	}

@@ -37,7 +37,7 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	post, found := l.signpost(a.header)
 	failures := l.failures(l.m.cache.Now())
 	v := facts{
-		request: l.owner.request, status: a.status, header: a.header, judged: a.judged,
+		request: l.owner.target.Request, status: a.status, header: a.header, judged: a.judged,
 		had: l.before != nil, servable: l.servable(), spare: l.spare() != nil, open: l.open(), shares: l.sharesByDefault(),
 		excluded: l.attempt.Excluded, lost: !found,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
@@ -108,8 +108,8 @@ func (d *decision) joinableUntil(now instant) instant {
 // response has a Vary, the request needs a variant, and the cache may still serve a response of the URL.
 func (l *load) signpost(header http.Header) (*variance, bool) {
 	vary, _ := httpcache.VaryNames(header)
-	req, known := l.owner.request.Header, l.owner.names()
-	needed := l.m.needsVariant(req)
+	req, known := l.owner.target.Header, l.owner.names()
+	needed := l.owner.target.needsVariant
 	if len(vary) == 0 && !needed {
 		return nil, true
 	}

@@ -28,9 +28,9 @@ func (c *call) fetch(ctx context.Context, a Attempt, r *http.Request) (items.Pro
 	l := c.newLoad(ctx, a)
 	switch it := a.Present; {
 	case it == nil && c.signpost != nil:
-		responseOf(c.signpost).vary.built.of(c.needsVariant).add(c.key, c.m.cache.Now())
+		responseOf(c.signpost).vary.built.of(c.target.needsVariant).add(c.key, c.m.cache.Now())
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
-		l.asks = c.m.condition(responseOf(it), c.request)
+		l.asks = c.m.condition(responseOf(it), c.target.Request)
 	}
 	p, err := newExchange(l).carry(r)
 	if !errors.Is(err, errUnselected) {
@@ -218,7 +218,7 @@ func (x *exchange) overflow() {
 func (x *exchange) offer() {
 	d, key := x.decision, x.owner.key
 	res := d.response
-	if x.owner.request.Credentials && tellsAudience(res.status) {
+	if x.owner.target.Credentials && tellsAudience(res.status) {
 		x.m.learnOpenToAll(key, d.audience == audience.Everyone)
 	}
 	if d.outcome == yieldsToStale {
@@ -317,7 +317,7 @@ func (x *exchange) publishFailure(err error) error {
 }
 
 func (x *exchange) asked() httpcache.Request {
-	req := x.owner.request
+	req := x.owner.target.Request
 	req.Asked = x.own
 	return req
 }

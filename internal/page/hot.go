@@ -14,7 +14,7 @@ import (
 
 // hot answers the request from the near tier. If the result is false, nothing is written.
 func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
-	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
+	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || t.Credentials {
 		return false
 	}
 	var now instant

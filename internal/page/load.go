@@ -86,7 +86,7 @@ func (l *load) sharesByDefault() bool {
 // open reports whether the load is for a request with credentials, and the key's responses answer such requests. If
 // an error has replaced the response, the answer is learntOpenToAll's.
 func (l *load) open() bool {
-	if !l.owner.request.Credentials || l.before == nil {
+	if !l.owner.target.Credentials || l.before == nil {
 		return false
 	}
 	was := responseOf(l.before)
@@ -202,8 +202,8 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 // handler, as far as the response can depend on it, see detach, retarget and forEverybody.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, ok := httpcache.CanonicalHost(t.url.Host)
-	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&
-		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.header) == len(r.Header)
+	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !t.needsVariant &&
+		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.Header) == len(r.Header)
 }
 
 // retarget gives r the host and query of t: a part outside the key must not get into the response.

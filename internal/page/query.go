@@ -14,15 +14,13 @@ import (
 // This file is a request on the way through the cache, with the conditions on the answer.
 
 type query struct {
-	m            *Middleware
-	w            http.ResponseWriter
-	r            *http.Request
-	next         http.Handler
-	target       target
-	directives   httpcache.RequestDirectives
-	request      httpcache.Request
-	needsVariant bool
-	told         *observe.Serve // the report to observers, nil without observers
+	m          *Middleware
+	w          http.ResponseWriter
+	r          *http.Request
+	next       http.Handler
+	target     target
+	directives httpcache.RequestDirectives
+	told       *observe.Serve // the report to observers, nil without observers
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
 	// variant's flight must not wait again.
 	budget *gate.Budget
@@ -40,14 +38,13 @@ func (q *query) ownHeader() {
 		return
 	}
 	q.owns = true
-	q.request.Header = q.request.Header.Clone()
-	q.target.header = q.request.Header
+	q.target.Header = q.target.Header.Clone()
 }
 
 // want returns the request's conditions on an answer under key. The usual request has none.
 func (q *query) want(key string) Want {
 	d, w := q.directives, Want{Counted: q.counted}
-	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
+	if !q.target.Credentials && !q.target.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
 		return w
 	}
 	if q.unanswerable(key) {
@@ -74,27 +71,27 @@ func (q *query) accepts(it *Item, now instant) bool {
 
 // mayHave reports whether a stored response may answer the request. A request with credentials gets
 // only a response for everyone (RFC 9111 section 3.5), also in place of an error.
-func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.openToAll }
+func (q *query) mayHave(res *Response) bool { return !q.target.Credentials || res.openToAll }
 
-// unanswerable reports whether no response under the key is for the request, see needsVariant.
-func (q *query) unanswerable(key string) bool { return q.needsVariant && key == q.target.key }
+// unanswerable reports whether no response under the key is for the request, see target.
+func (q *query) unanswerable(key string) bool { return q.target.needsVariant && key == q.target.key }
 
 // selects reports whether the request asks for the variant in progress with the signpost.
 func (q *query) selects(signpost *variance) bool {
-	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
+	return q.m.variantKey(signpost, q.target.key, q.target.Header) == signpost.id
 }
 
 // client is equal for requests that could share a response or a failure: with the same Cookie, credentials, and
 // parts that need a variant. Before a response of the URL, requests of all variants wait for one run.
 func (q *query) client() string {
-	if q.needsVariant {
-		return "\x00" + httpcache.VariantKey(pseudonyms, q.target.header, q.m.options.Rules) + q.identity()
+	if q.target.needsVariant {
+		return "\x00" + httpcache.VariantKey(pseudonyms, q.target.Header, q.m.options.Rules) + q.identity()
 	}
 	return q.identity()
 }
 
 func (q *query) identity() string {
-	if !q.request.Credentials {
+	if !q.target.Credentials {
 		return strings.Join(q.r.Header["Cookie"], "; ")
 	}
 	var b strings.Builder

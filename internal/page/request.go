@@ -28,25 +28,26 @@ func (m *Middleware) runs(w http.ResponseWriter) bool {
 	}
 }
 
-// A target is a request's URL, and the header that selects a variant there.
+// A target is a request as the rules see it, and its URL. The Header selects a variant there.
 type target struct {
-	url    *http.Request // the request, or a request for the URL that HTTPOptions.Key has returned
-	key    string        // the URL's key
-	header http.Header   // the request's header, with Key.Variant
+	httpcache.Request
+	url          *http.Request // the request, or a request for the URL that HTTPOptions.Key has returned
+	key          string        // the URL's key
+	needsVariant bool          // it has a Key.Variant or a retargeting field: the URL's own response is not for it
 }
 
 // target returns the request's target, and false if the URL has no key or HTTPOptions.Key refuses.
 func (m *Middleware) target(r *http.Request) (t target, ok bool) {
-	t = target{url: r, header: httpcache.EndToEnd(r.Header)}
+	t = target{Request: httpcache.Request{Asked: r, Header: httpcache.EndToEnd(r.Header), Credentials: m.hasCredentials(r)}, url: r}
 	if m.options.Key != nil {
 		if !httpcache.Ordinary(r) {
 			return t, false // Key might not see the request that the handler sees
 		}
-		named, variant, ok := m.options.Key(m.seenByKey(r, t.header))
+		named, variant, ok := m.options.Key(m.seenByKey(r, t.Header))
 		if !ok {
 			return t, false
 		}
-		t.header = httpcache.WithVariant(t.header, variant)
+		t.Header = httpcache.WithVariant(t.Header, variant)
 		if named != "" {
 			u, err := url.Parse(named)
 			if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -57,6 +58,7 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 			t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
 		}
 	}
+	t.needsVariant = t.Header[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(t.Header)
 	t.key, ok = httpcache.Key(t.url)
 	return t, ok
 }
@@ -101,10 +103,6 @@ func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives)
 		d = httpcache.ParseRequest(r.Header)
 	}
 	return d
-}
-
-func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
-	return httpcache.Request{Asked: r, Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
 // Reasons for a bypass. The first four are bounded, see bypass, and the first two need the real ResponseWriter.
@@ -177,11 +175,6 @@ const reasonAuthorization = "authorization"
 // pseudonyms, on each signpost, are for request parts outside URL keys and Vary. No field has such a name.
 var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 
-// needsVariant reports a Key.Variant or a retargeting field: the URL's own response is not for req.
-func (m *Middleware) needsVariant(req http.Header) bool {
-	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
-}
-
 // variantKey is the key of the variant for the request header req. base is the URL's key.
 func (m *Middleware) variantKey(signpost *variance, base string, req http.Header) string {
 	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.options.Rules)
@@ -197,8 +190,8 @@ func (m *Middleware) follow(t target, find func(key string) *Item) (it *Item, ke
 		}
 		switch res := responseOf(it); {
 		case res.kind == varying:
-			key = m.variantKey(res.vary, t.key, t.header)
-		case res.kind == plain && (key != t.key || !m.needsVariant(t.header)):
+			key = m.variantKey(res.vary, t.key, t.Header)
+		case res.kind == plain && (key != t.key || !t.needsVariant):
 			return it, key
 		default:
 			return nil, key

@@ -16,10 +16,8 @@ import (
 
 // serve replies to a request, and returns the last answer on its way: zero if no answer came.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) (s Answer) {
-	q := &query{
-		m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header),
-		budget: gate.NewBudget(m.options.EngineTimeout),
-	}
+	t.NoStore = d.NoStore
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, budget: gate.NewBudget(m.options.EngineTimeout)}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer func() { m.cache.Tell(r.Context(), *q.told) }()
@@ -32,7 +30,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := responseOf(s.Item); {
 		case res.vary != nil: // a signpost, or a variant in progress that the request does not ask for
-			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
+			at.key, at.signpost = m.variantKey(res.vary, t.key, t.Header), s.Item
 		case res.kind == plain:
 			q.replyPlain(at.key, s)
 			return s
@@ -73,11 +71,11 @@ func (q *query) answerAt(at hop) (s Answer, ok bool) {
 	if ok {
 		return Answer{Item: it}, true
 	}
-	if q.request.Credentials && q.passCredentials(at.key) {
+	if q.target.Credentials && q.passCredentials(at.key) {
 		return s, false
 	}
 	// A variant in the near tier, however old, is not new.
-	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && !responseOf(at.signpost).vary.built.of(q.needsVariant).admits(at.key, now) {
+	if known, now := m.cache.Near(at.key); known == nil && at.signpost != nil && !responseOf(at.signpost).vary.built.of(q.target.needsVariant).admits(at.key, now) {
 		q.passVariant()
 		return s, false
 	}

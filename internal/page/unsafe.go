@@ -30,7 +30,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	// The handler may change r, which is the client's own: a proxy's host and path, or the credentials that a
 	// login check removes. The cache decides by the request as sent.
 	sent := r.Clone(r.Context())
-	if t.header = t.header.Clone(); t.url == r {
+	if t.Header = t.Header.Clone(); t.url == r {
 		t.url = sent
 	}
 	if r.Method == http.MethodPost && !m.options.Shared && !m.forbids(w.Header()) {
@@ -54,7 +54,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	draft := m.cache.Access(t.key, gate.NewBudget(m.options.EngineTimeout)).Draft(r.Context())
 	defer draft.End()
 	u := m.newKeptWriter(w, r)
-	req := m.request(r, t, m.directives(r))
+	t.NoStore = m.directives(r).NoStore
 	var changed httpcache.Changed
 	u.invalidate = func() {
 		if m.invalidateChanged(r.Context(), changed) {
@@ -64,7 +64,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.before = func(status int) httpcache.Status {
 		m.noteChanged(&changed, sent, t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
-		own, j, now := u.judge(req, status)
+		own, j, now := u.judge(t.Request, status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
 		if httpcache.PostStorable(sent, t.url, status, header, j) && m.plainRequest(sent, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {

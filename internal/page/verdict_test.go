@@ -144,7 +144,7 @@ func TestLoad_Failures(t *testing.T) {
 		"a panic since the error, in its pause":  {failed(held(&Response{status: 503, failures: 3}, now-2), 1, now+1), false, 3},
 		"a failure that is not remembered":       {failed(&Item{}, 1, 0), false, 1},
 	} {
-		l := &load{owner: &call{query: &query{needsVariant: test.excluded}}, attempt: Attempt{Present: test.item}}
+		l := &load{owner: &call{query: &query{target: target{needsVariant: test.excluded}}}, attempt: Attempt{Present: test.item}}
 		if got := l.failures(now); got != test.want {
 			t.Errorf("%s: the handler's failure is the %dth in a row, want the %dth", name, got, test.want)
 		}
