@@ -30,7 +30,6 @@ type decision struct {
 	verdict
 	validated bool // the response is the stored response
 	response  *Response
-	recording recording
 }
 
 func (l *load) decide(a answer, now time.Time) *decision {
@@ -42,24 +41,22 @@ func (l *load) decide(a answer, now time.Time) *decision {
 		excluded: l.attempt.Excluded, lost: !found,
 		pause: items.BackOff(failures, l.m.options.ErrorTTL, l.m.options.MaxErrorTTL),
 	}.verdict()
-	d := &decision{verdict: v, validated: a.validated}
-	d.recording = recording{limit: l.m.options.MaxBodyBytes, account: account{of: &l.m.bodies}}
+	limit := l.m.options.MaxBodyBytes
 	if v.audience == audience.Owner && !v.outcome.keeps() {
-		d.recording.limit = min(d.recording.limit, privateWindow)
+		limit = min(limit, privateWindow)
 	}
 	s := &stream{
 		owner: &l.owner.place, audience: v.audience, kept: v.outcome.keeps(), decidedAt: now, age: a.judged.Age,
 		header:    httpcache.StoredHeader(a.header, a.judged.Directives, now),
 		announced: a.announced, trailers: a.trailers, qualified: a.judged.Directives.QualifiedFields(), excess: reasonTooLarge,
-		body: spool.New(d.recording.limit),
+		body: spool.New(limit), limit: limit, account: account{of: &l.m.bodies},
 	}
 	s.private = l.privateHeader(s, a)
 	s.body.Expect(a.announced)
-	d.recording.stream = s
-	d.response = &Response{
+	d := &decision{verdict: v, validated: a.validated, response: &Response{
 		status: a.status, guessed: a.guessed, openToAll: a.judged.Directives.OpenToAll(),
 		freshness: v.freshness, reason: v.reason, vary: post, forwarded: forwarded{l.fwd, a.fwdStatus}, live: s,
-	}
+	}}
 	if v.audience == audience.Owner {
 		d.response.kind = uncacheable
 	}
@@ -147,7 +144,7 @@ func (l *load) keep(d *decision) (items.Product, error) {
 		if post := d.response.vary; post != nil {
 			key = post.id
 		}
-		d.recording.account.complete(key, whole)
+		s.account.complete(key, whole)
 	}
 	f := l.m.lifeOf(done, s.header, s.ageNow())
 	if d.outcome == keepsChecked {

@@ -136,31 +136,22 @@ func (x *exchange) serve() {
 	})
 }
 
-func (x *exchange) stream() *stream { return x.decision.recording.stream }
+func (x *exchange) stream() *stream { return x.decision.response.live }
 
 func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
 
+// begin decides about the answer, and offers the response to its audience.
 func (x *exchange) begin(h heading) {
 	now := time.Now()
-	if h.status != http.StatusNotModified || x.asks == nil {
-		x.settle(x.answered(h, now), now)
-		return
-	}
-	if !httpcache.Selects(x.asks.header, httpcache.CanonicalHeader(h.header)) {
+	a, ok := x.answer(h, now)
+	if !ok {
 		return // a 304 about another response: fetch asks again, without conditions
 	}
-	x.settle(x.confirmed(h, now), now)
-	for _, piece := range x.asks.about.body {
-		x.take(piece)
-	}
-}
-
-// settle decides about an answer, and offers the response to its audience.
-func (x *exchange) settle(a answer, now time.Time) {
 	x.decision = x.decide(a, now)
-	body := x.stream().body
+	s := x.stream()
+	body := s.body
 	body.OnIdle(func() {
-		x.decision.recording.account.close()
+		s.account.close()
 		// The handler has no reader; or its load has ended, which is the cause then.
 		x.cancel(context.Cause(x.ctx))
 	})
@@ -168,13 +159,41 @@ func (x *exchange) settle(a answer, now time.Time) {
 	x.owner.attach(x.run, body)
 	x.body.Store(body)
 	x.offer()
+	if a.validated {
+		for _, piece := range x.asks.about.body {
+			x.take(piece)
+		}
+	}
+}
+
+// answer judges the handler's response, or after a 304 the stored response with the fields of the 304. The result is
+// false if the 304 is not about the stored response.
+func (x *exchange) answer(h heading, now time.Time) (a answer, ok bool) {
+	asked := x.owner.target.Request
+	asked.Asked = x.own
+	said, rules := httpcache.CanonicalHeader(h.header), x.m.options.Rules
+	a = answer{heading: h, personal: said, trailers: trailerNames(said)}
+	a.header = said
+	if h.status != http.StatusNotModified || x.asks == nil {
+		a.judged = httpcache.Judge(asked, h.status, said, x.sent, now, rules)
+		return a, true
+	}
+	if !httpcache.Selects(x.asks.header, said) {
+		return a, false
+	}
+	about := x.asks.about
+	a.validated, a.fwdStatus = true, h.status
+	a.status, a.guessed, a.announced = about.status, h.guessed || about.guessed, about.body.Len()
+	a.header, a.personal, a.judged = x.asks.freshened(asked, said, x.sent, now, rules)
+	return a, true
 }
 
 func (x *exchange) take(p []byte) (int, error) {
-	if x.decision.recording.passes(len(p)) {
+	s := x.stream()
+	if s.passes(len(p)) {
 		x.overflow()
 	}
-	return x.decision.recording.Write(p)
+	return s.body.Write(p)
 }
 
 func (x *exchange) flush() {
@@ -314,28 +333,4 @@ func (x *exchange) publishFailure(err error) error {
 		return &fault.NoResult{Failed: true, Err: err}
 	}
 	return err
-}
-
-func (x *exchange) asked() httpcache.Request {
-	req := x.owner.target.Request
-	req.Asked = x.own
-	return req
-}
-
-func (x *exchange) answered(h heading, now time.Time) answer {
-	h.header = httpcache.CanonicalHeader(h.header)
-	return answer{
-		heading: h, personal: h.header, trailers: trailerNames(h.header),
-		judged: httpcache.Judge(x.asked(), h.status, h.header, x.sent, now, x.m.options.Rules),
-	}
-}
-
-// confirmed judges the stored response after a 304, with the fields of the 304.
-func (x *exchange) confirmed(h heading, now time.Time) answer {
-	said, about := httpcache.CanonicalHeader(h.header), x.asks.about
-	fresh, personal, judged := x.asks.freshened(x.asked(), said, x.sent, now, x.m.options.Rules)
-	return answer{
-		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
-		personal: personal, trailers: trailerNames(said), fwdStatus: h.status, validated: true, judged: judged,
-	}
 }

@@ -48,6 +48,9 @@ type stream struct {
 	trailers  []string      // names of the trailer fields
 	qualified []string      // names of the fields for the owner alone
 	body      *spool.Spool
+	limit     int64 // a longer body is not kept
+	account   account
+	passed    bool        // the limit
 	excess    string      // why the body is not kept, beyond the limit
 	trailer   http.Header // set before the body ends
 }
@@ -64,31 +67,17 @@ func (s *stream) isOwners(name string) bool { return httpcache.OwnTrailer(name, 
 // than of an uncounted body.
 const privateWindow = smallBody
 
-// A recording writes a body for readers, and for the cache if the body is kept.
-type recording struct {
-	stream  *stream
-	limit   int64 // a longer body is not kept
-	account account
-	written int64
-	passed  bool // the limit
-}
-
 // passes reports whether the next n bytes are the first beyond the limit.
-func (r *recording) passes(n int) bool {
-	end := r.written + int64(n)
-	if kept := min(end, r.limit); r.written <= r.limit && kept > smallBody && !r.account.reach(kept) {
-		r.limit, r.stream.excess = r.written, reasonMemory
-		r.stream.body.Narrow(max(r.written, smallBody))
+func (s *stream) passes(n int) bool {
+	written := s.body.Len()
+	end := written + int64(n)
+	if kept := min(end, s.limit); written <= s.limit && kept > smallBody && !s.account.reach(kept) {
+		s.limit, s.excess = written, reasonMemory
+		s.body.Narrow(max(written, smallBody))
 	}
-	first := !r.passed && end > r.limit
-	r.passed = r.passed || first // once: a Write that finds no reader adds nothing
+	first := !s.passed && end > s.limit
+	s.passed = s.passed || first // once: a Write that finds no reader adds nothing
 	return first
-}
-
-func (r *recording) Write(p []byte) (int, error) {
-	n, err := r.stream.body.Write(p)
-	r.written += int64(n)
-	return n, err
 }
 
 // A place belongs to a client whose request may run the handler. It is safe for concurrent use.

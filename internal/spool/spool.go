@@ -110,6 +110,13 @@ func (s *Spool) Narrow(limit int64) {
 	s.limit = min(s.limit, max(0, limit))
 }
 
+// Len returns the number of bytes written so far, dropped ones included.
+func (s *Spool) Len() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size
+}
+
 // rest calls idle if it is due. mu is held.
 func (s *Spool) rest() {
 	if s.idle != nil && s.end != nil && len(s.readers) == 0 {

@@ -760,13 +760,6 @@ func BenchmarkSpool(b *testing.B) {
 	}
 }
 
-// Len returns the number of bytes written so far, dropped ones included.
-func (s *Spool) Len() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.size
-}
-
 // Readers returns the number of readers that have not been closed.
 func (s *Spool) Readers() int {
 	s.mu.Lock()
