@@ -11,6 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
+	"github.com/go-chi/chi/v5"
 )
 
 // This file has the requests that bypass the cache: the handler gets the client's own
@@ -65,7 +66,9 @@ func (q *query) passUncacheable(key string, it *Item) {
 	u := &watchedWriter{ResponseWriter: q.w, m: q.m}
 	u.before = func(status int) httpcache.Status {
 		header, j, now := u.judge(q.target.Request, status)
-		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
+		length := contentLength(header)
+		fits := reason != reasonTooLarge || length >= 0 && length <= q.m.options.MaxBodyBytes
+		cacheable = j.Stored() && !isEventStream(header) && headerBytes(header) <= maxHeader && fits
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
 			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(u.sent))
 		}
@@ -75,12 +78,6 @@ func (q *query) passUncacheable(key string, it *Item) {
 	if cacheable {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
-}
-
-// fits reports whether a response announces a length that can be stored.
-func (m *Middleware) fits(h http.Header) bool {
-	n := contentLength(h)
-	return n >= 0 && n <= m.options.MaxBodyBytes
 }
 
 // passChecked asks the handler with the stored validators in place of the request's conditions. If still
@@ -93,7 +90,8 @@ func (q *query) passChecked(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: httpcache.ReasonNotFresh})
 		return
 	}
-	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may be asked a second time
+	ctx := q.r.Context()
+	r := q.r.Clone(ownRoute(ctx, chi.RouteContext(ctx))) // the handler may be asked a second time
 	httpcache.SetConditions(r.Header, asks.header)
 	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w, m: q.m}, client: q.w}
 	status := httpcache.Status{Fwd: httpcache.FwdStale}

@@ -37,14 +37,6 @@ func (c *call) personal() bool {
 	return c.target.Credentials || c.target.Header["Cookie"] != nil || c.unanswerable()
 }
 
-// names are the request fields that the call's key contains.
-func (c *call) names() []string {
-	if c.signpost == nil {
-		return nil
-	}
-	return responseOf(c.signpost).vary.names
-}
-
 // hint hands an interim response to the call's goroutine, which alone may use its ResponseWriter.
 func (c *call) hint(status int, h http.Header) {
 	h = h.Clone() // the handler goes on with its own map

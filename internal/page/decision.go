@@ -105,8 +105,11 @@ func (d *decision) joinableUntil(now instant) instant {
 // response has a Vary, the request needs a variant, and the cache may still serve a response of the URL.
 func (l *load) signpost(header http.Header) (*variance, bool) {
 	vary, _ := httpcache.VaryNames(header)
-	req, known := l.owner.target.Header, l.owner.names()
-	needed := l.owner.target.needsVariant
+	req, needed := l.owner.target.Header, l.owner.target.needsVariant
+	var known []string // the request fields that the call's key contains
+	if led := l.owner.signpost; led != nil {
+		known = responseOf(led).vary.names
+	}
 	if len(vary) == 0 && !needed {
 		return nil, true
 	}
@@ -154,14 +157,9 @@ func (l *load) keep(d *decision) (items.Product, error) {
 	return l.record(d, done, f), nil
 }
 
-// remember returns the product for an unshareable response: a record, or a signpost. An unshareable response makes
-// only its own variant uncacheable, not all other users' variants.
-func (l *load) remember(d *decision, reason string) items.Product {
-	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.response.live.decidedAt.Sub(l.sent)))
-}
-
 // record returns the load's product for the result res. A variant is written under its own key first, so a
-// process that reads the signpost finds the variant.
+// process that reads the signpost finds the variant. An unshareable response makes only its own variant
+// uncacheable, not all other users' variants.
 func (l *load) record(d *decision, res *Response, f items.Windows) items.Product {
 	if post := d.response.vary; post != nil && (res.kind != uncacheable || l.owner.signpost == nil) {
 		l.m.cache.Put(l.ctx, post.id, res, f, l.attempt.Position, nil)

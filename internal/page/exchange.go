@@ -32,11 +32,11 @@ func (c *call) fetch(ctx context.Context, a Attempt, r *http.Request) (items.Pro
 	case it != nil && it.Kind == driver.KindValue && !c.unanswerable():
 		l.asks = c.m.condition(responseOf(it), c.target.Request)
 	}
-	p, err := newExchange(l).carry(r)
+	p, err := l.carry(r)
 	if !errors.Is(err, errUnselected) {
 		return p, err
 	}
-	return newExchange(c.newLoad(ctx, a)).carry(r)
+	return c.newLoad(ctx, a).carry(r)
 }
 
 // An exchange is a run of the handler. It belongs to the goroutine of the handler and the load. Functions that run on
@@ -57,14 +57,10 @@ type exchange struct {
 	err      error                       // the handler's
 }
 
-func newExchange(l load) *exchange {
+// carry runs the handler in an exchange, and returns the product.
+func (l load) carry(r *http.Request) (items.Product, error) {
 	x := &exchange{load: l}
 	x.writer = writer{m: l.m, to: x, header: make(http.Header)}
-	return x
-}
-
-// carry runs the handler and returns the product of the exchange.
-func (x *exchange) carry(r *http.Request) (items.Product, error) {
 	x.link(r)
 	defer x.records.Wait()
 	defer x.cancel(nil)
@@ -301,7 +297,8 @@ func (x *exchange) endWithRecord(reason string) {
 	x.records.Go(func() {
 		var p items.Product
 		fault.Run(func() error { // an adapter, or OnError, may panic or exit
-			p = x.remember(x.decision, reason)
+			took := x.stream().decidedAt.Sub(x.sent)
+			p = x.record(x.decision, &Response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(took))
 			return nil
 		}, func(err error) { x.attempt.Tell(p, err) })
 	})

@@ -19,8 +19,9 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	}
 	var now instant
 	it, key := m.follow(t, func(key string) (it *Item) {
-		if it, now = m.cache.Near(key); !isHot(it, now) {
-			return nil
+		it, now = m.cache.Near(key)
+		if it == nil || now >= it.TrustedUntil || it.Kind != driver.KindValue || !it.Fresh(now) {
+			return nil // follow looks at the kind of the response
 		}
 		return it
 	})
@@ -30,11 +31,6 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	m.cache.CountHit(r.Context(), t.key)
 	m.writeHit(w, r, key, it, now)
 	return true
-}
-
-// isHot reports whether a near item is fresh and trusted, and no failure. follow looks at its kind.
-func isHot(it *Item, now instant) bool {
-	return it != nil && now < it.TrustedUntil && it.Kind == driver.KindValue && it.Fresh(now)
 }
 
 // hitHeader returns the header of a hit: the last one, unless it is of another second.

@@ -121,19 +121,14 @@ func (r *reading) write(body *spool.Reader) {
 			}
 		}
 	}
-	if r.unmodified(header) {
+	// Only a stored response may use its reception as its date (RFC 9111 section 4.3.2). Otherwise
+	// a response without a date is modified (RFC 9110 section 13.1.3).
+	dated := s.shared() || r.own && (r.r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil)
+	if dated && httpcache.NotModified(r.r.Method, r.r.Header, r.res.status, header.Values, s.decidedAt) {
 		r.replyNotModified(body, header, age, status)
 		return
 	}
 	r.replyWhole(body, header, age, status)
-}
-
-func (r *reading) unmodified(header http.Header) bool {
-	s := r.live
-	// Only a stored response may use its reception as its date (RFC 9111 section 4.3.2). Otherwise
-	// a response without a date is modified (RFC 9110 section 13.1.3).
-	dated := s.shared() || r.r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
-	return (s.shared() || r.own) && dated && httpcache.NotModified(r.r.Method, r.r.Header, r.res.status, header.Values, s.decidedAt)
 }
 
 func (r *reading) replyNotModified(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {

@@ -135,11 +135,9 @@ func (c *condition) freshened(req httpcache.Request, said http.Header, sent, now
 	return fresh, httpcache.Freshen(fresh, kept), httpcache.JudgeAged(req, c.about.status, fresh, httpcache.InitialAge(said, sent, now), now, rules)
 }
 
-// ownRoute returns ctx with a copy of its chi routing context, if any. chi reuses the original when the
+// ownRoute returns ctx with a copy of a chi routing context, if any. chi reuses the original when the
 // request ends, and our handler still reads it. And a router continues where the last run left it.
-func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
-
-func withRoute(ctx context.Context, rc *chi.Context) context.Context {
+func ownRoute(ctx context.Context, rc *chi.Context) context.Context {
 	if rc != nil {
 		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
 	}
@@ -149,7 +147,7 @@ func withRoute(ctx context.Context, rc *chi.Context) context.Context {
 // detach returns a copy of a client's request that outlives it: without a body, and with an endless context.
 // route, its routing context, is an argument: Value may be user code, and the caller holds a lock.
 func detach(r *http.Request, route *chi.Context) *http.Request {
-	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
+	d := r.Clone(ownRoute(context.WithoutCancel(r.Context()), route))
 	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
 	d.Trailer, d.GetBody = nil, nil
 	// An outer middleware, or Key, may have parsed the query that the client has sent.
@@ -172,7 +170,7 @@ var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding
 // forEverybody returns the client's request without the parts that would make the answer one client's. Each
 // run has its own: the routers and middlewares of an earlier run have changed path, header and route.
 func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
-	ctx = withServer(ownRoute(ctx))
+	ctx = withServer(ownRoute(ctx, chi.RouteContext(ctx)))
 	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
 		rc.RouteMethod = http.MethodGet
 	}
