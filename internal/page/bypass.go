@@ -128,7 +128,7 @@ func (q *query) passChecked(key string, it *Item) {
 
 // refuse answers in place of the handler, for which too many such requests run: nothing goes forward (RFC 9211 section 2.2).
 func (m *Middleware) refuse(w http.ResponseWriter, reason string) {
-	m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable)
+	m.replyFailure(w, httpcache.Status{Detail: reason}, http.StatusServiceUnavailable, 0)
 }
 
 // bypassStatus is the status of a safe request that bypasses the cache because of reason.

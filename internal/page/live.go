@@ -311,11 +311,11 @@ func (q *query) replyError(c *call, s Answer, err error) {
 		q.m.tooSlow(c.key, s.Item, err)
 	}
 	status := httpcache.Status{Fwd: c.forward(s), Collapsed: s.Collapsed, Detail: detail}
+	var retry time.Duration
 	if it, now := q.m.cache.Near(c.key); it != nil && it.BackingOff(now) {
-		q.m.replyRetry(w, status, code, it.RetryAt-now)
-		return
+		retry = it.RetryAt - now
 	}
-	q.m.replyFailure(w, status, code)
+	q.m.replyFailure(w, status, code, retry)
 }
 
 // forward is why the handler has run for an answer that failed. It is empty if no handler has run.

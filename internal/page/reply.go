@@ -16,11 +16,20 @@ import (
 
 // This file replies to a query: with a stored response, a stale one, or the cache's own refusal.
 
-// reply answers with a complete response: from the near tier, or from an ended flight.
+// reply answers with a complete response, from the near tier or from an ended flight, if the request may have it.
 func (q *query) reply(key string, s Answer) {
 	res, now := responseOf(s.Item), q.m.cache.Now()
+	switch {
+	case !q.mayHave(res):
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+		return
+	case q.unanswerable(key):
+		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
+		return
+	}
 	q.add(observe.Serve{Way: s.Item.Way(now)})
-	here := loadedHere(s)
+	// The answer or its failure comes from a load in this process.
+	here := s.Flown && s.Item.LoadBegan > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
 	failed := s.Flown && s.Item.Failures > 0
 	status := httpcache.Status{Hit: true}
 	switch {
@@ -44,11 +53,6 @@ func (m *Middleware) statusKey(key string) string {
 	return key
 }
 
-// loadedHere reports whether the answer or its failure comes from a load in this process.
-func loadedHere(s Answer) bool {
-	return s.Flown && s.Item.LoadBegan > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
-}
-
 // staleIfError is the detail of a stale response in place of an error (RFC 5861 section 4).
 const staleIfError = "stale-if-error"
 
@@ -59,20 +63,15 @@ func (q *query) notCached() {
 }
 
 func (m *Middleware) replyNotCached(w http.ResponseWriter) {
-	m.replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
+	m.replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout, 0)
 }
 
-// replyFailure answers with the cache's own error and no-store, and with Retry-After: 1 for a 503.
-func (m *Middleware) replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
-	retry := time.Duration(0)
-	if code == http.StatusServiceUnavailable {
+// replyFailure answers with the cache's own error and no-store. retry is the time after which the client may come
+// again. Zero: a second for a 503, else unknown.
+func (m *Middleware) replyFailure(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
+	if retry == 0 && code == http.StatusServiceUnavailable {
 		retry = time.Second
 	}
-	m.replyRetry(w, status, code, retry)
-}
-
-// replyRetry is replyFailure with a time after which the client may come again. Zero: unknown.
-func (m *Middleware) replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
 	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
 	if retry > 0 { // whole seconds, rounded up (RFC 9110 section 10.2.3)

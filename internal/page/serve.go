@@ -32,7 +32,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		case res.vary != nil: // a signpost, or a variant in progress that the request does not ask for
 			at.key, at.signpost = m.variantKey(res.vary, t.key, t.Header), s.Item
 		case res.kind == plain:
-			q.replyPlain(at.key, s)
+			q.reply(at.key, s)
 			return s
 		case d.OnlyIfCached:
 			q.notCached()
@@ -107,20 +107,6 @@ func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 		q.replyError(c, s, err)
 	}
 	return s, ok
-}
-
-// replyPlain answers with a kept response if the request may have it.
-func (q *query) replyPlain(key string, s Answer) {
-	res := responseOf(s.Item)
-	switch {
-	case !q.mayHave(res):
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
-		return
-	case q.unanswerable(key):
-		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
-		return
-	}
-	q.reply(key, s)
 }
 
 // atHand returns an item that answers without the handler, with the results of Cache.Hit.
