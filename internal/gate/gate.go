@@ -87,11 +87,16 @@ func newGate(t *turns, changed func(from, to observe.BreakerState)) *Gate {
 	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
 		changed(states[from], states[to])
 		g.tripped.Store(to != gobreaker.StateClosed)
+		g.mu.Lock()
+		defer g.mu.Unlock()
 		switch to {
-		case gobreaker.StateOpen:
-			g.endCalls()
+		case gobreaker.StateOpen: // ends the calls of AskInTurn: each would wait out the silence that the first ones found
+			close(g.opens)
+			g.opens = make(chan struct{})
 		case gobreaker.StateClosed:
-			g.resume()
+			close(g.closes)
+			g.closes = make(chan struct{})
+			clear(g.troubled) // each key would find out by itself that the engine is back, and go on without it until then
 		}
 	}
 	g.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
@@ -138,23 +143,6 @@ func (g *Gate) opening() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.opens
-}
-
-// endCalls ends the calls of AskInTurn under way. Otherwise each would wait out the silence that the first calls
-// have found.
-func (g *Gate) endCalls() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	close(g.opens)
-	g.opens = make(chan struct{})
-}
-
-func (g *Gate) resume() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	close(g.closes)
-	g.closes = make(chan struct{})
-	clear(g.troubled) // each key would find out by itself that the engine is back, and go on without it until then
 }
 
 // Sound is Closed for the calls about one key. Two pauses after a key's failures they prove nothing.
