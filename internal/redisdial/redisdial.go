@@ -86,6 +86,7 @@ func (f *Failures) Explain(err error) error {
 	return fmt.Errorf("%w: %v", err, why) // not wrapped: a time-out of the dial is not a time-out of the call
 }
 
+// last returns the latest failure, or an error with the address of the oldest slow dial under way, or nil.
 func (f *Failures) last() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,11 +102,6 @@ func (f *Failures) last() error {
 	if last.err != nil {
 		return last.err
 	}
-	return f.hanging()
-}
-
-// hanging returns an error with the address of the oldest slow dial under way, or nil. The caller holds mu.
-func (f *Failures) hanging() error {
 	var oldest *dial
 	for d := range f.underWay {
 		if time.Since(d.began) >= slow && (oldest == nil || d.began.Before(oldest.began)) {
@@ -126,31 +122,25 @@ func (f *Failures) DialHook(next redis.DialHook) redis.DialHook {
 			return nil, err
 		}
 		d := &dial{addr, time.Now()}
-		f.begin(d)
-		defer f.end(d) // also if the dialer panics
-		conn, err := next(ctx, network, addr)
 		f.mu.Lock()
-		defer f.mu.Unlock()
-		switch {
-		case err == nil:
-			delete(f.latest, addr)
-		case !errors.Is(err, context.Canceled):
-			f.latest[addr] = failure{err, time.Now()}
-		}
+		f.underWay[d] = struct{}{}
+		f.mu.Unlock()
+		err := context.Canceled // if the dialer panics
+		defer func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			delete(f.underWay, d)
+			switch {
+			case err == nil:
+				delete(f.latest, addr)
+			case !errors.Is(err, context.Canceled):
+				f.latest[addr] = failure{err, time.Now()}
+			}
+		}()
+		var conn net.Conn
+		conn, err = next(ctx, network, addr)
 		return conn, err
 	}
-}
-
-func (f *Failures) begin(d *dial) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.underWay[d] = struct{}{}
-}
-
-func (f *Failures) end(d *dial) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.underWay, d)
 }
 
 // ProcessHook implements [redis.Hook].

@@ -1,8 +1,11 @@
 package redisentry
 
 import (
+	"errors"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // This file tells the server's time without asking. An entry carries the server's time of its
@@ -17,6 +20,15 @@ type Sighting struct {
 	Server time.Duration // since 1970
 	Sent   time.Time     // with its monotonic reading
 	Took   time.Duration // from Sent to the reply
+}
+
+// SightingBy returns the sighting of the server's clock by the reply to a TIME that was sent then.
+func SightingBy(now *redis.TimeCmd, sent time.Time) (Sighting, error) {
+	t, err := now.Result()
+	if err == nil && t.IsZero() {
+		err = errors.New("no reply") // of a hook with an error at another command: a wrong time would make old entries new
+	}
+	return Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}, err
 }
 
 // Now returns the server's time, or a time ahead of it by at most Took. The server read its clock after

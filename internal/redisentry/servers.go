@@ -82,12 +82,12 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 		return seen, nil
 	}
 	sent := time.Now()
-	now, err := node.Time(ctx).Result()
+	at, err := SightingBy(node.Time(ctx), sent)
 	if err != nil {
 		rediscluster.Doubt(s.UniversalClient, err)
 		return Sighting{}, err
 	}
-	return clock.See(Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}), nil
+	return clock.See(at), nil
 }
 
 // Changes is the channel of a prefix's commits and invalidations, "" (no notices) for a negative maxNotice.
@@ -96,11 +96,6 @@ func (s *Servers) Changes(prefix string, maxNotice int) string {
 		return ""
 	}
 	return redissub.Channel(s.UniversalClient, prefix+"changes")
-}
-
-// Long reads a value that is too long for the queue.
-func (s *Servers) Long(ctx context.Context, name string) ([]byte, error) {
-	return s.UniversalClient.Get(ctx, name).Bytes()
 }
 
 // ServerOf returns a client of the server with name, and the server's clock.

@@ -126,7 +126,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	}
 	redispipe.Exec(ctx, pipe)
 	if now != nil {
-		at, err := sighting(now, sent)
+		at, err := redisentry.SightingBy(now, sent)
 		if err != nil {
 			return got, fmt.Errorf("reading the server's time: %w", err)
 		}
@@ -164,15 +164,6 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		got.silence = got.each[0].err
 	}
 	return got, nil
-}
-
-// sighting returns the sighting of the server's clock by the reply to a TIME that was sent then.
-func sighting(now *redis.TimeCmd, sent time.Time) (redisentry.Sighting, error) {
-	t, err := now.Result()
-	if err == nil && t.IsZero() {
-		err = errors.New("no reply") // of a hook with an error at another command: a wrong time would make old entries new
-	}
-	return redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}, err
 }
 
 // pipeGets adds reads of names to the pipe. data returns the replies after its Exec.

@@ -143,7 +143,7 @@ func (s *Store) get(ctx context.Context, key string) (driver.Entry, error) {
 	case err == nil && len(data) == 0: // GETRANGE has no nil
 		err = redis.Nil
 	case err == nil && len(data) == redispipe.Large:
-		data, err = s.servers.Long(ctx, name)
+		data, err = s.rdb.Get(ctx, name).Bytes() // too long for the queue
 	}
 	rediscluster.Doubt(s.rdb, err)
 	return entryOf(key, data, err, seen.Now())
