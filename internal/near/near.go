@@ -33,7 +33,6 @@ func New(base time.Time, maxBytes int64, evicted func(key string, it *items.Item
 		}
 	}
 	c := &clock{base: base}
-	c.tell(c.now(), 0)
 	return &Tier{clock: c, max: maxBytes, evicted: evicted, table: otter.Must(&otter.Options[string, *items.Item]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         c,
@@ -49,7 +48,6 @@ func New(base time.Time, maxBytes int64, evicted func(key string, it *items.Item
 // Get returns the key's item, or nil, and the instant of the look.
 func (n *Tier) Get(key string) (*items.Item, durations.Instant) {
 	now := n.clock.now()
-	n.clock.tell(now, lag)
 	it, found := n.table.GetIfPresent(key)
 	if found && it.Over(now) {
 		return nil, now // the table's clock is behind
@@ -69,7 +67,7 @@ func (n *Tier) Peek(key string) (*items.Item, durations.Instant) {
 
 // Hottest returns at most most keys, in the order in which the policy would keep them.
 func (n *Tier) Hottest(most int) []string {
-	n.clock.tell(n.clock.now(), 0) // an item whose life is over is not hot
+	n.clock.tell(n.clock.now()) // an item whose life is over is not hot
 	var keys []string
 	for e := range n.table.Hottest() {
 		if len(keys) >= most {
@@ -96,7 +94,7 @@ const mostCounted = 15
 
 func (n *Tier) write(key string, it *items.Item, callers int, advances bool) {
 	now := n.clock.now()
-	n.clock.tell(now, 0) // an expired item must not count as present
+	n.clock.tell(now) // an expired item must not count as present
 	it = it.Forgetting(now)
 	first := false
 	replace := func(old *items.Item, found bool) (*items.Item, otter.ComputeOp) {
@@ -159,15 +157,12 @@ type clock struct {
 	stopped atomic.Bool
 }
 
-// lag is how far hits let the table's clock fall behind: otherwise all cores would write to one word.
-const lag = time.Millisecond
-
 // now reads the monotonic clock alone, at half the price of time.Now.
 func (c *clock) now() durations.Instant { return time.Since(c.base) }
 
-// tell moves the table's time on to now if it is behind by more than lag, and never back.
-func (c *clock) tell(now durations.Instant, lag time.Duration) {
-	if told := c.told.Load(); int64(now)-told > int64(lag) {
+// tell moves the table's time on to now, and never back.
+func (c *clock) tell(now durations.Instant) {
+	if told := c.told.Load(); int64(now) > told {
 		c.told.CompareAndSwap(told, int64(now)) // on failure another goroutine has told the time
 	}
 }
@@ -185,7 +180,7 @@ func (c *clock) Tick(d time.Duration) <-chan time.Time {
 		if c == nil || c.stopped.Load() {
 			return
 		}
-		c.tell(c.now(), 0)
+		c.tell(c.now())
 		select {
 		case ticks <- time.Time{}:
 		default:
