@@ -25,7 +25,7 @@ func New(src string) *Script { return &Script{src: src, hash: redis.NewScript(sr
 func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, args ...any) *redis.Cmd {
 	if s.taken.Load() {
 		reply := exec(ctx, q, "evalsha", s.hash, keys, args)
-		if reply.Err() == nil || !redis.HasErrorPrefix(reply.Err(), "NOSCRIPT") {
+		if !redis.HasErrorPrefix(reply.Err(), "NOSCRIPT") {
 			return reply
 		}
 	}

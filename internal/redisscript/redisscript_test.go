@@ -68,3 +68,20 @@ func TestScript_NotTaken(t *testing.T) {
 		t.Errorf("commands %q, want %q", heard.names, want)
 	}
 }
+
+// TestScript_Error has a script that the server knows fail: it runs once.
+func TestScript_Error(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	heard := &said{}
+	rdb.AddHook(testserver.Hook(heard.hook))
+	script := redisscript.New(`return ARGV[1] == '' and redis.error_reply('ERR empty') or 1`)
+	for _, arg := range []string{"a", ""} {
+		if err := script.Run(t.Context(), redispipe.New(rdb), nil, arg).Err(); (err != nil) != (arg == "") {
+			t.Errorf("%q: %v", arg, err)
+		}
+	}
+	if want := []string{"eval", "evalsha"}; !slices.Equal(heard.names, want) {
+		t.Errorf("commands %q, want %q", heard.names, want)
+	}
+}
