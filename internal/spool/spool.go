@@ -224,10 +224,8 @@ func (s *Spool) awaitRoom() {
 		}
 		over = time.After(left)
 	}
-	if s.room == nil {
-		s.room = make(chan struct{})
-	}
-	room, since := s.room, time.Now()
+	room, since := make(chan struct{}), time.Now()
+	s.room = room
 	s.mu.Unlock()
 	select {
 	case <-room:
@@ -539,7 +537,6 @@ func (r *Reader) leave(err error) {
 		if s.overflow {
 			s.finish(ErrNoReaders)
 		}
-		wake(&s.room)
 		s.rest()
 	}
 }
