@@ -138,7 +138,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 	}
 	written := 0
 	for {
-		if s.end == nil && s.overflow && len(s.readers) == 0 {
+		if s.overflow && len(s.readers) == 0 {
 			s.finish(ErrNoReaders)
 		}
 		if s.end != nil {
@@ -148,7 +148,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 			return written, nil
 		}
 		if s.tail.n == s.tail.size {
-			if s.overflow && s.kept > s.limit {
+			if s.kept > s.limit {
 				s.awaitRoom()
 			} else {
 				s.grow(len(p) - written)
@@ -420,7 +420,7 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 		if r.past && r.c.next != nil {
 			r.c, r.off, r.past = r.c.next, 0, false
 		}
-		if !r.past && r.c.n > r.off {
+		if r.c.n > r.off {
 			b := r.c.buf[r.off:r.c.n:r.c.n]
 			r.lent = len(b)
 			return b, nil
