@@ -78,7 +78,7 @@ type Spool struct {
 	// The waiting goroutine makes the channel, and the goroutine with news closes it, under mu.
 	// News after a look at the state finds the channel, and one close wakes a thousand readers.
 	more chan struct{} // the body has grown or ended; nil if no reader waits
-	room chan struct{} // a chunk was dropped, readers begin or cease to wait, the last reader left, or the body ended; nil if the writer does not wait
+	room chan struct{} // a chunk was dropped, readers begin or cease to wait, or the body ended; nil if the writer does not wait
 }
 
 // A chunk is a piece of the body. The writer fills it without a lock; readers see published bytes only.

@@ -456,6 +456,28 @@ func TestSpool_OverflowFreesMemory(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
+// The overflow drops the parts that all have passed: beside a reader that hangs in its flush there is a limit's room.
+func TestSpool_OverflowBesideAFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 64 << 10
+		s, hang := New(limit), make(chan struct{})
+		r := join(t, s)
+		write(t, s, body(limit))
+		var reading sync.WaitGroup
+		reading.Go(func() {
+			defer r.Close()
+			if n, err := r.CopyTo(t.Context(), io.Discard, func() error { <-hang; return nil }); n != 2*limit || err != nil {
+				t.Errorf("CopyTo = %d, %v, want %d, nil", n, err, 2*limit)
+			}
+		})
+		synctest.Wait()
+		write(t, s, body(limit))
+		close(hang)
+		s.Close()
+		reading.Wait()
+	})
+}
+
 // While byte 0 is there, a reader can join an overflowed body.
 func TestSpool_JoinAfterOverflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
