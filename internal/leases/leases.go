@@ -52,14 +52,12 @@ func (l Term) Patience(engineTimeout time.Duration) time.Duration {
 	return min(engineTimeout, max(l.Length/2, time.Millisecond))
 }
 
-// Renewed is the lease after a renewal at now. The lease gets longer when its build outlasts the
-// expected duration, at the second renewal and at each later one. The next renewal comes when the
-// build has taken twice as long. A long build of unknown duration thus does not renew every 167 ms
-// to its end, and a crash costs time in proportion to the lost work.
+// Renewed is the lease after a renewal at now. From the second renewal on, when the build outlasts the expected
+// duration, the lease gets longer: three times what the build has taken. The next renewal comes when the build has
+// taken twice as long. A long build of unknown duration thus does not renew every 167 ms to its end, and a crash
+// costs time in proportion to the lost work.
 func (l Term) Renewed(now durations.Instant, longest time.Duration) Term {
-	if taken := now - l.Began; taken >= 2*(l.Length/3) {
-		l.Length = max(l.Length, min(3*taken, longest))
-	}
+	l.Length = max(l.Length, min(3*(now-l.Began), longest))
 	l.Asked = now
 	return l
 }
