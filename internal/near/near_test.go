@@ -94,6 +94,28 @@ func TestNear_ExpiryFollowsTheItem(t *testing.T) {
 	})
 }
 
+// At its end an item is gone, though the table still has it until the next tick. An idle tier frees its memory.
+func TestNear_EndOfAnItem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTier(t, 1<<20)
+		for range 2 {
+			n.Put("k", n.living("a", time.Millisecond), 1)
+			time.Sleep(time.Millisecond)
+			if it, _ := n.Peek("k"); it != nil {
+				t.Errorf("Peek has %q at its end", it.Value)
+			}
+			if it, _ := n.Get("k"); it != nil {
+				t.Errorf("Get has %q at its end", it.Value)
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			if got := n.Bytes(); got != 0 {
+				t.Errorf("%d bytes two seconds after the last item's end", got)
+			}
+		}
+	})
+}
+
 func TestNear_BoundedInBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 1 << 20
