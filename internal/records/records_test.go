@@ -1,8 +1,12 @@
 package records
 
 import (
+	"errors"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 func TestTimes(t *testing.T) {
@@ -55,4 +59,24 @@ func TestHedges(t *testing.T) {
 	take(true, "with a quicker origin")
 	take(true, "with the last saved hedge")
 	take(false, "with no hedge left")
+}
+
+// A store that answers, also by a refusal, accepts commits. Failures count for a while.
+func TestCommits(t *testing.T) {
+	const last = time.Hour
+	for _, err := range []error{nil, driver.ErrFenced, driver.ErrTooLarge} {
+		var c Commits
+		for n := range gate.Trips {
+			if c.Fail(last) {
+				t.Errorf("%d failures: the next commit is given up", n)
+			}
+			c.Note(errors.New("down"), last)
+		}
+		if !c.Fail(last) || c.Fail(last+commitMemory) {
+			t.Errorf("after %d failures: Fail is %t, and %v later %t", gate.Trips, c.Fail(last), commitMemory, c.Fail(last+commitMemory))
+		}
+		if c.Note(err, last); c.Fail(last) {
+			t.Errorf("after a commit with %v: the next commit is given up", err)
+		}
+	}
 }
