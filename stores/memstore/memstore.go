@@ -65,7 +65,7 @@ type record struct {
 	floor   uint64 // the last committed epoch, or an epoch never issued
 
 	data      []byte       // the encoded entry, or nil
-	entry     driver.Entry // data decoded, with the Age of the commit
+	entry     driver.Entry // data decoded, with the Age of the commit, or the zero Entry
 	committed time.Time
 	expires   time.Time // of the entry
 	forget    time.Time // of the record
@@ -192,7 +192,7 @@ func (s *Store) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	case r.fences(e.Epoch):
 		return driver.ErrFenced
 	// A repeated Touch finds e's own epoch.
-	case r.data == nil || r.entry.Epoch != of && r.entry.Epoch != e.Epoch || r.entry.Kind != driver.KindValue:
+	case r.entry.Epoch != of && r.entry.Epoch != e.Epoch || r.entry.Kind != driver.KindValue:
 		return driver.ErrNotFound
 	}
 	e.Value = r.entry.Value
@@ -266,14 +266,11 @@ func (s *Store) Elect(ctx context.Context, key string, past uint64, ttl time.Dur
 	if err := ctx.Err(); err != nil {
 		return driver.Election{}, err
 	}
-	if ttl <= 0 {
-		return driver.Election{}, fmt.Errorf("memstore: elect %q: ttl %v is not positive", key, ttl)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var won driver.Election
 	now := s.tidy()
-	if r := s.records[key]; r != nil && r.data != nil {
+	if r := s.records[key]; r != nil {
 		s.used.MoveToFront(r.element)
 		won.Entry = r.present(now)
 	}
