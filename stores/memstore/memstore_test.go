@@ -100,6 +100,7 @@ func TestStore_StaysWithinMaxBytes(t *testing.T) {
 	put(t, s, "hot", 1<<10, time.Hour)
 	for i := range 1000 {
 		put(t, s, fmt.Sprint("key", i), i%2000, time.Hour)
+		check(t, s)
 		if _, _, err := s.Claim(t.Context(), fmt.Sprint("claimed only", i)); err != nil {
 			t.Fatal(err)
 		}
@@ -261,4 +262,7 @@ func TestNotify_StalledListenerKeepsNothing(t *testing.T) {
 	close(stalled)
 	cancel()
 	<-ended
+	if n := len(s.listeners); n != 0 {
+		t.Errorf("%d listeners after the end of Notify", n)
+	}
 }
