@@ -38,6 +38,27 @@ func TestNewLifetime_Age(t *testing.T) {
 	}
 }
 
+// A lifetime that ends sooner keeps its windows, and one that has ended before stays as it is.
+func TestStaleFrom(t *testing.T) {
+	const s = time.Second
+	l := NewLifetime(100*s, Windows{TTL: 10 * s, StaleWhileRevalidate: s, StaleIfError: 2 * s, Keep: 3 * s})
+	for _, test := range []struct{ from, fresh durations.Instant }{
+		{-durations.Forever, 100 * s}, {99 * s, 100 * s}, {104 * s, 104 * s}, {110 * s, 110 * s}, {111 * s, 110 * s}, {durations.Forever, 110 * s},
+	} {
+		want := NewLifetime(100*s, Windows{TTL: test.fresh - 100*s, StaleWhileRevalidate: s, StaleIfError: 2 * s, Keep: 3 * s})
+		if got := l.StaleFrom(test.from); got != want {
+			t.Errorf("stale from %v: %+v, want %+v", test.from, got, want)
+		}
+	}
+}
+
+func TestWeigh_Marks(t *testing.T) {
+	it := &Item{Kind: driver.KindValue, Marks: &Marks{Validator: strings.Repeat("v", 1000), Tags: []string{strings.Repeat("t", 1000), "u"}}}
+	if it.Weigh("k", func(string, any) int { return 0 }); it.Weight() < 2000 {
+		t.Errorf("a weight of %d, want 2,000 at least", it.Weight())
+	}
+}
+
 func TestWeigh_Failures(t *testing.T) {
 	nothing := func(string, any) int { return 0 }
 	for _, err := range []error{errors.New(string(make([]byte, 5000))), &fault.PanicError{Stack: make([]byte, 5000)}} {
