@@ -80,3 +80,25 @@ func TestCommits(t *testing.T) {
 		}
 	}
 }
+
+// An origin has recovered with the first success after all loads had failed for long, as of the first failure.
+func TestOrigin(t *testing.T) {
+	const long = 2 * time.Second
+	for _, test := range []struct {
+		last time.Duration // of the failures from 1 s on, one each second
+		want bool
+	}{{0, false}, {time.Second, false}, {2 * time.Second, true}, {5 * time.Second, true}} {
+		var o Origin
+		for now := time.Second; now <= test.last; now += time.Second {
+			if o.Note(false, now, long) {
+				t.Errorf("a failure at %v is a recovery", now)
+			}
+		}
+		if got := o.Note(true, test.last+time.Second, long); got != test.want {
+			t.Errorf("a success after failures until %v: recovered is %t, want %t", test.last, got, test.want)
+		}
+		if o.Note(true, time.Hour, long) {
+			t.Error("a second success is a recovery too")
+		}
+	}
+}
