@@ -96,6 +96,9 @@ func (m *Marks) weight() uint64 {
 	return uint64(w)
 }
 
+// heaviest is the largest weight. It is an int for the observers, also on a machine of 32 bits.
+const heaviest = min(math.MaxUint32, math.MaxInt)
+
 // Weigh sets an unweighed item's weight. size is the memory of its value.
 func (it *Item) Weigh(key string, size func(key string, value any) int) {
 	if it.weight != 0 {
@@ -108,7 +111,7 @@ func (it *Item) Weigh(key string, size func(key string, value any) int) {
 	if it.RemembersFailures() { // otherwise the tier gets the item without Err, see Forgetting
 		w += errorWeight(it.Err)
 	}
-	it.weight = uint32(min(w, math.MaxUint32)) // an item of 4 GiB does not become light
+	it.weight = uint32(min(w, heaviest)) // an item of 4 GiB does not become light
 }
 
 var errForgotten = errors.New("bellwether: rebuild failed")

@@ -2,6 +2,7 @@
 package sizeof
 
 import (
+	"math"
 	"reflect"
 	"sync"
 	"time"
@@ -24,7 +25,7 @@ func Of(v any) int {
 		w.todo = w.todo[:last]
 		w.visit(next)
 	}
-	return w.bytes
+	return int(min(w.bytes, math.MaxInt))
 }
 
 // A place is memory that a value reaches. A struct and its first field have the same address, and
@@ -37,7 +38,7 @@ type place struct {
 
 // A walk visits all memory that a value reaches, without recursion: long lists would overflow the stack.
 type walk struct {
-	bytes int
+	bytes uint64 // strings that share their bytes may sum up to more than an int of 32 bits
 	seen  map[place]bool
 	todo  []reflect.Value
 }
@@ -56,20 +57,20 @@ func (w *walk) first(v reflect.Value, size int) bool {
 func (w *walk) visit(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
-		w.bytes += v.Len()
+		w.bytes += uint64(v.Len())
 	case reflect.Pointer:
 		if w.first(v, 0) {
-			w.bytes += int(v.Type().Elem().Size())
+			w.bytes += uint64(v.Type().Elem().Size())
 			w.todo = append(w.todo, v.Elem())
 		}
 	case reflect.Interface:
 		if !v.IsNil() {
-			w.bytes += int(v.Elem().Type().Size())
+			w.bytes += uint64(v.Elem().Type().Size())
 			w.todo = append(w.todo, v.Elem())
 		}
 	case reflect.Slice:
 		if w.first(v, v.Cap()) {
-			w.bytes += v.Cap() * int(v.Type().Elem().Size())
+			w.bytes += uint64(v.Cap()) * uint64(v.Type().Elem().Size())
 			w.elements(v)
 		}
 	case reflect.Array:
@@ -85,7 +86,7 @@ func (w *walk) visit(v reflect.Value) {
 		}
 	case reflect.Map:
 		if w.first(v, 0) {
-			w.bytes += v.Len() * int(v.Type().Key().Size()+v.Type().Elem().Size())
+			w.bytes += uint64(v.Len()) * uint64(v.Type().Key().Size()+v.Type().Elem().Size())
 			for it := v.MapRange(); it.Next(); {
 				w.todo = append(w.todo, it.Key(), it.Value())
 			}

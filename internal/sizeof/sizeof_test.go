@@ -1,6 +1,8 @@
 package sizeof
 
 import (
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,6 +72,14 @@ func TestSizeOf(t *testing.T) {
 		if test.got < test.want-test.slack || test.got > test.want+test.slack {
 			t.Errorf("%s: %d bytes, want %d within %d", name, test.got, test.want, test.slack)
 		}
+	}
+}
+
+// Strings that share their bytes sum up to more than the largest int of 32 bits: the value does not become light.
+func TestSizeOf_BeyondAnInt(t *testing.T) {
+	got := Of(slices.Repeat([]string{strings.Repeat("x", 1<<20)}, 1<<12))
+	if want := min(1<<32, uint64(math.MaxInt)); uint64(got) < want {
+		t.Errorf("%d bytes, want at least %d", got, want)
 	}
 }
 
