@@ -351,7 +351,14 @@ func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		fmt.Fprintf(w, "path %q", r.URL.Path)
 	}
+	host := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintf(w, "host %q", r.Host)
+	}
 	get := func(fields ...string) *http.Request { return request("GET", "http://a/", fields...) }
+	absolute, made := get(), get()
+	absolute.Host, absolute.RequestURI = "", "http://a/" // as net/http reads such a target without ":authority" over HTTP/2
+	made.Host, made.RequestURI = "", ""                  // a program's own request
 	for name, c := range map[string]struct {
 		handler        http.HandlerFunc
 		attack, victim *http.Request
@@ -360,6 +367,8 @@ func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
 		"Connection names a field":      {lang("X-Lang"), get("X-Lang", "de", "Connection", "X-Lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
 		"among others, in another case": {lang("X-Lang"), get("X-Lang", "de", "Connection", "close, x-lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
 		"no path":                       {path, request("GET", "http://a"), get(), `path "/"`},
+		"no host, an absolute target":   {host, absolute, get(), `host "a"`},
+		"no host, of a program":         {host, made, get(), `host "a"`},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, c.handler)

@@ -60,8 +60,15 @@ func together(target, sent string) string {
 	return target + " " + sent // neither has a space
 }
 
-// hostOf returns the request's host in the client's spelling.
-func hostOf(r *http.Request) string { return cmp.Or(r.Host, r.URL.Host) }
+// hostOf returns the request's host in the client's spelling. Without a Host, the host is the URL's only
+// in a request that no server has read. Over HTTP/2 a client can send a target in absolute-form without
+// a Host, and the handler then sees no host.
+func hostOf(r *http.Request) string {
+	if r.RequestURI != "" {
+		return r.Host
+	}
+	return cmp.Or(r.Host, r.URL.Host)
+}
 
 // targets returns, in a key's form, the target and the client's own: empty if the same or unknown.
 func targets(r *http.Request) (target, sent string, ok bool) {
@@ -260,7 +267,7 @@ func canonicalTarget(target string) string {
 // Canonicalise gives the host and the path of r the spelling of [Key], so the response does not
 // have the spelling of its first client. It changes r. Path stays, because it is decoded.
 func Canonicalise(r *http.Request) {
-	if host, ok := CanonicalHost(r.Host); ok {
+	if host, ok := CanonicalHost(hostOf(r)); ok {
 		r.Host = host
 	}
 	u := r.URL

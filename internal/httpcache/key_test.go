@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,6 +101,22 @@ func TestKey(t *testing.T) {
 				t.Errorf("over TLS Key = %q, %v, want %q", got, ok, secure)
 			}
 		})
+	}
+}
+
+// Over HTTP/2 net/http takes the host from ":authority" or Host alone. Without both the handler sees no host, and the host
+// of an absolute target is no part of a key.
+func TestKey_AbsoluteTargetWithoutHost(t *testing.T) {
+	u, err := url.Parse("https://h/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &http.Request{Method: "GET", URL: u, RequestURI: "https://h/a", TLS: new(tls.ConnectionState)}
+	if key, ok := Key(r); ok {
+		t.Errorf("Key = %q", key)
+	}
+	if l, ok := Locate(r); ok {
+		t.Errorf("Locate = %+v", l)
 	}
 }
 
