@@ -72,10 +72,14 @@ type progress struct {
 	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
 	// stale item, and so leaves at once, or waits for nothing.
 	goesOn   bool
-	confirms bool // a goroutine confirms the offers
+	confirms bool         // a goroutine confirms the offers
+	refresh  *nextRefresh // the latest since the flight's last load returned, or ran out of time; nil if none
+}
 
-	returned  instant // when the flight's last load returned, or ran out of time; 0: none has
-	refreshed instant // the latest Refresh that waits for the flight, see refreshAfter; 0: none
+// A nextRefresh is a Refresh that has met a flight, to begin another flight when that takes no more callers.
+type nextRefresh struct {
+	since instant
+	begin func()
 }
 
 // A flightState is one state of a flight, as callers see it. It is immutable; change replaces it.
@@ -157,10 +161,14 @@ func (f *flight) cancelUnlessPublished(cause error) bool {
 	return true
 }
 
-// unlist removes the flight from the map: no more callers join. shard.mu is held.
+// unlist removes the flight from the map: no more callers join. A Refresh that waits for this begins. shard.mu is held.
 func (f *flight) unlist() {
-	if f.listed() {
-		delete(f.shard.flights, f.key)
+	if !f.listed() {
+		return
+	}
+	delete(f.shard.flights, f.key)
+	if f.refresh != nil {
+		f.engine.start(f.refresh.begin)
 	}
 }
 
@@ -188,32 +196,11 @@ func (f *flight) endIfDeserted() {
 	f.member.callersLeft()
 }
 
-// noteReturn notes that the flight's load has returned, after all Refreshes so far: also after one of this instant.
+// noteReturn notes that the flight's load has returned, after all Refreshes so far.
 func (f *flight) noteReturn() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	f.returned = f.engine.clock.Now()
-	f.refreshed = min(f.refreshed, f.returned)
-}
-
-// refreshBehind notes a Refresh at an instant. It reports whether the call has to wait for the flight's end: an
-// earlier Refresh that waits reads the notes when the flight takes no more callers, and not later.
-func (f *flight) refreshBehind(at instant) (waits bool) {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	waits = f.refreshed == 0 || !f.listed()
-	f.refreshed = max(f.refreshed, at)
-	return waits
-}
-
-// refreshLeft returns the latest Refresh since which no load of the flight has returned, 0 if there is none.
-func (f *flight) refreshLeft() instant {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if f.returned >= f.refreshed {
-		return 0
-	}
-	return f.refreshed
+	f.refresh = nil
 }
 
 func (f *flight) setElected() {

@@ -42,8 +42,9 @@ type caller struct {
 	key       string
 	want      items.Want
 	began     instant
-	load      *chain.Load // the running load that makes the call, nil if none
-	refreshes bool        // no call waits: the waiter begins the rebuild that replaces an item
+	load      *chain.Load  // the running load that makes the call, nil if none
+	refreshes bool         // no call waits: the waiter begins the rebuild that replaces an item
+	next      *nextRefresh // for the flight that a Refresh meets; nil: that flight is enough
 }
 
 // A joining is a call's place in the flight for which it waits.
@@ -98,7 +99,9 @@ func (c *waiter) joinFlight(b binder) bool {
 		return c.begin(s, b)
 	}
 	if c.refreshes {
-		c.flight = f
+		if c.next != nil && (f.refresh == nil || f.refresh.since <= c.began) {
+			f.refresh = c.next
+		}
 		return false
 	}
 	if c.err = c.ask(f); c.err != nil {

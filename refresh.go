@@ -18,47 +18,28 @@ func (e *engine) refresh(ctx context.Context, key string, it *items.Item, b bind
 
 // refreshNow begins a flight that takes no value of a load that returned before the call.
 func (e *engine) refreshNow(ctx context.Context, key string, b binder) error {
-	c := e.rebuilder(context.WithoutCancel(ctx), key)
-	c.began++ // a load of this instant has returned before the call, so its LoadBegan must not count as later
-	c.takesLater()
-	if c.join(b); c.flight != nil && c.collapsed {
-		if c.flight.refreshBehind(c.began) {
-			e.behind(func() { c.refreshAfter(b) })
-		}
-		return nil
-	}
-	return c.err
+	// A load of this instant has returned before the call, so its LoadBegan must not count as later.
+	return e.refreshSince(context.WithoutCancel(ctx), key, b, e.clock.Now()+1)
 }
 
-// refreshAfter begins the rebuild for all Refreshes of the key's flight, when the flight has ended and no load of
-// it has returned after them: its look may find the fresh item that is to be replaced, or all its callers leave.
-func (c *waiter) refreshAfter(b binder) {
-	for c.flight != nil && c.collapsed {
-		if _, err := c.flight.Landing(c.engine.open); err != nil {
-			return // closed
-		}
-		left := c.flight.refreshLeft()
-		if left == 0 {
-			return
-		}
-		c.flight, c.began = nil, left
-		c.takesLater()
-		if c.joinFlight(b); c.collapsed && c.flight != nil && !c.flight.refreshBehind(left) {
-			return // another goroutine waits for this flight
-		}
-	}
-	if c.err != nil && !errors.Is(c.err, ErrClosed) {
-		c.engine.OnError(c.key, &keyError{"refreshing", c.key, c.err})
-	}
-}
-
-// takesLater lets the call take an item only if its load has returned after the call began.
-func (c *waiter) takesLater() {
+// refreshSince begins a flight that takes an item only if its load has returned after began. If the key has a flight,
+// it begins when that takes no more callers, unless a load of it has returned: its look may find the fresh item that is
+// to be replaced, or all its callers leave.
+func (e *engine) refreshSince(ctx context.Context, key string, b binder, began instant) error {
+	c := e.rebuilder(ctx, key)
+	c.began = began
 	var epoch uint64
-	if near, _ := c.engine.near.Get(c.key); near != nil && near.Born <= c.began {
+	if near, _ := e.near.Get(key); near != nil && near.Born <= began {
 		epoch = near.Epoch // a store's entry of this epoch may look younger
 	}
-	c.want.Accept = func(it *items.Item, _ instant) bool { return it.Born > c.began && it.Epoch != epoch }
+	c.want.Accept = func(it *items.Item, _ instant) bool { return it.Born > began && it.Epoch != epoch }
+	c.next = &nextRefresh{began, func() {
+		if err := e.refreshSince(ctx, key, b, began); err != nil && !errors.Is(err, ErrClosed) {
+			e.OnError(key, &keyError{"refreshing", key, err})
+		}
+	}}
+	c.join(b)
+	return c.err
 }
 
 // refresher returns a waiter for the rebuild of the item it.
