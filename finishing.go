@@ -82,7 +82,7 @@ func (r *run) finishNothing(ctx context.Context, nothing *fault.NoResult, l load
 	if nothing.Failed && (r.present == nil || !r.present.Held) {
 		r.waiveElections(ctx, l.epoch, l.took)
 	}
-	r.end(errAgain) // callers without the published value begin a new flight
+	r.end(nil) // callers without the published value begin a new flight
 	return true
 }
 
@@ -109,7 +109,7 @@ func (r *run) finishFound(ctx context.Context, l loaded) bool {
 	case r.settleUnlessFenced(it, written):
 		return true
 	case r.streaming():
-		r.end(errAgain) // the readers have the value
+		r.end(nil) // the readers have the value
 		return true
 	case !r.noteVoid():
 		return false
@@ -140,7 +140,7 @@ func (r *run) finishFailed(ctx context.Context, l loaded) bool {
 	case ended:
 		return true
 	case r.streaming():
-		r.end(errAgain) // the readers saw the response break off, and cannot see another load's
+		r.end(nil) // the readers saw the response break off, and cannot see another load's
 		return true
 	case !r.noteVoid():
 		return false

@@ -98,14 +98,7 @@ type flightState struct {
 	result       *items.Item
 	resultBefore instant // result is for callers that began before then
 	suitsBefore  instant // such callers take result, whatever they want, if they began before then
-	err          error   // see failure
-}
-
-func (s *flightState) failure() error {
-	if s.err == errAgain {
-		return nil
-	}
-	return s.err
+	err          error   // landed without err and result: callers with time left begin a new flight
 }
 
 // loadFailure is the failure of the flight, or of the load whose result is a stale item.
@@ -113,7 +106,7 @@ func (s *flightState) loadFailure() error {
 	if s.result != nil {
 		return s.result.Err
 	}
-	return s.failure()
+	return s.err
 }
 
 // masksFailure reports whether callers get a value in spite of the load's failure.
@@ -132,13 +125,8 @@ func (f *flight) change(to func(*flightState)) {
 	f.endIfDeserted() // the offer may have been all that kept it
 }
 
-var (
-	// errAgain ends a flight without an answer. Callers with time left begin a new flight.
-	errAgain = errors.New("bellwether: flight ended without an answer")
-
-	// errDeserted ends a flight whose callers have all left before its election.
-	errDeserted = errors.New("bellwether: no caller waits for the flight")
-)
+// errDeserted ends a flight whose callers have all left before its election.
+var errDeserted = errors.New("bellwether: no caller waits for the flight")
 
 func (f *flight) fallDue() {
 	f.shard.mu.Lock()

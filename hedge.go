@@ -92,7 +92,7 @@ func (r *run) finishHedge(ctx context.Context, l loaded) bool {
 // freeHedge releases the hedge's lease after Close, or a result that ends the holder's rebuild.
 // Otherwise the lease stays until its end: that rebuild has had its hedge.
 func (r *run) freeHedge(ctx context.Context) {
-	if err, lease := r.state.Load().err, r.waiting.hedge.lease; lease != nil && (err == nil || err == ErrClosed) {
+	if is, lease := r.state.Load(), r.waiting.hedge.lease; lease != nil && (is.result != nil || is.err == ErrClosed) {
 		r.engine.start(func() { r.release(ctx, lease) })
 	}
 }

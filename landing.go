@@ -25,7 +25,7 @@ func (r *run) settle(it *items.Item, resultBefore, suitsBefore instant) bool {
 	if r.outdated() {
 		// Clients that read a response while it is written keep it. No other call gets it.
 		if r.streaming() {
-			r.land(func(s *flightState) { s.err = errAgain })
+			r.land(func(*flightState) {})
 		}
 		return r.streaming()
 	}
@@ -73,7 +73,8 @@ func (r *run) land(with func(*flightState)) {
 	r.unlist()
 }
 
-// end ends the flight with err, unless it has landed, and dismisses its witness.
+// end ends the flight with err, unless it has landed, and dismisses its witness. Without an error, callers with time left
+// begin a new flight.
 func (r *run) end(err error) {
 	r.cancel(nil)
 	r.shard.mu.Lock()

@@ -21,13 +21,10 @@ func (f *flight) leaveHerd() {
 // failureAt returns the failure with which the flight has answered a caller at an instant, or nil.
 func (f *flight) failureAt(at instant) error {
 	state := f.state.Load()
-	if err := state.failure(); err != nil {
-		return err
-	}
 	if state.result != nil && judge(&state.result.Lifetime, at) == fail {
 		return state.result.Err
 	}
-	return nil
+	return state.err
 }
 
 // watchLoad reports the begin of a load and returns its context. unwatchLoad reports the end, also if an

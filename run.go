@@ -92,7 +92,7 @@ type leadingState struct {
 type rebuildOutcome uint8
 
 const (
-	outcomeAnswered rebuildOutcome = iota + 1 // the flight has landed, perhaps with errAgain
+	outcomeAnswered rebuildOutcome = iota + 1 // the flight has landed, perhaps without an answer
 	outcomeNothing                            // no entry answers the flight, or the store is silent
 	outcomePlace                              // the flight has a slot of MaxRebuilds
 	outcomeElected                            // the flight has the lease, or there is no election

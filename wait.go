@@ -181,14 +181,14 @@ func (c *waiter) becomeReader(state *flightState) bool {
 }
 
 func (c *waiter) answerLanded(state *flightState) waitState {
-	switch err := state.failure(); {
+	switch {
 	case c.flight.want.Personal && fault.Says(state.loadFailure(), ErrRebuildTimeout) && !c.admitted(audience.Alike):
 		// Another client's request may be what is slow: this call begins a flight, with the stale item if there is one.
 		// Otherwise a client could keep a page stale for all.
 		c.stale = state.result
 		return flightLanded
-	case err != nil:
-		c.err = err
+	case state.err != nil:
+		c.err = state.err
 		return gotAnswer
 	}
 	// The store's reply may have been under way for longer than the near tier trusts an item, and be

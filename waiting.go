@@ -29,7 +29,7 @@ func (r *run) awaitHolder(ctx context.Context) rebuildOutcome {
 	r.freeSlot()
 	r.member.held()
 	if r.engine.clock.Now() > r.due {
-		r.end(errAgain)
+		r.end(nil)
 		return outcomeAnswered
 	}
 	return ending(r.await(ctx))
