@@ -31,7 +31,7 @@ func (q *query) passCredentials(key string) bool {
 	case it.Held && (responseOf(it).kind != plain || q.mayHave(responseOf(it))):
 		return false // the value leads to the response, or is for everyone
 	}
-	if q.directives.OnlyIfCached || q.r.Method != http.MethodGet {
+	if q.r.Method != http.MethodGet {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 	} else {
 		q.passDrafting(key, access, it == nil)
