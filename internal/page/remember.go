@@ -66,8 +66,8 @@ func (m *Middleware) learnOpenToAll(key string, open bool) {
 
 // learntOpenToAll returns the result of learnOpenToAll, and false if there is none.
 func (m *Middleware) learntOpenToAll(key string) (open, known bool) {
-	it, now := m.cache.Near(openToAllKey(key))
-	if it == nil || now >= it.FreshUntil {
+	it, _ := m.cache.Near(openToAllKey(key))
+	if it == nil {
 		return false, false
 	}
 	return responseOf(it).openToAll, true
@@ -91,8 +91,8 @@ func (m *Middleware) pauseRefresh(key, client string) {
 
 // pausesRefresh reports whether the client's request begins no run behind a stale page.
 func (q *query) pausesRefresh(key string) bool {
-	it, now := q.m.cache.Near(pauseKey(key, q.client()))
-	return it != nil && now < it.FreshUntil
+	it, _ := q.m.cache.Near(pauseKey(key, q.client()))
+	return it != nil
 }
 
 // replace puts res in the place of old in the background, once for a herd with equal responses.
