@@ -155,7 +155,7 @@ func (w *writer) settle() {
 
 // shortfall is the failure of a handler below the announced length, or nil.
 func (w *writer) shortfall() error {
-	if w.phase == headerOpen || w.heading.announced < 0 || w.written >= w.heading.announced {
+	if w.written >= w.heading.announced {
 		return nil
 	}
 	return fmt.Errorf("%w: %d of %d bytes", errShortBody, w.written, w.heading.announced)
