@@ -199,7 +199,7 @@ func Unmarshal(data []byte) (any, error) {
 	if d.bad {
 		return nil, fmt.Errorf("%w: cut short", errResponse)
 	}
-	if (r.kind == plain || r.kind == checked) && (r.status < 200 || r.status > 999) {
+	if (r.kind == plain || r.kind == checked) && r.status < 200 {
 		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
 	}
 	if r.kind == varying {
