@@ -111,11 +111,8 @@ func IsAnswer(value any) bool {
 	return r != nil && r.kind == plain
 }
 
-// head returns the response's header, which the caller must not change.
+// head returns a complete response's header, which the caller must not change.
 func (r *Response) head() http.Header {
-	if r.live != nil {
-		return r.live.header
-	}
 	return r.fields.header()
 }
 
