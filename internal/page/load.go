@@ -34,7 +34,7 @@ func (c *call) newLoad(ctx context.Context, a Attempt) load {
 		l.fwd = httpcache.FwdVaryMiss
 	}
 	before := a.Present
-	if before == nil || before.Kind != driver.KindValue || responseOf(before).kind != plain || !before.Held {
+	if before == nil || before.Kind != driver.KindValue || responseOf(before).kind != plain {
 		return l
 	}
 	l.before = before
