@@ -72,7 +72,7 @@ func (l *load) failures(now instant) uint32 {
 	if it.Kind == driver.KindValue && responseOf(it).failures > 0 {
 		n, due = max(n, responseOf(it).failures), max(due, it.FreshUntil)
 	}
-	if n > 0 && now < due {
+	if now < due {
 		return n
 	}
 	return n + 1
