@@ -103,12 +103,9 @@ type condition struct {
 	header http.Header // about's header, decoded once
 }
 
-// condition returns the condition that a request may put on res, nil if there is none. A request
+// condition returns the condition that a request may put on res, nil if there is none, as for a record. A request
 // with credentials asks only about a response that is also for requests with credentials.
 func (m *Middleware) condition(res *Response, req httpcache.Request) *condition {
-	if res.kind != plain && res.kind != checked {
-		return nil
-	}
 	h := res.head()
 	switch {
 	case !httpcache.Validatable(res.status, h),
