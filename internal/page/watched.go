@@ -261,9 +261,7 @@ func (u *keptWriter) finish() {
 // Hijack is the real writer's. Later bytes are not watched, so the response is not kept.
 func (u *keptWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := u.watchedWriter.Hijack()
-	if err == nil {
-		u.copied = nil
-	}
+	u.copied = nil
 	return conn, rw, err
 }
 
