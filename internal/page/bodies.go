@@ -92,7 +92,7 @@ func (a *account) reach(n int64) bool {
 	if more <= 0 || a.closed {
 		return true
 	}
-	if room := b.limit - b.written - more; room < 0 || b.besideNear(room) > room {
+	if room := b.limit - b.written - more; b.besideNear(room) > room {
 		return false
 	}
 	a.n += more
