@@ -65,9 +65,7 @@ func contentLength(h http.Header) int64 {
 func trailerNames(h http.Header) []string {
 	var names []string
 	for name := range httpcache.Members(h["Trailer"]) {
-		if name = http.CanonicalHeaderKey(name); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+		names = append(names, http.CanonicalHeaderKey(name))
 	}
 	return names
 }
