@@ -57,9 +57,6 @@ var notUpdated = []string{"Content-Length", "Content-Encoding", "Content-Range"}
 // [StoredHeader] (RFC 9111 section 3.2). Judge the result anew, with the [InitialAge] of the 304.
 func Freshen(stored, notModified http.Header) http.Header {
 	h := stored.Clone()
-	if h == nil {
-		h = http.Header{}
-	}
 	update := notModified.Clone()
 	remove(update, notUpdated)
 	for name, lines := range update {
