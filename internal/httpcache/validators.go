@@ -113,9 +113,9 @@ func SingleRange(r *http.Request, h http.Header, size int64) (first, length int6
 		return 0, 0, false
 	}
 	if from == "" { // the last bytes
-		n, err := strconv.ParseUint(to, 10, 63)
+		n, _ := strconv.ParseUint(to, 10, 63) // 0 if it is no number
 		length = min(int64(n), size)
-		return size - length, length, err == nil && length > 0
+		return size - length, length, length > 0
 	}
 	n, err := strconv.ParseUint(from, 10, 63)
 	if first = int64(n); err != nil || first >= size {
