@@ -87,10 +87,7 @@ var methodFields = []string{"X-Forwarded-Method", "X-Http-Method", "X-Http-Metho
 func OverridesMethod(method string, req http.Header) bool {
 	for _, name := range methodFields {
 		for _, value := range req[name] {
-			if value = strings.ToUpper(value); value == http.MethodHead {
-				value = http.MethodGet // the cache answers HEAD and GET alike
-			}
-			if value != "" && value != method && !(value == http.MethodGet && method == http.MethodHead) {
+			if value != "" && !strings.EqualFold(value, method) {
 				return true
 			}
 		}
