@@ -86,12 +86,12 @@ func (s Status) AppendTo(h http.Header) {
 	h.Add("Cache-Status", s.String())
 }
 
-// appendTokenOrString appends a printable, non-empty s as a Token (RFC 9651 section 3.3.4) or a String.
+// appendTokenOrString appends a printable, non-empty s: a word as a Token (RFC 9651 section 3.3.4), else a String.
 func appendTokenOrString(b []byte, s string) []byte {
 	for i := range len(s) {
 		c := s[i]
-		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || c == '*'
-		if !letter && (i == 0 || !isToken(c) && c != ':' && c != '/') {
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+		if !letter && (i == 0 || !isToken(c)) {
 			return appendString(b, s)
 		}
 	}
