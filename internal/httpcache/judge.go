@@ -113,8 +113,8 @@ func PostStorable(r, page *http.Request, status int, resp http.Header, j Judgeme
 		// the POST's fields, which describe its body as well as the wanted answer.
 		return false
 	}
-	own, ok := keyBehind("", r)
-	if key, _ := keyBehind("", page); !ok || key != own || len(resp["Content-Location"]) != 1 {
+	own, _ := keyBehind("", r)
+	if key, _ := keyBehind("", page); key != own || len(resp["Content-Location"]) != 1 {
 		return false
 	}
 	location := resp.Get("Content-Location")
