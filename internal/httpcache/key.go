@@ -72,9 +72,6 @@ func hostOf(r *http.Request) string {
 
 // targets returns, in a key's form, the target and the client's own: empty if the same or unknown.
 func targets(r *http.Request) (target, sent string, ok bool) {
-	if r.Method == http.MethodConnect {
-		return "", "", false
-	}
 	if r.RequestURI != "" { // empty in a request that no server has read
 		if sent, ok = originForm(r.RequestURI); !ok {
 			return "", "", false
