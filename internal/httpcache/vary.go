@@ -25,7 +25,7 @@ func VaryNames(h http.Header) (names []string, ok bool) {
 		if n += len(name); name == "*" || n > maxVary {
 			return nil, false
 		}
-		if token, rest := cutToken(name); token == "" || rest != "" {
+		if _, rest := cutToken(name); rest != "" {
 			return nil, false
 		}
 		names = append(names, strings.ToLower(name))
