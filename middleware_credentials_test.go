@@ -196,6 +196,7 @@ func TestCredentials_Herd(t *testing.T) {
 			t.Errorf("no longer for all: %v, want one more to try, and the others let go together", got)
 		}
 		s.wantCalls(t, 50)
+		wantBurst(t, s.burst(50, user), 50, "200 v 1s")
 	})
 }
 
@@ -438,5 +439,92 @@ func TestCredentials_CertificateAsAVariant(t *testing.T) {
 	}
 	if n := s.calls.Load(); n > 3*3 {
 		t.Errorf("the handler ran %d times", n)
+	}
+}
+
+// A request with credentials that waits for an anonymous client's run does not get a response that is not for all.
+func TestCredentials_JoinARunForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var private atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "public, max-age=1")
+			if private.Load() {
+				w.Header().Set("Cache-Control", "max-age=60")
+			}
+			time.Sleep(time.Second)
+			fmt.Fprint(w, "page of ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p", "Authorization", "me") // the URL's responses are for all
+		private.Store(true)
+		time.Sleep(time.Minute)
+		var wg sync.WaitGroup
+		wg.Go(func() { s.wantBody(t, "page of ", "http://a/p") })
+		synctest.Wait()
+		s.wantBody(t, "page of me", "http://a/p", "Authorization", "me")
+		wg.Wait()
+	})
+}
+
+// A handler that answers a client with credentials with an error keeps this error from others.
+func TestCredentials_ErrorIsNotKept(t *testing.T) {
+	for _, control := range []string{"private, max-age=60", "public, max-age=60"} {
+		inBubble(t, control, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				w.WriteHeader(http.StatusNotFound)
+				fmt.Fprint(w, r.Header.Get("Authorization"))
+			})
+			s.get("http://a/p", "Authorization", "me")
+			synctest.Wait()
+			s.wantBody(t, "", "http://a/p")
+		})
+	}
+}
+
+// The handler is not asked about a page of others for a client with credentials: its 304 would be about its template.
+func TestCredentials_ValidateNoPageOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var private atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Last-Modified", lastYear)
+			w.Header().Set("Cache-Control", "public, max-age=1")
+			if private.Load() {
+				w.Header().Set("Cache-Control", "max-age=1")
+			}
+			if r.Header.Get("If-Modified-Since") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "page of ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p", "Authorization", "me") // the URL's responses are for all
+		private.Store(true)
+		time.Sleep(time.Minute)
+		s.mw.Invalidate(t.Context(), "http://a/p")
+		s.get("http://a/p")
+		time.Sleep(time.Minute)
+		s.wantBody(t, "page of me", "http://a/p", "Authorization", "me")
+	})
+}
+
+// A response to a part of the request that is not in its key is kept for no other client.
+func TestCredentials_PartOutsideTheKey(t *testing.T) {
+	o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://" + r.Host + r.URL.Path}, true
+	}}
+	for name, first := range map[string]*http.Request{
+		"query":            request("GET", "http://a/p?evil", "Authorization", "me"),
+		"a question mark":  request("GET", "http://a/p?", "Authorization", "me"),
+		"connection field": request("GET", "http://a/p", "Authorization", "me", "Connection", "X-Evil", "X-Evil", "evil"),
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				fmt.Fprint(w, r.URL, r.Header.Get("X-Evil"))
+			})
+			s.do(first)
+			synctest.Wait()
+			s.wantBody(t, "/p", "http://a/p")
+		})
 	}
 }
