@@ -122,6 +122,7 @@ func TestHandler_SecondRun(t *testing.T) {
 					}
 					w.Header().Set("ETag", fmt.Sprintf(`"%d"`, run))
 					w.WriteHeader(again(r, run, mw))
+					http.NewResponseController(w).Flush()
 					fmt.Fprint(w, chi.URLParam(r, "id"), r.URL.Path, r.Header["X-Seen"])
 				})
 			})
@@ -393,5 +394,40 @@ func TestHandler_FirstClientLeavesASharedError(t *testing.T) {
 			t.Errorf("the other client: %d %q, want the whole error", w.Code, w.Body)
 		}
 		s.wantCalls(t, 1)
+	})
+}
+
+// The first request of a page behind a chi router may be a HEAD: the handler's GET is a GET for its routers, too.
+func TestHandler_ChiRoutesAHead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
+		defer mw.Close()
+		router := chi.NewRouter()
+		router.Route("/api", func(router chi.Router) {
+			router.Use(mw.Handler)
+			router.Get("/p", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "page") })
+		})
+		for _, method := range []string{"HEAD", "GET"} {
+			w := httptest.NewRecorder()
+			router.ServeHTTP(w, request(method, "http://a/api/p"))
+			synctest.Wait()
+			if w.Code != 200 || w.Header().Get("Content-Length") == "0" {
+				t.Errorf("%s: %d %q %v", method, w.Code, w.Body, w.Header())
+			}
+		}
+	})
+}
+
+// A handler may answer 304 to a request without conditions.
+func TestHandler_NotModifiedUnasked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotModified) })
+		for range 2 {
+			if w := s.get("http://a/p"); w.Code != 304 {
+				t.Errorf("%d %q, want the handler's 304", w.Code, w.Body)
+			}
+			synctest.Wait()
+		}
+		s.wantCalls(t, 2)
 	})
 }
