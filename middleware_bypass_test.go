@@ -442,3 +442,56 @@ func TestBypass_RefusedUpgradeWithABody(t *testing.T) {
 		}
 	})
 }
+
+// Requests with another safe method are not bounded, and none of them gets the stored page.
+func TestBypass_MethodsAreUnbounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			page(0, r.Method)(w, r)
+		})
+		s.get("http://a/p")
+		s.calls.Store(0)
+		wantBurst(t, s.burst(20, func(int) *http.Request { return request("OPTIONS", "http://a/p") }), 20, "200 OPTIONS 1s")
+		s.wantCalls(t, 20)
+	})
+}
+
+// A bypass for a slow page gives its place back.
+func TestBypass_SlowPagesOneAfterAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{MaxPassThrough: 1, RebuildTimeout: time.Second, HitForMissTTL: time.Hour}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(2 * time.Second)
+			io.WriteString(w, "page")
+		})
+		s.get("http://a/p") // it times out
+		time.Sleep(time.Minute)
+		for range 3 {
+			s.wantBody(t, "page", "http://a/p")
+		}
+	})
+}
+
+// A client with credentials does not keep a key uncacheable for others, and neither does an error.
+func TestBypass_ResponsesThatProveNothing(t *testing.T) {
+	for name, fields := range map[string][]string{"credentials": {"Authorization", "me"}, "not found": {"X-Want", "404"}} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "private")
+				if r.Header.Get("X-Want") != "" {
+					w.WriteHeader(http.StatusNotFound)
+				}
+			})
+			s.get("http://a/p")
+			for range 3 {
+				time.Sleep(3 * time.Second)
+				s.get("http://a/p", fields...)
+			}
+			time.Sleep(2 * time.Second) // HitForMissTTL after the first response
+			if got := s.get("http://a/p").Header().Get("Cache-Status"); !strings.Contains(got, "fwd=uri-miss") {
+				t.Errorf("Cache-Status %q, want a try for all", got)
+			}
+		})
+	}
+}
