@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -370,4 +371,51 @@ func TestStale_MaxStaleInThePauseOfAFailure(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The pause after a failure without a response holds for requests of each kind, and then each gets the new page.
+func TestStale_FailureWithoutAResponse(t *testing.T) {
+	for _, fields := range [][]string{
+		{"Cache-Control", "no-cache"}, {"Cache-Control", "max-stale"}, {"Cache-Control", "min-fresh=1"}, {"Authorization", "me"},
+		{"X-Forwarded-Host", "b"}, {"X-Forwarded-Host", "b", "Authorization", "me"}, {"Cache-Control", "no-store"}, {"Upgrade", "websocket"},
+	} {
+		inBubble(t, strings.Join(fields, " "), func(t *testing.T) {
+			var up atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+				if !up.Load() {
+					panic("down")
+				}
+				io.WriteString(w, "page")
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			s.calls.Store(0)
+			want := int32(0)
+			if fields[1] == "no-store" || fields[0] == "Upgrade" {
+				want = 1
+			}
+			s.get("http://a/p", fields...)
+			s.wantCalls(t, want)
+			up.Store(true)
+			time.Sleep(time.Minute)
+			s.wantBody(t, "page", "http://a/p", fields...)
+		})
+	}
+}
+
+// A client that declines a fresh page, and whose own request fails, gets the page in place of the error.
+func TestStale_OwnFailureBesideAFreshPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{header: "max-age=60, stale-if-error=60", fail: func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }}
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+		s.get("http://a/p")
+		f.broken.Store(true)
+		w := s.get("http://a/p", "Cookie", "me", "Cache-Control", "no-cache")
+		if got, want := w.Header().Get("Cache-Status"), "Bellwether;fwd=request;fwd-status=503;ttl=59;detail=stale-if-error"; got != want || w.Body.String() != "page" {
+			t.Errorf("%q, Cache-Status %q, want the page and %q", w.Body, got, want)
+		}
+		if n := s.mw.Stats().Stale; n != 1 {
+			t.Errorf("%d stale answers are counted, want 1", n)
+		}
+	})
 }
