@@ -45,7 +45,10 @@ func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		io.WriteString(w, "page")
 	})
-	server := serve(t, s.handler)
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Outer", "1")
+		s.handler.ServeHTTP(w, r)
+	}))
 	for i, want := range [][]string{{"102 ", "103 </style.css>; rel=preload"}, nil} {
 		var got []string
 		res, body, err := traced(t, server.URL+"/p", func(code int, link string) {
@@ -57,7 +60,7 @@ func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !reflect.DeepEqual(got, want) || res.StatusCode != 200 || body != "page" || res.Header["Link"] != nil {
+		if !reflect.DeepEqual(got, want) || res.StatusCode != 200 || body != "page" || res.Header["Link"] != nil || res.Header["X-Outer"] == nil {
 			t.Errorf("client %d got %q, then %d %q %v, want %q and the page alone", i, got, res.StatusCode, body, res.Header, want)
 		}
 		eventually(t, func() bool { return s.hits(server.URL + "/p") })

@@ -298,6 +298,7 @@ func TestPass_HTTP10(t *testing.T) {
 	const clients = 20
 	release := map[string]chan struct{}{"/p": make(chan struct{}), "/broken": make(chan struct{})}
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusEarlyHints) // HTTP/1.0 has no interim responses
 		w.Header().Set("Cache-Control", "max-age=60")
 		io.WriteString(w, "begun ")
 		http.NewResponseController(w).Flush()
