@@ -1024,3 +1024,18 @@ func TestAudience_FailuresAreMarkedOnce(t *testing.T) {
 		}
 	})
 }
+
+// One client's error whose body does not end breaks off after RebuildTimeout, and so does its handler.
+func TestAudience_ErrorBodyWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: 10 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusInternalServerError)
+			io.WriteString(w, "account of ")
+			<-r.Context().Done()
+		})
+		began := time.Now()
+		if w := s.get("http://a/p", "Cookie", "bad"); w.Code != -1 || time.Since(began) != 10*time.Second {
+			t.Errorf("%d %q after %v, want a break after RebuildTimeout", w.Code, w.Body, time.Since(began))
+		}
+	})
+}
