@@ -680,3 +680,25 @@ func TestVary_NoOlderSignpostWhileTheStoreIsDown(t *testing.T) {
 		s.wantBody(t, "version 2", "http://a/p", "A", "1")
 	})
 }
+
+// A response may vary by a field beside the variant of Key.
+func TestVary_BesideAKeysVariant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{Variant: r.Header.Get("X-Kind")}, true
+		}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", "Accept-Language")
+			fmt.Fprint(w, r.Header.Get("X-Kind"), r.Header.Get("Accept-Language"))
+		})
+		for range 2 {
+			for _, kind := range []string{"mobile", "print"} {
+				for _, language := range []string{"de", "en"} {
+					s.wantBody(t, kind+language, "http://a/p", "X-Kind", kind, "Accept-Language", language)
+					synctest.Wait()
+				}
+			}
+		}
+		s.wantCalls(t, 4)
+	})
+}
