@@ -298,3 +298,22 @@ func TestSpelling_OfDifferentTargets(t *testing.T) {
 	}
 	s.wantCalls(t, 4)
 }
+
+// In front of a router's routes no spelling has chosen a handler yet, and all have one page.
+func TestSpelling_InFrontOfARouter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+		defer mw.Close()
+		router := chi.NewRouter()
+		router.Use(mw.Handler)
+		router.Get("/{id}", page(0, "page"))
+		for i, path := range []string{"/anna", "/%61nna"} {
+			w := httptest.NewRecorder()
+			router.ServeHTTP(w, request("GET", "http://a"+path))
+			synctest.Wait()
+			if hit := strings.Contains(w.Header().Get("Cache-Status"), ";hit"); hit != (i > 0) {
+				t.Errorf("%s: %d, Cache-Status %q", path, w.Code, w.Header().Get("Cache-Status"))
+			}
+		}
+	})
+}
