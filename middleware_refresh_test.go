@@ -76,7 +76,10 @@ func TestMiddleware_Refresh(t *testing.T) {
 func TestMiddleware_Refresh_ThroughARouter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site
-		s = newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		key := func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{URL: "http://" + r.Host + r.URL.Path}, true
+		}
+		s = newSite(t, bellwether.HTTPOptions{TTL: time.Minute, Key: key}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Vary", "Accept-Language")
 			slowRefresh(&s)(w, r)
 		})
