@@ -290,3 +290,38 @@ func TestHitForMiss_HandlerRemovesTheCookie(t *testing.T) {
 		}), 20, "200 page 1s")
 	})
 }
+
+// A response for everyone ends the validations of a no-cache page, whether the handler sends or confirms the page. An
+// error does not.
+func TestHitForMiss_EndOfValidations(t *testing.T) {
+	for name, tt := range map[string]struct {
+		status  int
+		control string
+		next    string // in Cache-Status
+	}{"sent": {200, "max-age=60", ";stored"}, "confirmed": {304, "max-age=60", ";stored"}, "error": {503, "no-cache", ";fwd-status=304"}} {
+		inBubble(t, name, func(t *testing.T) {
+			control, status := "no-cache", http.StatusOK
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				w.Header().Set("ETag", `"1"`)
+				if r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(status)
+				}
+				if status != http.StatusNotModified {
+					io.WriteString(w, "page")
+				}
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			control, status = tt.control, tt.status
+			s.get("http://a/p")
+			synctest.Wait()
+			if status != http.StatusOK {
+				status = http.StatusNotModified
+			}
+			if got := s.get("http://a/p").Header().Get("Cache-Status"); !strings.Contains(got, tt.next) {
+				t.Errorf("the next request: Cache-Status %q, want %q", got, tt.next)
+			}
+		})
+	}
+}
