@@ -73,6 +73,27 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
+// A response of another version, of an unknown kind or without a status is a miss.
+func TestUnmarshal_Unknown(t *testing.T) {
+	good := []byte{responseVersion, byte(plain), 0, 200, 1, 0, 0, 0, 0, 0}
+	for _, change := range []struct {
+		at    int
+		value byte
+	}{{0, responseVersion + 1}, {1, byte(checked) + 1}, {3, 0}} {
+		if _, err := Unmarshal(good); err != nil {
+			t.Fatal(err)
+		}
+		bad := bytes.Clone(good)
+		if change.at == 3 {
+			bad = slices.Delete(bad, 4, 5) // 200 has two bytes
+		}
+		bad[change.at] = change.value
+		if r, err := Unmarshal(bad); !errors.Is(err, errResponse) {
+			t.Errorf("%v decodes as %+v, %v", bad, r, err)
+		}
+	}
+}
+
 // A number beyond any header costs nothing.
 func TestUnmarshal_ManyNames(t *testing.T) {
 	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
