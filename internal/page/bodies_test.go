@@ -91,33 +91,38 @@ func TestBodies_NothingToCount(t *testing.T) {
 	}
 }
 
-// The eldest clients go first. They stay if their body is in the near tier or they joined while it was written, and
-// the newest body's clients stay always.
+// The eldest clients go first, as many as necessary. They stay if their body is in the near tier or they joined while it
+// was written, and the newest body's clients stay always. Bodies in progress take at most half of the room.
 func TestBodies_EldestGoFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBodies(1)
-		joined := &account{of: b}
-		near, eldest, newest := midWrite(), midWrite(), midWrite()
-		b.send("near", newBody(), near)
-		joined.complete("joined", newBody())
-		b.send("k", newBody(), eldest)
-		time.Sleep(time.Minute)
-		b.send("l", newBody(), newest)
-		time.Sleep(time.Minute)
-		for name, tt := range map[string]struct {
-			p    *pacedWriter
-			want bool
-		}{"near": {near, false}, "eldest": {eldest, true}, "newest": {newest, false}} {
-			select {
-			case <-tt.p.ended:
-				if !tt.want {
-					t.Errorf("the %s body's client is broken off", name)
-				}
-			default:
-				if tt.want {
-					t.Errorf("the %s body's client stays", name)
+	for _, tt := range []struct{ limit, written, gone int64 }{
+		{0, 0, 2}, {2, 0, 2}, {3, 0, 1}, {4, 0, 0}, {5, 1, 0}, {5, 2, 1}, {6, 5, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBodies(tt.limit*bodyLen + 1)
+			(&account{of: b}).reach(tt.written * bodyLen)
+			joined := &account{of: b}
+			near, eldest, elder, newest := midWrite(), midWrite(), midWrite(), midWrite()
+			b.send("near", newBody(), near)
+			joined.complete("joined", newBody())
+			b.mu.Lock()
+			for _, p := range []*pacedWriter{eldest, elder} { // all are there before any is too much
+				b.hold("k", newBody()).Value.(*sentBody).clients[p] = struct{}{}
+			}
+			b.mu.Unlock()
+			b.send("l", newBody(), newest)
+			time.Sleep(time.Minute)
+			for i, p := range []*pacedWriter{eldest, elder, newest, near} {
+				select {
+				case <-p.ended:
+					if int64(i) >= tt.gone {
+						t.Errorf("%+v: client %d is broken off", tt, i)
+					}
+				default:
+					if int64(i) < tt.gone {
+						t.Errorf("%+v: client %d stays", tt, i)
+					}
 				}
 			}
-		}
-	})
+		})
+	}
 }
