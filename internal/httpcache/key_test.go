@@ -25,7 +25,7 @@ func TestKey(t *testing.T) {
 		name, target, host string
 		want               string // empty: none
 	}{
-		{"RFC 9110 4.2.3: plain", "/a/b?x=1&y=2", "example.com", "example.com/a/b?x=1&y=2"},
+		{"RFC 9110 4.2.3: plain", "/a/b?x=1&y=2", "my-shop_1.example.com", "my-shop_1.example.com/a/b?x=1&y=2"},
 		{"RFC 9110 4.2.3: host's case, port 80", "/A", "EXAMPLE.com:80", "example.com/A"},
 		{"RFC 9110 4.2.3: port 443", "/", "example.com:443", "example.com/"},
 		{"RFC 9110 4.2.3: another port", "/", "example.com:8080", "example.com:8080/"},
