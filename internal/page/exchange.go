@@ -179,7 +179,7 @@ func (x *exchange) answer(h heading, now time.Time) (a answer, ok bool) {
 	}
 	about := x.asks.about
 	a.validated, a.fwdStatus = true, h.status
-	a.status, a.guessed, a.announced = about.status, h.guessed || about.guessed, about.body.Len()
+	a.status, a.guessed, a.announced = about.status, about.guessed, about.body.Len()
 	a.header, a.personal, a.judged = x.asks.freshened(asked, said, x.sent, now, rules)
 	return a, true
 }

@@ -168,7 +168,7 @@ var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding
 // run has its own: the routers and middlewares of an earlier run have changed path, header and route.
 func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
 	ctx = withServer(ownRoute(ctx, chi.RouteContext(ctx)))
-	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
+	if rc := chi.RouteContext(ctx); rc != nil {
 		rc.RouteMethod = http.MethodGet
 	}
 	d := r.Clone(ctx)
@@ -196,8 +196,8 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 // plainRequest reports whether a bypassing request is the same as the cache's own request to the
 // handler, as far as the response can depend on it, see detach, retarget and forEverybody.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
-	host, ok := httpcache.CanonicalHost(t.url.Host)
-	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !t.needsVariant &&
+	host, _ := httpcache.CanonicalHost(t.url.Host)
+	return host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !t.needsVariant &&
 		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.Header) == len(r.Header)
 }
 
