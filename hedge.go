@@ -38,8 +38,13 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	if !allowed {
 		return false, false
 	}
+	loads := false
+	defer func() {
+		if !loads {
+			e.hedges.Earn(1) // back
+		}
+	}()
 	if !r.takeFreeSlot() {
-		e.hedges.Earn(1)
 		return false, false
 	}
 	defer r.freeSlot()
@@ -48,7 +53,6 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 		return e.Locker.TryAcquire(ctx, e.ownName(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
-		e.hedges.Earn(1)
 		if !errors.Is(err, driver.ErrHeld) {
 			r.noAnswer(ctx, "acquiring the hedge's lease of", err)
 		}
@@ -57,17 +61,15 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	r.waiting.hedge.lease = lease
 	ended = r.claim(ctx)
 	if ended || r.leading.epoch == 0 || r.looking.unshared != 0 || ctx.Err() != nil {
-		e.hedges.Earn(1)
 		return ended, true
 	}
 	e.count.hedges.Add(1)
 	watching, end := context.WithCancel(ctx)
 	defer end()
 	ended = r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
-	if !ended && r.current == nil { // only this goroutine sets current
-		// No load has begun: the round of the slot has begun without the flight, or the key was invalidated. The flight
-		// looks and queues, and may hedge again.
-		e.hedges.Earn(1)
+	if loads = ended || r.current != nil; !loads { // only this goroutine sets current
+		// The round of the slot has begun without the flight, or the key was invalidated. The flight looks and queues, and
+		// may hedge again.
 		r.freeSlot() // first: a round may wait for the flight
 		r.release(ctx, lease)
 		r.waiting.hedge.lease, r.waiting.hedge.tried = nil, false
