@@ -121,7 +121,7 @@ func (m *Middleware) prolong(key string, it *Item, reason string, took time.Dura
 // everyone: its handler may answer a client that waits longer. These requests count against MaxPassThrough,
 // because a slow origin must not get them all.
 func (m *Middleware) tooSlow(key string, failed *Item, err error) {
-	if m.options.MaxPassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
+	if m.options.MaxPassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && !failed.Held {
 		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }
