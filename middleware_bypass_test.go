@@ -495,3 +495,30 @@ func TestBypass_ResponsesThatProveNothing(t *testing.T) {
 		})
 	}
 }
+
+// A time-out makes no key slow without MaxPassThrough, or if it may be about its client.
+func TestBypass_TimeoutsThatMakeNoKeySlow(t *testing.T) {
+	for name, tt := range map[string]struct {
+		most   int
+		fields []string
+	}{"off": {}, "one client's": {1, []string{"Cookie", "me"}}} {
+		inBubble(t, name, func(t *testing.T) {
+			var slow atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{MaxPassThrough: tt.most, RebuildTimeout: time.Second}, func(w http.ResponseWriter, r *http.Request) {
+				if slow.Load() {
+					<-r.Context().Done()
+				}
+				io.WriteString(w, "page")
+			})
+			slow.Store(true)
+			if w := s.get("http://a/p", tt.fields...); w.Code != 504 {
+				t.Errorf("%d, want 504", w.Code)
+			}
+			slow.Store(false)
+			time.Sleep(5 * time.Second)
+			if w := s.get("http://a/p"); w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "uri-miss") {
+				t.Errorf("the next client: %d %q (%s)", w.Code, w.Body, w.Header().Get("Cache-Status"))
+			}
+		})
+	}
+}
