@@ -119,7 +119,7 @@ var errForgotten = errors.New("bellwether: rebuild failed")
 // Forgetting is the item at now, without a failure that answers no caller any more. The weight stays: the failure's text
 // is user code, and may be another now.
 func (it *Item) Forgetting(now durations.Instant) *Item {
-	if it.Failures == 0 || it.BackingOff(now) || it.Err == errForgotten {
+	if it.Failures == 0 || it.BackingOff(now) {
 		return it
 	}
 	c := *it
@@ -136,7 +136,7 @@ func (it *Item) Adopt(known *Item) {
 		it.Err = remote
 	}
 	if it.Early = known.Early; it.Early == EarlyTryHad {
-		it.RetryAt = min(it.RetryAt, known.RetryAt)
+		it.RetryAt = known.RetryAt // earlier than the store's
 	} else {
 		// A slow reply makes an entry look older than the entry is, so the later time is closer to the truth.
 		it.RetryAt = max(it.RetryAt, known.RetryAt)
