@@ -71,7 +71,7 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channels []string, l
 		l.connecting()
 		connected, err := listenOnce(ctx, rdb, channels, l)
 		l.lost(err)
-		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) && closed(ctx, rdb) {
+		if errors.Is(err, redis.ErrClosed) && closed(ctx, rdb) {
 			return
 		}
 		if connected {
@@ -133,7 +133,7 @@ func closed(ctx context.Context, rdb redis.UniversalClient) bool {
 		return true
 	}
 	err := adapter.Do(ctx, func() error { return rdb.Ping(ctx).Err() })
-	return errors.Is(err, redis.ErrClosed) || ctx.Err() != nil
+	return errors.Is(err, redis.ErrClosed)
 }
 
 // failsOver reports whether the client asks sentinels for the master.
