@@ -266,7 +266,15 @@ func (k *storeKey) confirmCommit(ctx context.Context, epoch uint64) commitOutcom
 // stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the load must
 // still be there: otherwise the key was invalidated.
 func (k *storeKey) stillUnshared(ctx context.Context, epoch uint64) commitOutcome {
-	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == epoch })
+	there := func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == epoch }
+	outcome := k.confirmThere(ctx, there)
+	if outcome == commitFenced {
+		// A claim, unlike a read, reaches no lagging copy of the store.
+		if entry, _ := k.claimEpoch(ctx); there(entry) {
+			return commitTaken
+		}
+	}
+	return outcome
 }
 
 func (k *storeKey) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {

@@ -23,8 +23,14 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 	if r.claim(ctx) {
 		return outcomeAnswered
 	}
-	if ctx.Err() != nil || r.looking.unshared != 0 && r.looking.unshared != r.leading.epoch {
-		return outcomeOutdated // the claim found a mark, under which the flight loads without an election
+	if ctx.Err() != nil {
+		return outcomeOutdated
+	}
+	if r.looking.unshared != 0 && r.looking.unshared != r.leading.epoch {
+		// The claim found a mark, under which the flight loads without an election. It does not look first: its look may
+		// read a copy of the store that lags, and find no mark. The flight would be elected again and again.
+		r.releaseBehind(ctx)
+		r.leading.epoch, waived = r.looking.unshared, true
 	}
 	if r.leading.lease != nil && (r.leading.epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx)) {
 		// The store will not take this value: waiting processes would wait in vain, holder after holder.

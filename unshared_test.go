@@ -43,6 +43,28 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 	}
 }
 
+// The reads of a process reach a copy of the store that lags, and never find the mark that its claims find. It loads
+// once, and then its load's value is an answer.
+func TestUnshared_ReadsOfACopyThatLags(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+		f.each(takesNoValues)
+		f.processes[0].Get(t.Context(), "k")
+		synctest.Wait() // for the release
+		p := f.processes[1]
+		p.store.set(on(answer(driver.ErrNotFound), "get"))
+		start := time.Now()
+		v, err := p.Get(t.Context(), "k")
+		if took := time.Since(start); v != "v2" || err != nil || took > 2*time.Second {
+			t.Errorf("Get = %q, %v after %v", v, err, took)
+		}
+		if n := p.store.count() + p.locker.count(); n > 20 {
+			t.Errorf("%d calls of engines for one load", n)
+		}
+		f.wantLoads(t, 2)
+	})
+}
+
 // A failure is remembered beside another process's value that the store does not take.
 func TestUnshared_FailureIsRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
