@@ -69,5 +69,6 @@
 //
 // The client logs failed requests to stderr, unless its Config.Logger is set. Its calls wait while etcd is
 // out of reach, until the end of their context or for ten seconds. Set DialKeepAliveTime and
-// DialKeepAliveTimeout, or watches hear nothing until the kernel detects a dead connection.
+// DialKeepAliveTimeout. Otherwise a silent member keeps its share of the calls, each of which times out, and
+// watches hear nothing from it, until the kernel detects a dead connection.
 package etcdlock

@@ -15,7 +15,10 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"localhost:2379"}})
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:         []string{"localhost:2379"},
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second, // or a silent member keeps its share of the calls
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
