@@ -12,7 +12,7 @@ import (
 )
 
 func FuzzDecode(f *testing.F) {
-	whole := fmt.Appendf(nil, "%016d%016d%038d%016d%016d%016d", 1, 1, 0, 1760000000000000, 1760000000000001, 1760000000000001)
+	whole := fmt.Appendf(nil, "%016d%016d%038d%016d%016d%016d", 1, 1, 0, int64(1760000000000000), int64(1760000000000001), int64(1760000000000001))
 	whole = driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}.Append(whole, "k")
 	f.Add(whole, int64(1760000000000001000))
 	f.Add([]byte("+760000000000000BW"), int64(-1))
