@@ -158,18 +158,15 @@ func (s *Servers) Present(ctx context.Context, key, name string, read any, seen 
 	}
 	if len(text) == redispipe.Large {
 		var err error
-		if text, err = s.whole(ctx, name); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+		text, err = adapter.Await(ctx, func() (string, error) {
+			return s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
+		}, nil)
+		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return err
 		}
 	}
 	Decode(key, []byte(text), seen.Now(), e) // on an error the entry is the zero Entry
 	return nil
-}
-
-func (s *Servers) whole(ctx context.Context, name string) (string, error) {
-	return adapter.Await(ctx, func() (string, error) {
-		return s.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{name}).Text()
-	}, nil)
 }
 
 // Decode sets e to the entry in a value of the key, with its Age at now, the server's time. The error is ErrNotFound if

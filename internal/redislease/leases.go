@@ -394,7 +394,7 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 // expired for its holder, Release clears the key and returns ErrLeaseLost.
 func (l *Lease) Release(ctx context.Context) error {
 	over := l.over()
-	err := adapter.Do(ctx, func() error { return l.freeDetached(ctx) })
+	err := adapter.Do(ctx, func() error { return l.free(ctx) })
 	if err == nil && over {
 		err = driver.ErrLeaseLost
 	}
@@ -421,7 +421,7 @@ func (l *Lease) Undo(ctx context.Context) {
 	}
 	missing := 0
 	for end := time.Now().Add(undoTimeout); time.Now().Before(end); time.Sleep(undoPause) {
-		switch err := l.freeDetached(ctx); {
+		switch err := l.free(ctx); {
 		case err == nil, errors.Is(err, redis.ErrClosed):
 			return
 		case errors.Is(err, driver.ErrLeaseLost):
@@ -432,14 +432,10 @@ func (l *Lease) Undo(ctx context.Context) {
 	}
 }
 
-func (l *Lease) freeDetached(ctx context.Context) error {
+// free deletes the key if this lease has it, and tells the watchers. It goes on after the end of ctx.
+func (l *Lease) free(ctx context.Context) error {
 	ctx, cancel := Detached(ctx)
 	defer cancel()
-	return l.free(ctx)
-}
-
-// free deletes the key if this lease has it, and tells the watchers.
-func (l *Lease) free(ctx context.Context) error {
 	if l.Ending != nil {
 		if err := l.Ending(ctx); err != nil {
 			return err
