@@ -129,7 +129,7 @@ func (k *storeKey) commitBy(ctx context.Context, it *items.Item, lease *driver.L
 // have arrived, and have refused its own repetition.
 func (k *storeKey) refused(ctx context.Context, err error, epoch uint64, silent bool) commitOutcome {
 	if silent {
-		if there := k.confirmCommit(ctx, epoch); there != commitFenced {
+		if there := k.confirmThere(ctx, epoch); there != commitFenced {
 			return there
 		}
 	}
@@ -251,7 +251,7 @@ func (r *run) touch(ctx context.Context, it, value *items.Item) commitOutcome {
 		return commitDisplaced
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
-		if there := r.confirmCommit(ctx, it.Epoch); there != commitFenced {
+		if there := r.confirmThere(ctx, it.Epoch); there != commitFenced {
 			return there
 		}
 		return commitDisplaced // perhaps by a Set
@@ -259,30 +259,26 @@ func (r *run) touch(ctx context.Context, it, value *items.Item) commitOutcome {
 	return commitUntouched
 }
 
-func (k *storeKey) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
-	return k.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
-}
-
 // stillUnshared is commit for a value of this process alone. The KindUnshared entry that led to the load must
 // still be there: otherwise the key was invalidated.
 func (k *storeKey) stillUnshared(ctx context.Context, epoch uint64) commitOutcome {
-	there := func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == epoch }
-	outcome := k.confirmThere(ctx, there)
+	outcome := k.confirmThere(ctx, epoch)
 	if outcome == commitFenced {
 		// A claim, unlike a read, reaches no lagging copy of the store.
-		if entry, _ := k.claimEpoch(ctx); there(entry) {
+		if entry, _ := k.claimEpoch(ctx); entry.Epoch == epoch {
 			return commitTaken
 		}
 	}
 	return outcome
 }
 
-func (k *storeKey) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
+// confirmThere is the outcome of a commit of the epoch, by a look: only one claim has the epoch.
+func (k *storeKey) confirmThere(ctx context.Context, epoch uint64) commitOutcome {
 	there := k.read(ctx, k.budget)
 	switch {
 	case there.Silent():
 		return commitNotTaken
-	case there.Err == nil && wanted(there.Entry):
+	case there.Err == nil && there.Entry.Epoch == epoch:
 		return commitTaken
 	}
 	return commitFenced

@@ -147,7 +147,8 @@ func (c *waiter) begin(s *shard, b binder) bool {
 		return false
 	}
 	m, _ := b.(*member)
-	first := e.Store != nil && m.first()
+	// A batch counts once: more keys than MaxQueued would otherwise turn all other callers away.
+	first := e.Store != nil && (m == nil || len(m.looks) == 0)
 	if first && e.count.awaitingFirstLook.Load()/queuedLooks >= int64(e.MaxQueued) {
 		// More flights would wait for the store in vain.
 		if c.stale == nil {

@@ -92,18 +92,13 @@ func (r *run) lookBy(ctx context.Context, read func(context.Context) lookout.Rep
 		}
 		r.present = known
 	default:
-		r.noEntry(there.Err)
+		if !errors.Is(there.Err, ErrNotFound) {
+			e.OnError(r.key, &keyError{"reading", r.key, there.Err}) // no valid entry
+		}
+		r.present = nil
+		r.endOffer() // the item was invalidated
 	}
 	return false
-}
-
-// noEntry takes the store's word that there is no entry, or no valid entry.
-func (r *run) noEntry(err error) {
-	if !errors.Is(err, ErrNotFound) {
-		r.engine.OnError(r.key, &keyError{"reading", r.key, err})
-	}
-	r.present = nil
-	r.endOffer() // the item was invalidated
 }
 
 func (r *run) considerReply(there lookout.Reply, known *items.Item) bool {

@@ -78,13 +78,6 @@ func (m *member) callersLeft() {
 	}
 }
 
-// first reports whether the new flight is alone or the first of its batch. A batch counts once among the
-// flights that wait for the store: more keys than MaxQueued would otherwise turn all other callers away.
-func (m *member) first() bool { return m == nil || len(m.looks) == 0 }
-
-// loadsTogether reports whether the flight loads in a round of its batch.
-func (m *member) loadsTogether() bool { return m != nil && m.user != nil }
-
 // held says that another process holds the key: the common load does not wait for this member.
 func (m *member) held() {
 	if m != nil {

@@ -67,7 +67,17 @@ func (c *waiter) advance() (is waitState, news <-chan struct{}, expiry <-chan ti
 	}
 	state := c.flight.state.Load()
 	c.excluded = c.excluded || state.published != nil && !c.admitted(state.audience)
-	if is, expiry = c.answerFrom(state); is == stillWaiting {
+	// A published value comes before the landing: the call that began the flight may read the value while the load writes
+	// it, also after the value has turned out to be for no other call.
+	switch {
+	case state.published != nil && c.becomeReader(state):
+		is = gotAnswer
+	case state.landed:
+		is = c.answerLanded(state)
+	default:
+		is, expiry = c.answerInTime(state)
+	}
+	if is == stillWaiting {
 		return is, state.news, expiry
 	}
 	if is != flightLanded {
@@ -146,19 +156,6 @@ const (
 	flightLanded           // the flight has landed without an answer for the call
 )
 
-// answerFrom decides whether the flight's state answers the call. At expiry the call looks at it again.
-func (c *waiter) answerFrom(state *flightState) (is waitState, expiry <-chan time.Time) {
-	// Before landed: the call that began the flight may read the value while the load writes it, also
-	// after the value has turned out to be for no other call.
-	if state.published != nil && c.becomeReader(state) {
-		return gotAnswer, nil
-	}
-	if state.landed {
-		return c.answerLanded(state), nil
-	}
-	return c.answerInTime(state)
-}
-
 // becomeReader answers the call with the value that the load still writes, if permitted.
 func (c *waiter) becomeReader(state *flightState) bool {
 	f := c.flight
@@ -202,7 +199,8 @@ func (c *waiter) answerLanded(state *flightState) waitState {
 	return flightLanded
 }
 
-// answerInTime is answerFrom before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait.
+// answerInTime answers before the landing: a stale item after Patience, or ErrWaitTimeout after MaxWait. At expiry the
+// call asks again.
 func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan time.Time) {
 	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
