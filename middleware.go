@@ -155,7 +155,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	e := newEngine(s, face{
 		size: page.Size, answers: page.IsAnswer,
 		marshal: page.Marshal, unmarshal: page.Unmarshal,
-		traits: page.Traits(o.tagFields()),
+		traits: page.Traits(httpcache.CanonicalNames(o.TagFields)),
 	})
 	return &Middleware{engine: e, pages: page.New(below{e}, o.pages(s))}
 }
@@ -186,6 +186,9 @@ func (o *HTTPOptions) fill() {
 	o.MaxStreams = cmp.Or(o.MaxStreams, 1<<16)
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
+	}
+	if o.TagFields == nil {
+		o.TagFields = httpcache.TagFields
 	}
 	// A page may fetch a part of its own site over HTTP. The part's load cannot borrow the page's slot,
 	// because no context leads from one to the other.
@@ -235,13 +238,6 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 		}
 	}
 	return po
-}
-
-func (o *HTTPOptions) tagFields() []string {
-	if o.TagFields == nil {
-		return httpcache.TagFields
-	}
-	return httpcache.CanonicalNames(o.TagFields)
 }
 
 func checkFields(option string, names []string, example string) {

@@ -36,7 +36,7 @@ func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Hand
 
 // pass hands the request to the handler as the last resort, unless the request has only-if-cached.
 func (q *query) pass(why httpcache.Status) {
-	if q.directives.OnlyIfCached {
+	if q.target.directives.OnlyIfCached {
 		q.notCached()
 		return
 	}

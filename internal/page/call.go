@@ -37,15 +37,6 @@ func (c *call) personal() bool {
 	return c.target.Credentials || c.target.Header["Cookie"] != nil || c.unanswerable()
 }
 
-// hint hands an interim response to the call's goroutine, which alone may use its ResponseWriter.
-func (c *call) hint(status int, h http.Header) {
-	h = h.Clone() // the handler goes on with its own map
-	select {
-	case c.aside <- func() { c.inform(status, h) }:
-	default:
-	}
-}
-
 func (c *call) settleAside() {
 	for {
 		select {

@@ -134,7 +134,14 @@ func (x *exchange) serve() {
 
 func (x *exchange) stream() *stream { return x.decision.response.live }
 
-func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
+// interim hands an interim response to the call's goroutine, which alone may use its ResponseWriter.
+func (x *exchange) interim(status int, h http.Header) {
+	h = h.Clone() // the handler goes on with its own map
+	select {
+	case x.owner.aside <- func() { x.owner.inform(status, h) }:
+	default:
+	}
+}
 
 // begin decides about the answer, and offers the response to its audience.
 func (x *exchange) begin(h heading) {

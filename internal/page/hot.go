@@ -13,8 +13,8 @@ import (
 // is the same as on the long way, with header fields that are made once a second for all replies.
 
 // hot answers the request from the near tier. If the result is false, nothing is written.
-func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
-	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || t.Credentials {
+func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target) bool {
+	if m.options.EarlyRefresh || t.directives != (httpcache.RequestDirectives{}) || t.Credentials {
 		return false
 	}
 	var now instant

@@ -14,13 +14,12 @@ import (
 // This file is a request on the way through the cache, with the conditions on the answer.
 
 type query struct {
-	m          *Middleware
-	w          http.ResponseWriter
-	r          *http.Request
-	next       http.Handler
-	target     target
-	directives httpcache.RequestDirectives
-	told       *observe.Serve // the report to observers, nil without observers
+	m      *Middleware
+	w      http.ResponseWriter
+	r      *http.Request
+	next   http.Handler
+	target target
+	told   *observe.Serve // the report to observers, nil without observers
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
 	// variant's flight must not wait again.
 	budget *gate.Budget
@@ -43,7 +42,7 @@ func (q *query) ownHeader() {
 
 // want returns the request's conditions on an answer under key. The usual request has none.
 func (q *query) want(key string) Want {
-	d, w := q.directives, Want{Counted: q.counted}
+	d, w := q.target.directives, Want{Counted: q.counted}
 	if !q.target.Credentials && !q.target.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
 		return w
 	}
@@ -66,7 +65,7 @@ func (q *query) accepts(it *Item, now instant) bool {
 	if res.kind != plain || res.vary != nil && !q.selects(res.vary) {
 		return true // it only leads to the response
 	}
-	return q.mayHave(res) && reuse(it, res, now, q.directives)
+	return q.mayHave(res) && reuse(it, res, now, q.target.directives)
 }
 
 // mayHave reports whether a stored response may answer the request. A request with credentials gets

@@ -33,12 +33,16 @@ type target struct {
 	httpcache.Request
 	url          *http.Request // the request, or a request for the URL that HTTPOptions.Key has returned
 	key          string        // the URL's key
-	needsVariant bool          // it has a Key.Variant or a retargeting field: the URL's own response is not for it
+	directives   httpcache.RequestDirectives
+	needsVariant bool // it has a Key.Variant or a retargeting field: the URL's own response is not for it
 }
 
 // target returns the request's target, and false if the URL has no key or HTTPOptions.Key refuses.
 func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 	t = target{Request: httpcache.Request{Asked: r, Header: httpcache.EndToEnd(r.Header), Credentials: m.hasCredentials(r)}, url: r}
+	if !m.options.IgnoreRequestDirectives {
+		t.directives = httpcache.ParseRequest(r.Header)
+	}
 	if m.options.Key != nil {
 		if !httpcache.Ordinary(r) {
 			return t, false // Key might not see the request that the handler sees
@@ -96,13 +100,6 @@ func clientCertificate(r *http.Request) *x509.Certificate {
 		return nil
 	}
 	return r.TLS.PeerCertificates[0]
-}
-
-func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives) {
-	if !m.options.IgnoreRequestDirectives {
-		d = httpcache.ParseRequest(r.Header)
-	}
-	return d
 }
 
 // Reasons for a bypass. The first four are bounded, see bypass, and the first two need the real ResponseWriter.

@@ -15,9 +15,9 @@ import (
 // This file routes a request: past the cache, or through the cache to an item.
 
 // serve replies to a request, and returns the last answer on its way: zero if no answer came.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) (s Answer) {
-	t.NoStore = d.NoStore
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, budget: gate.NewBudget(m.options.EngineTimeout)}
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target) (s Answer) {
+	t.NoStore = t.directives.NoStore
+	q := &query{m: m, w: w, r: r, next: next, target: t, budget: gate.NewBudget(m.options.EngineTimeout)}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer func() { m.cache.Tell(r.Context(), *q.told) }()
@@ -34,7 +34,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		case res.kind == plain:
 			q.reply(at.key, s)
 			return s
-		case d.OnlyIfCached:
+		case t.directives.OnlyIfCached:
 			q.notCached()
 			return s
 		case res.kind == checked:
@@ -57,7 +57,7 @@ func (q *query) passVariant() {
 // answerAt gets the item under the hop's key: the item at hand, or else an item from the handler. The
 // result is false if the request has its reply.
 func (q *query) answerAt(at hop) (s Answer, ok bool) {
-	m, d := q.m, q.directives
+	m, d := q.m, q.target.directives
 	it, early, ok := q.atHand(at.key)
 	if !ok && d.OnlyIfCached {
 		q.notCached()
@@ -116,7 +116,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		return it, early, true
 	}
 	// A request with no-store comes here when too many like it run past the cache.
-	if it != nil && responseOf(it).kind == plain && (q.directives.NoStore || q.pausesRefresh(key)) {
+	if it != nil && responseOf(it).kind == plain && (q.target.directives.NoStore || q.pausesRefresh(key)) {
 		cache.CountStale()
 		return it, false, true
 	}
@@ -124,7 +124,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		cache.CountStale()
 		return older, false, true
 	}
-	if q.directives.OnlyIfCached {
+	if q.target.directives.OnlyIfCached {
 		it := q.m.find(q.r.Context(), key)
 		if now := cache.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.Takes(it, now, forever) {
 			return it, false, true
@@ -135,7 +135,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 
 // acceptedHere returns an older response that this process has and a client with max-stale accepts, or nil.
 func (q *query) acceptedHere(key string, want Want) *Item {
-	if !q.directives.MaxStale.Set {
+	if !q.target.directives.MaxStale.Set {
 		return nil
 	}
 	it, now := q.m.cache.Near(key)
@@ -200,14 +200,15 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		t, ok := m.target(r)
-		d, asked := m.directives(r), m.refreshOf(r)
+		asked := m.refreshOf(r)
 		if asked != nil {
 			defer close(asked.done)
-			asked.target, d = t, httpcache.RequestDirectives{NoCache: true}
+			t.directives = httpcache.RequestDirectives{NoCache: true}
+			asked.target = t
 		}
-		why := m.bypassReason(w.Header(), r, d)
+		why := m.bypassReason(w.Header(), r, t.directives)
 		switch {
-		case (why != "" || !ok) && d.OnlyIfCached:
+		case (why != "" || !ok) && t.directives.OnlyIfCached:
 			m.replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		case !ok:
@@ -217,12 +218,12 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			if m.bypass(w, r, next, t, why) {
 				return
 			}
-			d = httpcache.RequestDirectives{NoStore: d.NoStore}
+			t.directives = httpcache.RequestDirectives{NoStore: t.directives.NoStore}
 		}
-		if m.hot(w, r, t, d) {
+		if m.hot(w, r, t) {
 			return
 		}
-		if s := m.serve(w, r, next, t, d); asked != nil {
+		if s := m.serve(w, r, next, t); asked != nil {
 			asked.answer = s
 		}
 	})

@@ -54,7 +54,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	draft := m.cache.Access(t.key, gate.NewBudget(m.options.EngineTimeout)).Draft(r.Context())
 	defer draft.End()
 	u := m.newKeptWriter(w, r)
-	t.NoStore = m.directives(r).NoStore
+	t.NoStore = t.directives.NoStore
 	var changed httpcache.Changed
 	u.invalidate = func() {
 		if m.invalidateChanged(r.Context(), changed) {
