@@ -77,8 +77,8 @@ var bugs = []bug{
 
 	{
 		Name: "refresh that takes the stored page", File: "internal/page/serve.go",
-		Old: "asked.target, d = t, httpcache.RequestDirectives{NoCache: true}",
-		New: "asked.target = t",
+		Old: "t.directives = httpcache.RequestDirectives{NoCache: true}",
+		New: "t.directives = httpcache.RequestDirectives{}",
 	},
 
 	// The chaos suite.
@@ -129,8 +129,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "hedge in every process", File: "hedge.go",
-		Old: "if err != nil {\n\t\te.hedges.Earn(1)",
-		New: "if err != nil && !errors.Is(err, driver.ErrHeld) {\n\t\te.hedges.Earn(1)",
+		Old: "if err != nil {\n\t\tif !errors.Is(err, driver.ErrHeld) {",
+		New: "if err != nil && !errors.Is(err, driver.ErrHeld) {\n\t\tif err != nil {",
 	},
 	{
 		Name: "loser with a served value", File: "commit.go",
