@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -100,7 +101,7 @@ func TestNear_Expiry(t *testing.T) {
 }
 
 func TestWeigh_NegativeOrHugeSize(t *testing.T) {
-	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
+	for _, size := range []int{-1, math.MinInt / 2, math.MaxInt/2 + 1, math.MaxInt} {
 		synctest.Test(t, func(t *testing.T) {
 			e := newTestEngine(t, nil)
 			e.size = func(string, any) int { return size }
