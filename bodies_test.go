@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -496,6 +498,71 @@ func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 }
 
 // Slow clients of large pages do not keep a smaller page out of the cache.
+// net/http resets a stream of HTTP/2 only when the connection takes bytes again, so a write deadline does not end a client
+// that reads nothing from its connection. WriteByteTimeout ends the connection.
+func TestBodies_HTTP2ConnectionThatTakesNothing(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, megabytes(8))
+	ended := make(chan struct{}, 2)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { ended <- struct{}{} }()
+		s.handler.ServeHTTP(w, r)
+	}))
+	server.EnableHTTP2 = true
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.Config.HTTP2 = &http.HTTP2Config{WriteByteTimeout: 200 * time.Millisecond}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	if res, err := server.Client().Get(server.URL + "/p"); err != nil {
+		t.Fatal(err)
+	} else if _, err := io.Copy(io.Discard, res.Body); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	stalls, left := make(chan struct{}), make(chan struct{})
+	slow := server.Client().Transport.(*http.Transport).Clone()
+	slow.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil {
+			err = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
+		}
+		return stallingConn{conn, stalls, left}, err
+	}
+	slow.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 20, MaxReceiveBufferPerConnection: 64 << 20}
+	t.Cleanup(slow.CloseIdleConnections)
+	defer close(left)
+	res, err := (&http.Client{Transport: slow}).Get(server.URL + "/p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	close(stalls)
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the client still holds the body")
+	}
+	if res.ProtoMajor != 2 {
+		t.Errorf("the client spoke %s", res.Proto)
+	}
+	s.wantCalls(t, 1)
+}
+
+// A stallingConn reads nothing once stalls is closed, until left is closed.
+type stallingConn struct {
+	net.Conn
+	stalls, left <-chan struct{}
+}
+
+func (c stallingConn) Read(b []byte) (int, error) {
+	select {
+	case <-c.stalls:
+		<-c.left
+		return 0, net.ErrClosed
+	default:
+		return c.Conn.Read(b)
+	}
+}
+
 func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fields []string
