@@ -497,7 +497,6 @@ func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 	})
 }
 
-// Slow clients of large pages do not keep a smaller page out of the cache.
 // net/http resets a stream of HTTP/2 only when the connection takes bytes again, so a write deadline does not end a client
 // that reads nothing from its connection. WriteByteTimeout ends the connection.
 func TestBodies_HTTP2ConnectionThatTakesNothing(t *testing.T) {
@@ -563,6 +562,7 @@ func (c stallingConn) Read(b []byte) (int, error) {
 	}
 }
 
+// Slow clients of large pages do not keep a smaller page out of the cache.
 func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fields []string
