@@ -3,8 +3,10 @@ package page
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net/http"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -107,6 +109,36 @@ func (q *query) answerByHandler(at hop, stale *Item) (s Answer, ok bool) {
 		q.replyError(c, s, err)
 	}
 	return s, ok
+}
+
+// reply answers with a complete response, from the near tier or from an ended flight, if the request may have it.
+func (q *query) reply(key string, s Answer) {
+	res, now := responseOf(s.Item), q.m.cache.Now()
+	switch {
+	case !q.mayHave(res):
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+		return
+	case q.unanswerable(key):
+		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
+		return
+	}
+	q.add(observe.Serve{Way: s.Item.Way(now)})
+	// The answer or its failure comes from a load in this process.
+	here := s.Flown && s.Item.LoadBegan > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
+	failed := s.Flown && s.Item.Failures > 0
+	status := httpcache.Status{Hit: true}
+	switch {
+	case here && failed:
+		status = failedForward(s.Item, now, s.Item.Err)
+		status.Collapsed = s.Collapsed
+	case here:
+		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.Collapsed, Key: q.m.statusKey(key)}
+	}
+	if failed {
+		status.Detail = staleIfError
+	}
+	status.TTL = ttl(s.Item, now)
+	writeStored(q.w, q.r, q.m.storedOf(key, s.Item, now), status)
 }
 
 // atHand returns an item that answers without the handler, with the results of Cache.Hit.
