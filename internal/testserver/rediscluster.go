@@ -25,8 +25,14 @@ type Cluster struct {
 	tb testing.TB
 }
 
-// nodeTimeout is the silence after which nodes take another for dead. An election takes longer.
-const nodeTimeout = time.Second
+// nodeTimeout is the silence after which nodes take another for dead. An election of a replica takes longer. Without
+// replicas nothing waits for it, and on a crowded machine a cluster that is down for a moment fails tests.
+func nodeTimeout(replicas int) time.Duration {
+	if replicas > 0 {
+		return time.Second
+	}
+	return 3 * time.Second
+}
 
 // RedisCluster returns a running cluster of three masters with replicas each, which ends with the test.
 func RedisCluster(tb testing.TB, replicas int) *Cluster {
@@ -34,10 +40,10 @@ func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	c := &Cluster{tb: tb}
 	const masters = 3
 	for range masters {
-		c.Masters = append(c.Masters, redisNode(tb))
+		c.Masters = append(c.Masters, redisNode(tb, nodeTimeout(replicas)))
 	}
 	for range replicas * masters {
-		c.Replicas = append(c.Replicas, redisNode(tb))
+		c.Replicas = append(c.Replicas, redisNode(tb, nodeTimeout(replicas)))
 	}
 	// All nodes are introduced to each other: gossip alone takes seconds.
 	for i, s := range c.Servers() {
@@ -61,12 +67,12 @@ func RedisCluster(tb testing.TB, replicas int) *Cluster {
 	return c
 }
 
-func redisNode(tb testing.TB) *Server {
+func redisNode(tb testing.TB, timeout time.Duration) *Server {
 	bus := FreeAddr(tb)
 	_, busPort, _ := net.SplitHostPort(bus)
 	return startWhen(connects, resp, tb, "", "redis-server", "redis-server", func(port string) []string {
 		return []string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", tb.TempDir(),
-			"--cluster-enabled", "yes", "--cluster-port", busPort, "--cluster-node-timeout", strconv.FormatInt(nodeTimeout.Milliseconds(), 10),
+			"--cluster-enabled", "yes", "--cluster-port", busPort, "--cluster-node-timeout", strconv.FormatInt(timeout.Milliseconds(), 10),
 			"--repl-diskless-sync-delay", "0"}
 	})
 }
