@@ -48,8 +48,8 @@ func (l *load) decide(a answer, now time.Time) *decision {
 	s := &stream{
 		owner: &l.owner.place, audience: v.audience, kept: v.outcome.keeps(), decidedAt: now, age: a.judged.Age,
 		header:    httpcache.StoredHeader(a.header, a.judged.Directives, now),
-		announced: a.announced, trailers: a.trailers, qualified: a.judged.Directives.QualifiedFields(), excess: reasonTooLarge,
-		body: spool.New(limit), limit: limit, account: account{of: &l.m.bodies},
+		announced: a.announced, trailers: a.trailers, qualified: a.judged.Directives.QualifiedFields(),
+		body: recording{Spool: spool.New(limit), limit: limit, account: account{of: &l.m.bodies}, excess: reasonTooLarge},
 	}
 	s.private = l.privateHeader(s, a)
 	s.body.Expect(a.announced)
@@ -147,7 +147,7 @@ func (l *load) keep(d *decision) (items.Product, error) {
 		if post := d.response.vary; post != nil {
 			key = post.id
 		}
-		s.account.complete(key, whole)
+		s.body.account.complete(key, whole)
 	}
 	f := l.m.lifeOf(done, s.header, s.ageNow())
 	if d.outcome == keepsChecked {

@@ -151,16 +151,15 @@ func (x *exchange) begin(h heading) {
 		return // a 304 about another response: fetch asks again, without conditions
 	}
 	x.decision = x.decide(a, now)
-	s := x.stream()
-	body := s.body
+	body := &x.stream().body
 	body.OnIdle(func() {
-		s.account.close()
+		body.account.close()
 		// The handler has no reader; or its load has ended, which is the cause then.
 		x.cancel(context.Cause(x.ctx))
 	})
 	// The owner's place comes before the first byte: it must not lose the start of an unkept body.
-	x.owner.attach(x.run, body)
-	x.body.Store(body)
+	x.owner.attach(x.run, body.Spool)
+	x.body.Store(body.Spool)
 	x.offer()
 	if a.validated {
 		for _, piece := range x.asks.about.body {
@@ -192,11 +191,11 @@ func (x *exchange) answer(h heading, now time.Time) (a answer, ok bool) {
 }
 
 func (x *exchange) take(p []byte) (int, error) {
-	s := x.stream()
-	if s.passes(len(p)) {
+	body := &x.stream().body
+	if body.passes(len(p)) {
 		x.overflow()
 	}
-	return s.body.Write(p)
+	return body.Write(p)
 }
 
 func (x *exchange) flush() {
@@ -227,11 +226,11 @@ func (x *exchange) overflow() {
 	case x.ended:
 	case x.ctx.Err() != nil:
 		x.ended = true // during the wait: the load has its result, and the body its readers
-	case s.excess == reasonMemory:
+	case s.body.excess == reasonMemory:
 		// From here on the body belongs to its readers, and ends with the last reader.
 		x.end(&fault.NoResult{Err: failureOf(x.decision.response.status)}) // the limit proves nothing about the key
 	default:
-		x.endWithRecord(s.excess)
+		x.endWithRecord(s.body.excess)
 	}
 }
 

@@ -59,7 +59,7 @@ func (q *query) replyLive(c *call, s Answer) (other bool, err error) {
 		defer body.Close()
 		r.write(body)
 	case r.live.body.Overflowed():
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: r.live.excess})
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: r.live.body.excess})
 	default:
 		return false, errBroken
 	}

@@ -47,11 +47,7 @@ type stream struct {
 	announced int64         // the length of the body, -1 if unknown
 	trailers  []string      // names of the trailer fields
 	qualified []string      // names of the fields for the owner alone
-	body      *spool.Spool
-	limit     int64 // a longer body is not kept
-	account   account
-	passed    bool        // the limit
-	excess    string      // why the body is not kept, beyond the limit
+	body      recording
 	trailer   http.Header // set before the body ends
 }
 
@@ -67,16 +63,25 @@ func (s *stream) isOwners(name string) bool { return httpcache.OwnTrailer(name, 
 // than of an uncounted body.
 const privateWindow = smallBody
 
+// A recording is a body for readers, and for the cache up to the limit.
+type recording struct {
+	*spool.Spool
+	limit   int64 // a longer body is not kept
+	account account
+	passed  bool   // the limit
+	excess  string // why the body is not kept, beyond the limit
+}
+
 // passes reports whether the next n bytes are the first beyond the limit.
-func (s *stream) passes(n int) bool {
-	written := s.body.Len()
+func (r *recording) passes(n int) bool {
+	written := r.Len()
 	end := written + int64(n)
-	if kept := min(end, s.limit); written <= s.limit && kept > smallBody && !s.account.reach(kept) {
-		s.limit, s.excess = written, reasonMemory
-		s.body.Narrow(max(written, smallBody))
+	if kept := min(end, r.limit); written <= r.limit && kept > smallBody && !r.account.reach(kept) {
+		r.limit, r.excess = written, reasonMemory
+		r.Narrow(max(written, smallBody))
 	}
-	first := !s.passed && end > s.limit
-	s.passed = s.passed || first // once: a Write that finds no reader adds nothing
+	first := !r.passed && end > r.limit
+	r.passed = r.passed || first // once: a Write that finds no reader adds nothing
 	return first
 }
 
