@@ -76,9 +76,9 @@ func OwnTrailer(name string, qualified []string) bool {
 }
 
 // ResponseDirectives returns the directives that apply to a response. They come from the first field of
-// targets that is present, well-formed and not empty (RFC 9213 section 2.2), else from Cache-Control.
-func ResponseDirectives(h http.Header, targets ...string) Directives {
-	for _, name := range targets {
+// targeted that is present, well-formed and not empty (RFC 9213 section 2.2), else from Cache-Control.
+func ResponseDirectives(h http.Header, targeted ...string) Directives {
+	for _, name := range targeted {
 		if d, ok := parseTargeted(h.Values(name)); ok {
 			return d
 		}
@@ -184,11 +184,11 @@ func ParseRequest(h http.Header) RequestDirectives {
 func RemoveAllowances(req http.Header) {
 	var kept []string
 	for dir := range directives(req["Cache-Control"]) {
-		_, number := dir.delta()
+		_, numeric := dir.delta()
 		switch {
 		case dir.name == "no-cache", dir.name == "no-transform":
 			kept = append(kept, dir.name)
-		case number && (dir.name == "max-age" || dir.name == "min-fresh"):
+		case numeric && (dir.name == "max-age" || dir.name == "min-fresh"):
 			kept = append(kept, dir.name+"="+dir.arg)
 		}
 	}

@@ -64,13 +64,13 @@ func VariantKey(names []string, req http.Header, opt Options) string {
 // selection is the names and their values' normal form, each with its length, so no two are equal. An
 // alias of a name is another variant, since a handler behind a gateway may take it for the field itself.
 func selection(names []string, req http.Header, opt Options) (b []byte) {
-	appendString := func(s string) {
+	add := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
 		b = append(b, s...)
 	}
 	aliases := aliasesIn(req)
 	for _, name := range names {
-		appendString(name)
+		add(name)
 		var values []string
 		if name == RetargetingFields {
 			values = opt.retargeting().values(req)
@@ -86,7 +86,7 @@ func selection(names []string, req http.Header, opt Options) (b []byte) {
 		// No values: an absent field, which matches only an absent one. An empty field has one value.
 		b = binary.AppendUvarint(b, uint64(len(values)))
 		for _, v := range values {
-			appendString(v)
+			add(v)
 		}
 	}
 	return b

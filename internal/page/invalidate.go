@@ -67,13 +67,13 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)
 }
 
-// Traits returns a function of a response's traits for sweeps. fields are the canonical names of tag fields.
-func Traits(fields []string) func(*Item) (tags []string, signpost bool) {
+// Traits returns a function of a response's traits for sweeps. tagFields are canonical names.
+func Traits(tagFields []string) func(*Item) (tags []string, signpost bool) {
 	return func(it *Item) ([]string, bool) {
 		r := responseOf(it)
-		tags := r.tags(fields)
+		tags := r.tags(tagFields)
 		if r.spare != nil {
-			tags = append(tags, responseOf(r.spare).tags(fields)...)
+			tags = append(tags, responseOf(r.spare).tags(tagFields)...)
 		}
 		return tags, r.kind == varying
 	}

@@ -116,11 +116,11 @@ func (r *Response) head() http.Header {
 	return r.fields.header()
 }
 
-func (r *Response) tags(fields []string) []string {
+func (r *Response) tags(tagFields []string) []string {
 	if r.live != nil {
-		return httpcache.Tags(fields, r.live.header.Values)
+		return httpcache.Tags(tagFields, r.live.header.Values)
 	}
-	return httpcache.Tags(fields, r.fields.values)
+	return httpcache.Tags(tagFields, r.fields.values)
 }
 
 // A stored response is

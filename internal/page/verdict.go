@@ -54,7 +54,7 @@ type facts struct {
 
 func (f facts) verdict() verdict {
 	v := verdict{audience: audience.Owner, reason: f.judged.Reason, freshness: f.judged.Freshness}
-	checked := f.judged.Checked
+	validates := f.judged.Checked
 	if f.judged.Shared {
 		v.audience = audience.Everyone
 	}
@@ -68,25 +68,25 @@ func (f facts) verdict() verdict {
 			v.audience, v.pauses, v.freshness.Lifetime = audience.Everyone, true, durations.Add(f.judged.Age, f.pause)
 		}
 	}
-	if reason := f.withheld(v.freshness); reason != "" && (v.audience != audience.Owner || checked) {
-		v.audience, checked, v.pauses, v.reason = audience.Owner, false, false, reason
+	if reason := f.withheld(v.freshness); reason != "" && (v.audience != audience.Owner || validates) {
+		v.audience, validates, v.pauses, v.reason = audience.Owner, false, false, reason
 	}
-	v.outcome = f.outcome(v.audience, checked)
+	v.outcome = f.outcome(v.audience, validates)
 	v.answers = f.answers(v.audience, v.outcome)
 	return v
 }
 
-// outcome returns the outcome of a response for an audience. Errors and responses to credentials prove nothing about
-// other clients, and make no key uncacheable. An earlier response for everyone stays while the cache may serve it,
-// and then until a second load brings a response for one client alone.
-func (f facts) outcome(to audience.Audience, checked bool) outcome {
+// outcome returns the outcome of a response for an audience, which validates if it may be kept for validation. Errors
+// and responses to credentials prove nothing about other clients, and make no key uncacheable. An earlier response for
+// everyone stays while the cache may serve it, and then until a second load brings a response for one client alone.
+func (f facts) outcome(to audience.Audience, validates bool) outcome {
 	failed := httpcache.IsServerError(f.status)
 	switch {
 	case failed && f.spare:
 		return yieldsToStale
 	case to == audience.Everyone:
 		return keepsResponse
-	case checked:
+	case validates:
 		return keepsChecked
 	case failed && f.open && to == audience.Owner:
 		return failsForAll
