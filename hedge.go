@@ -40,7 +40,7 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	}
 	loads := false
 	defer func() {
-		if !loads {
+		if !loads && r.current == nil { // user code may end the goroutine while the load is under way
 			e.hedges.Earn(1) // back
 		}
 	}()

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/observe"
 )
 
@@ -302,4 +304,31 @@ func TestHedge_HolderKnowsNoUsualBuild(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A hedge whose load has begun uses up the budget, also if the user's code ends the flight after it.
+func TestHedge_OnErrorExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hedgersOf(t, 2, push, bellwether.Options{OnError: func(_ string, err error) {
+			if errors.Is(err, driver.ErrTooLarge) {
+				runtime.Goexit()
+			}
+		}})
+		p := f.processes[1]
+		takesNoValues(p)
+		for i, key := range []string{"k", "k2"} {
+			f.origin.set(func(o *source) { o.build = 50 * time.Second })
+			go f.processes[0].Get(context.Background(), key)
+			synctest.Wait()
+			f.origin.set(func(o *source) { o.build = time.Second })
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			if _, err := p.Get(ctx, key); i == 0 && !errors.Is(err, bellwether.ErrGoexit) {
+				t.Errorf("Get: %v, want ErrGoexit", err)
+			}
+			cancel()
+		}
+		if hedges := f.hedges(); hedges != 1 {
+			t.Errorf("%d hedges, want 1: there is a hedge for each load of the process, and it has made one", hedges)
+		}
+	})
 }
