@@ -418,6 +418,32 @@ func TestHandler_ChiRoutesAHead(t *testing.T) {
 	})
 }
 
+// A middleware within the cache may give a GET another method, by which chi's router is to choose the route.
+func TestHandler_ChiRoutesByAnInnerMethod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+		defer mw.Close()
+		router := chi.NewRouter()
+		router.Use(mw.Handler, func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if method := r.URL.Query().Get("_method"); method != "" {
+					r.Method = method
+				}
+				next.ServeHTTP(w, r)
+			})
+		})
+		for _, method := range []string{"GET", "DELETE"} {
+			router.MethodFunc(method, "/p", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, method) })
+		}
+		for url, want := range map[string]string{"http://a/p": "GET", "http://a/p?_method=DELETE": "DELETE"} {
+			w := httptest.NewRecorder()
+			if router.ServeHTTP(w, request("GET", url)); w.Body.String() != want {
+				t.Errorf("%s: %d %q, want the page of %s", url, w.Code, w.Body, want)
+			}
+		}
+	})
+}
+
 // A handler may answer 304 to a request without conditions.
 func TestHandler_NotModifiedUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -168,7 +168,7 @@ var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding
 // run has its own: the routers and middlewares of an earlier run have changed path, header and route.
 func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
 	ctx = withServer(ownRoute(ctx, chi.RouteContext(ctx)))
-	if rc := chi.RouteContext(ctx); rc != nil {
+	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
 		rc.RouteMethod = http.MethodGet
 	}
 	d := r.Clone(ctx)
