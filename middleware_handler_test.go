@@ -444,6 +444,16 @@ func TestHandler_ChiRoutesByAnInnerMethod(t *testing.T) {
 	})
 }
 
+// A handler's 101 goes to its client as it is: a condition applies to a success alone (RFC 9110 section 13.2.1).
+func TestHandler_SwitchesUnasked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusSwitchingProtocols) })
+		if w := s.get("http://a/p", "If-None-Match", "*"); w.Code != 101 {
+			t.Errorf("%d %q, want the handler's 101", w.Code, w.Body)
+		}
+	})
+}
+
 // A handler may answer 304 to a request without conditions.
 func TestHandler_NotModifiedUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

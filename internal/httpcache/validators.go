@@ -177,7 +177,7 @@ func TrimToRange(h http.Header, status int) {
 // response's field by its canonical name. received is when the response came.
 func NotModified(method string, req http.Header, status int, stored func(field string) []string, received time.Time) bool {
 	// RFC 9110 section 13.2.1: a condition applies only to a success.
-	if method != http.MethodGet && method != http.MethodHead || status > 299 {
+	if method != http.MethodGet && method != http.MethodHead || status < 200 || status > 299 {
 		return false
 	}
 	if tags := req["If-None-Match"]; len(tags) > 0 {
