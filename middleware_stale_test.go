@@ -98,6 +98,36 @@ func TestStale_EntryOfNoResponse(t *testing.T) {
 	})
 }
 
+// An entry whose bytes say that it is a record, but have a page's header, is a miss: the handler is not asked whether it
+// is still valid.
+func TestStale_EntryOfARecordWithAHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		s := sites(t, 2, store, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10")
+			w.Header().Set("ETag", `"x"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "page")
+		})
+		s[0].get("http://a/p")
+		synctest.Wait()
+		e, err := store.Get(t.Context(), "a/p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		version, rest := e.Value[0], e.Value[5:]                              // behind kind, flags, and the two bytes of the status 200
+		e.Value = append([]byte{version, 2 /* uncacheable */, 0, 0}, rest...) // with the status 0
+		if _, err := driver.Set(t.Context(), store, "a/p", e); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(12 * time.Second) // past max-age
+		s[1].wantBody(t, "page", "http://a/p")
+	})
+}
+
 // An error without freshness expires after ErrorTTL, also for max-stale.
 func TestStale_ErrorOutlivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

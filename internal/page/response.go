@@ -196,8 +196,8 @@ func Unmarshal(data []byte) (any, error) {
 	if d.bad {
 		return nil, fmt.Errorf("%w: cut short", errResponse)
 	}
-	if (r.kind == plain || r.kind == checked) && r.status < 200 {
-		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
+	if record := r.kind == varying || r.kind == uncacheable; !record && r.status < 200 || record && r.fields != "" {
+		return nil, fmt.Errorf("%w: kind %d with status %d and %d bytes of header", errResponse, r.kind, r.status, len(r.fields))
 	}
 	if r.kind == varying {
 		r.vary = &variance{names: names, mark: mark, built: new(variants)}

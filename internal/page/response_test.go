@@ -73,7 +73,7 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
-// A response of another version, of an unknown kind or without a status is a miss.
+// A response of another version, of an unknown kind or without a status is a miss, and so is a record with a header.
 func TestUnmarshal_Unknown(t *testing.T) {
 	good := []byte{responseVersion, byte(plain), 0, 200, 1, 0, 0, 0, 0, 0}
 	for _, change := range []struct {
@@ -90,6 +90,12 @@ func TestUnmarshal_Unknown(t *testing.T) {
 		bad[change.at] = change.value
 		if r, err := Unmarshal(bad); !errors.Is(err, errResponse) {
 			t.Errorf("%v decodes as %+v, %v", bad, r, err)
+		}
+	}
+	for kind, known := range map[responseKind]bool{plain: true, varying: false, uncacheable: false, checked: true} {
+		data, _ := Marshal(&Response{kind: kind, status: 200, fields: fieldsOf(http.Header{"Etag": {`"e"`}})})
+		if r, err := Unmarshal(data); (err == nil) != known || err != nil && !errors.Is(err, errResponse) {
+			t.Errorf("kind %d with a header decodes as %+v, %v", kind, r, err)
 		}
 	}
 }
