@@ -49,6 +49,10 @@ REPORT := $(CURDIR)/bin/report
 CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 CLAIMS_IN = $$($(CLAIMS) | xargs -n1 dirname | sort -u)
 
+# How all is compiled that is not compiled for the race detector: as internal/release
+# does, so that packages are compiled once for both.
+PLAIN := CGO_ENABLED=0 GOFLAGS=-trimpath
+
 # The tree of this commit, and nothing else where the working tree is clean.
 TREE := git status --porcelain; git rev-parse 'HEAD^{tree}'
 
@@ -91,11 +95,11 @@ deps: ## Install the servers that the tests need, as root; else say which.
 # With the race detector, but for what cannot have it: the later steps do as much.
 # The tests link what is compiled here.
 build: ## Compile everything, tests too, so that none waits for a compiler.
-	@go list -export -test $(CLAIMS_IN) >/dev/null & plain=$$!; \
+	@$(PLAIN) go list -export -test $(CLAIMS_IN) >/dev/null & plain=$$!; \
 		go list -export -test -race $(RACED_IN) >/dev/null; wait $$plain
 
 $(REPORT): .ci/report.go
-	@go build -o $@ $<
+	@$(PLAIN) go build -o $@ $<
 
 $(OUT):
 	@mkdir -p $@
@@ -105,17 +109,17 @@ lint: ## Check formatting, go vet and staticcheck in every module, and that modu
 	@versions=$$(cat $(MODULES:%=%/go.mod) | awk '$$2 ~ /^v[0-9]/ { print $$1, $$2 }' | sort -u); \
 		twice=$$(awk '{ print $$1 }' <<<"$$versions" | uniq -d); \
 		[ -z "$$twice" ] || { echo "modules require different versions, so each would compile its own:"; grep -wF "$$twice" <<<"$$versions"; exit 1; }
-	@go vet .ci/report.go
+	@$(PLAIN) go vet .ci/report.go
 	@go vet -race $(RACED_IN)
-	@go vet $(CLAIMS_IN)
-	@go run -exec 'env GOFLAGS=-race' $(STATICCHECK) $(RACED_IN)
-	@go run $(STATICCHECK) $(CLAIMS_IN)
+	@$(PLAIN) go vet $(CLAIMS_IN)
+	@$(PLAIN) go run -exec 'env CGO_ENABLED=1 GOFLAGS=-race' $(STATICCHECK) $(RACED_IN)
+	@$(PLAIN) go run $(STATICCHECK) $(CLAIMS_IN)
 
 race: $(REPORT) | $(OUT) ## Run all tests with the race detector ("lint" vets them).
 	@OUT=$(OUT) REPORT=$(REPORT) MODULES='$(RACED)' JOBS=$(JOBS) PARALLEL=$(PARALLEL) LIMIT=$(LIMIT) SHORT=$(SHORT) .ci/race
 
 claims: $(REPORT) | $(OUT) ## Run the tests of claims about time and allocations, without the race detector.
-	@OUT=$(OUT) REPORT=$(REPORT) FILES="$$($(CLAIMS))" LIMIT=$(LIMIT) SHORT=$(SHORT) .ci/claims
+	@OUT=$(OUT) REPORT=$(REPORT) FILES="$$($(CLAIMS))" LIMIT=$(LIMIT) SHORT=$(SHORT) $(PLAIN) .ci/claims
 
 latency: ## Hold the herd's p99, on a machine that does nothing else.
 	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest
