@@ -493,5 +493,6 @@ func contextEndsDuringTheCall(t *testing.T, newLocker func(testing.TB) driver.Lo
 		}
 		cancel()
 	}
-	acquireWithin(t, b, key, long, 3*grace)
+	// A lease left behind would be held for long. A crowded engine takes its time for sixty requests that nobody awaits.
+	acquireWithin(t, b, key, long, long/2)
 }
