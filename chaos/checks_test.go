@@ -122,6 +122,7 @@ func TestChecks(t *testing.T) {
 		{"what is kept after all", []event{load3(load(0, 0, 50)), commit(0, 51, 52, 3, 11, silent), get(0, 60, 61, 3)}, nil, nil},
 		{"the fifth that comes to nothing", []event{load(0, -40, -39), load(0, -30, -29), load(0, -20, -19), load(0, -10, -9), load3(load(0, 5, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 0, 61, 3)}, nil, nil},
 		{"the fifth, to one who came later", []event{load(0, -40, -39), load(0, -30, -29), load(0, -20, -19), load(0, -10, -9), load3(load(0, 5, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 6, 61, 3)}, nil, []check{checkLoser}},
+		{"what a refused failure repeats", []event{load3(load(0, 0, 50)), of(commit(0, 71, 72, 3, 11, fenced), kindPut, func(e *event) { e.Failure = 9 }), get(0, 60, 61, 3)}, nil, nil},
 		{"what was given up on", []event{claim(0, -2, -1, 0, 11, 0), load3(load(0, 0, 50)), get(0, 60, 61, 3)}, nil, []check{checkLoser}},
 		{"what was made without a claim", []event{load3(load(0, 0, 50)), get(0, 60, 61, 3)}, nil, nil},
 		{"what is made without the store", []event{claim(0, -2, -1, 0, 11, 0), load3(load(0, 0, 50)), unanswered(0, 55), get(0, 60, 61, 3)}, nil, nil},

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -58,9 +59,10 @@ func (p *past) loser(events []event) {
 		if e.Kind != kindPut {
 			continue
 		}
+		own := cmp.Or(e.Failure, e.Version) // the load's: the commit of a failure repeats an earlier value
 		for _, version := range [...]int{e.Version, e.Failure} {
 			f := fates[version]
-			f.kept, f.refused = f.kept || e.Result != fenced, f.refused || e.Result == fenced
+			f.kept, f.refused = f.kept || e.Result != fenced, f.refused || e.Result == fenced && version == own
 			fates[version] = f
 		}
 	}
