@@ -578,10 +578,10 @@ func TestDrain(t *testing.T) {
 	for what, o := range drains {
 		for _, processes := range []int{1, 3} {
 			// A load takes longer than a process's elections for all keys, so its last slot gets a key too.
-			const keys = 400
+			const keys = 500
 			row := drain(t, processes, keys, 2*keys*simTrip, what, o)
-			if row[3] != row[2] || row[4] != "400" {
-				t.Errorf("%s: %q, want 400 loads, as many at a time as the bound", what, row)
+			if row[3] != row[2] || row[4] != "500" {
+				t.Errorf("%s: %q, want 500 loads, as many at a time as the bound", what, row)
 			}
 		}
 	}

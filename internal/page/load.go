@@ -106,7 +106,7 @@ type condition struct {
 // condition returns the condition that a request may put on res, nil if there is none, as for a record. A request
 // with credentials asks only about a response that is also for requests with credentials.
 func (m *Middleware) condition(res *Response, req httpcache.Request) *condition {
-	h := res.head()
+	h := res.fields.header()
 	switch {
 	case !httpcache.Validatable(res.status, h),
 		(res.kind == checked || res.freshness.Lifetime == 0 && httpcache.StatesZero(h, m.options.Rules)) && !httpcache.ValidatedFor(req, h, m.options.Rules),

@@ -73,7 +73,7 @@ type stored struct {
 func (m *Middleware) storedOf(key string, it *Item, now instant) stored {
 	age := now - it.Born
 	r := responseOf(it)
-	return stored{m, key, r.status, r.head(), r.guessed, r.body, age, time.Now().Add(-age)}
+	return stored{m, key, r.status, r.fields.header(), r.guessed, r.body, age, time.Now().Add(-age)}
 }
 
 func hitStatus(it *Item, now instant) httpcache.Status {

@@ -111,11 +111,6 @@ func IsAnswer(value any) bool {
 	return r != nil && r.kind == plain
 }
 
-// head returns a complete response's header, which the caller must not change.
-func (r *Response) head() http.Header {
-	return r.fields.header()
-}
-
 func (r *Response) tags(tagFields []string) []string {
 	if r.live != nil {
 		return httpcache.Tags(tagFields, r.live.header.Values)
