@@ -36,13 +36,13 @@ func (sh share) piece(n int) (first, rest share) {
 	return first, rest
 }
 
-type reply struct {
+type result struct {
 	entry driver.Entry
 	err   error
 }
 
-type replies struct {
-	each    []reply
+type results struct {
+	each    []result
 	bytes   int
 	silence error // the reason if no key has an answer
 }
@@ -62,11 +62,11 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 	for _, sh := range shares {
 		asking.Go(func() {
 			var piece share
-			var got replies
+			var got results
 			for rest := *sh; len(rest.keys) > 0; {
 				piece, rest = rest.piece(s.pieces.Next())
 				var err error
-				got, err = await(ctx, s, "get", func() (replies, error) { return s.getShare(ctx, &piece) })
+				got, err = await(ctx, s, "get", func() (results, error) { return s.getShare(ctx, &piece) })
 				for n, i := range piece.keys {
 					if err != nil {
 						each(i, driver.Entry{}, err)
@@ -111,8 +111,8 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 }
 
 // getShare reads a share. A process that only reads asks for the time along with entries, twice a minute. A
-// cluster's client cannot route TIME: the request goes to the server, and this code follows redirections.
-func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) {
+// cluster's client cannot route TIME: the request goes to the server, and follow goes after redirections.
+func (s *Store) getShare(ctx context.Context, sh *share) (got results, _ error) {
 	if sh.err != nil {
 		return got, sh.err
 	}
@@ -132,22 +132,8 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		}
 		seen = sh.clock.See(at)
 	}
-	// The cluster's client finds the new server of moved keys.
-	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
-	for n, name := range sh.names {
-		_, err := data(n)
-		if err == nil || errors.Is(err, redis.Nil) {
-			continue
-		}
-		rediscluster.Doubt(s.rdb, err)
-		if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
-			moved[n] = follow.Get(ctx, name)
-		}
-	}
-	if len(moved) > 0 {
-		redispipe.Exec(ctx, follow)
-	}
-	got.each = make([]reply, len(sh.names))
+	moved := s.follow(ctx, sh, data)
+	got.each = make([]result, len(sh.names))
 	answered := false
 	for n := range got.each {
 		value, err := data(n)
@@ -164,6 +150,27 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		got.silence = got.each[0].err
 	}
 	return got, nil
+}
+
+// follow reads the keys of a share that have moved to another server, by the cluster's client, which finds it. moved has
+// the replies, by the keys' indexes in the share.
+func (s *Store) follow(ctx context.Context, sh *share, data func(n int) ([]byte, error)) (moved map[int]*redis.StringCmd) {
+	moved = map[int]*redis.StringCmd{}
+	pipe := s.rdb.Pipeline()
+	for n, name := range sh.names {
+		_, err := data(n)
+		if err == nil || errors.Is(err, redis.Nil) {
+			continue
+		}
+		rediscluster.Doubt(s.rdb, err)
+		if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
+			moved[n] = pipe.Get(ctx, name)
+		}
+	}
+	if len(moved) > 0 {
+		redispipe.Exec(ctx, pipe)
+	}
+	return moved
 }
 
 // pipeGets adds reads of names to the pipe. data returns the replies after its Exec.
