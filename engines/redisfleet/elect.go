@@ -24,13 +24,13 @@ const longestNoted = 10 * time.Minute
 
 // Kinds of the elect script's answer for a key.
 const (
-	answered = iota // the value
-	elected         // the value, the epoch
-	held            // the value, the holder, the remaining time in ms
-	noted           // the value, the holder, the end by the server's clock in microseconds
+	answered   = iota // the value
+	elected           // the value, the epoch
+	leaseHeld         // the value, the holder, the remaining time in ms
+	leaseNoted        // the value, the holder, the end by the server's clock in microseconds
 )
 
-var answerParts = [...]int{answered: 2, elected: 3, held: 4, noted: 4}
+var answerParts = [...]int{answered: 2, elected: 3, leaseHeld: 4, leaseNoted: 4}
 
 // elect: for each key, the names of the entry and the lease; retention in ms, the largest reply, about (the time),
 // the longest noted lease in ms, the channel of releases; then, for each key, past, void, the token, the lease in ms
@@ -175,11 +175,11 @@ func (e *Engine) decide(c *candidate, won *driver.Election, r *outcome, heard re
 			return true, err
 		}
 		won.Lease = c.mine
-	case int64(held):
+	case int64(leaseHeld):
 		holder, _ := answer[2].(string)
 		left, _ := answer[3].(int64)
 		won.Held = c.mine.Held(c.key, holder, heard, left, r.read)
-	case int64(noted):
+	case int64(leaseNoted):
 		holder, _ := answer[2].(string)
 		ends, _ := answer[3].(int64)
 		left := time.Duration(ends)*time.Microsecond - r.seen.AtLeast(r.read)
@@ -250,5 +250,5 @@ func isForeign(reply any) bool {
 		return true
 	}
 	kind, ok := parts[0].(int64)
-	return !ok || kind < answered || kind > noted || len(parts) < answerParts[kind]
+	return !ok || kind < answered || kind > leaseNoted || len(parts) < answerParts[kind]
 }

@@ -149,8 +149,8 @@ func TestElect_ForeignReplies(t *testing.T) {
 		"no array":          []any{int64(1), "0000000000000001"},
 		"an empty array":    []any{[]any{}, "0000000000000001"},
 		"no kind":           []any{[]any{"x", "y", "z"}, "0000000000000001"},
-		"an unknown kind":   []any{[]any{int64(noted + 1), "", "", ""}, "0000000000000001"},
-		"held, no holder":   []any{[]any{int64(held), ""}, "0000000000000001"},
+		"an unknown kind":   []any{[]any{int64(leaseNoted + 1), "", "", ""}, "0000000000000001"},
+		"held, no holder":   []any{[]any{int64(leaseHeld), ""}, "0000000000000001"},
 		"elected, no epoch": []any{[]any{int64(elected), nil, nil}, "0000000000000001"},
 		"no time":           []any{[]any{int64(answered), nil}, "now"},
 	} {

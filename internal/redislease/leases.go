@@ -184,11 +184,11 @@ func (l *Lease) Held(key, holder string, since Heard, left int64, read time.Time
 
 // HeldUntil is Held for a lease with a known end.
 func (l *Lease) HeldUntil(key, holder string, since Heard, until time.Time) *driver.HeldError {
-	return &driver.HeldError{Key: key, Until: until, Seen: seen{leases: l.leases, key: l.Key, name: l.Name, holder: holder, heard: since}}
+	return &driver.HeldError{Key: key, Until: until, Seen: seenLease{leases: l.leases, key: l.Key, name: l.Name, holder: holder, heard: since}}
 }
 
-// seen is the Seen of this package's HeldErrors.
-type seen struct {
+// seenLease is the Seen of this package's HeldErrors.
+type seenLease struct {
 	leases *Leases // the counter of heard
 	key    string  // in Redis
 	name   string
@@ -201,7 +201,7 @@ func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	seen, ok := held.Seen.(seen)
+	seen, ok := held.Seen.(seenLease)
 	if !ok || seen.leases != l {
 		return nil, fmt.Errorf("%s: watch %.100q: the lease was not seen by this locker", l.adapter, held.Key)
 	}
@@ -238,7 +238,7 @@ func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 
 // watchAndLook subscribes first, then looks. If the seen holder no longer has the lease, the
 // returned channel is closed. The watch ends with ctx, the wait and the look with bounded.
-func (l *Leases) watchAndLook(ctx, bounded context.Context, seen seen) (<-chan struct{}, error) {
+func (l *Leases) watchAndLook(ctx, bounded context.Context, seen seenLease) (<-chan struct{}, error) {
 	if err := l.sub.await(bounded); err != nil {
 		return nil, err
 	}

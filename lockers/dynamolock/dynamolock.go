@@ -153,9 +153,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		end:    time.Now().Add(ttl),
 	}
 	return adapter.Await(ctx, func() (driver.Lease, error) {
-		detached, cancel := detached(ctx)
+		outlasting, cancel := detached(ctx)
 		defer cancel()
-		if err := l.acquire(detached, key, mine, ttl); err != nil {
+		if err := l.acquire(outlasting, key, mine, ttl); err != nil {
 			if mine.unaccounted {
 				mine.freeLater(ctx, firstPause)
 			}
@@ -170,7 +170,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 }
 
 func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
-	change := take(mine.owner, ttl)
+	wanted := take(mine.owner, ttl)
 	if time.Now().Before(l.seen.Last(mine.item).Add(lately)) {
 		now, err := l.look(ctx, mine.item)
 		switch {
@@ -182,14 +182,14 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			if held := l.observe(key, mine.item, now); held != nil {
 				return held
 			}
-			change = takeOver(now, mine.owner, ttl)
+			wanted = takeOver(now, mine.owner, ttl)
 		}
 	}
 	for {
-		version, instead, err := l.update(ctx, mine.item, change, mine.account)
+		version, instead, err := l.update(ctx, mine.item, wanted, mine.account)
 		switch {
 		case err != nil:
-			mine.unaccounted = mine.unaccounted || !refused(err)
+			mine.unaccounted = mine.unaccounted || !isRefusal(err)
 			return err
 		case instead == nil:
 			l.seen.Forget(mine.item)
@@ -201,14 +201,14 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			return nil
 		case !instead.held:
 			// Released before our takeover, or with an emulator, between the refusal and its look.
-			change = take(mine.owner, ttl)
+			wanted = take(mine.owner, ttl)
 			continue
 		}
 		if held := l.observe(key, mine.item, *instead); held != nil {
 			return held
 		}
 		// A quicker caller's lease has its end ahead, so the loop ends.
-		change = takeOver(*instead, mine.owner, ttl)
+		wanted = takeOver(*instead, mine.owner, ttl)
 	}
 }
 
@@ -276,7 +276,7 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 		next, instead, err := l.locker.update(ctx, l.item, prolong(l.owner, version, ttl))
 		switch {
 		case err != nil:
-			if !refused(err) {
+			if !isRefusal(err) {
 				l.mayEnd(end, version)
 			}
 			return err
@@ -327,7 +327,7 @@ func (l *lease) Release(ctx context.Context) error {
 func (l *lease) account(o *dynamodb.Options) {
 	see := func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		out, metadata, err := next.HandleDeserialize(ctx, in)
-		l.unaccounted = l.unaccounted || err != nil && !refused(err)
+		l.unaccounted = l.unaccounted || err != nil && !isRefusal(err)
 		return out, metadata, err
 	}
 	o.APIOptions = append(o.APIOptions, func(stack *middleware.Stack) error {

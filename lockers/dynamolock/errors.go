@@ -41,9 +41,9 @@ func hintOf(err error) string {
 	return ""
 }
 
-// refused reports whether DynamoDB has answered that it did not carry a change out. The answer is to
+// isRefusal reports whether DynamoDB has answered that it did not carry a change out. The answer is to
 // one attempt: the SDK may have sent the change before. A change of a foreign item counts as refused.
-func refused(err error) bool {
+func isRefusal(err error) bool {
 	_, condition := errors.AsType[*types.ConditionalCheckFailedException](err)
 	_, conflict := errors.AsType[*types.ReplicatedWriteConflictException](err)
 	return condition || conflict || hintOf(err) != "" || errors.Is(err, driver.ErrCorrupt)

@@ -132,20 +132,20 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 
 func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
 	announced := adapter.Announcement{Token: mine.token, Length: ttl}
-	sweeper, err := l.sweepers.take(ctx, ttl, mine.end)
+	s, err := l.sweepers.take(ctx, ttl, mine.end)
 	if err != nil {
 		return err
 	}
 	free := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)}
 	claim := free
 	for {
-		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(sweeper.id))
+		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(s.id))
 		mine.asked = true
 		won, holder, err := mine.commit(ctx, ctx, claim, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			// Revoked by another client, or lost with etcd's data.
-			if sweeper, err = l.sweepers.replace(ctx, sweeper, ttl, mine.end); err != nil {
+			if s, err = l.sweepers.replace(ctx, s, ttl, mine.end); err != nil {
 				return err
 			}
 			continue
@@ -153,7 +153,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			// The key may exist, so it stays counted on the sweeper.
 			return err
 		case won != 0:
-			mine.taken(won, sweeper)
+			mine.taken(won, s)
 			l.seen.Forget(mine.name)
 			return nil
 		case holder.kv == nil:
@@ -163,18 +163,18 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		}
 		held, ok := adapter.DecodeAnnouncement(holder.kv.Value)
 		if !ok {
-			l.sweepers.drop(sweeper)
+			l.sweepers.drop(s)
 			return fmt.Errorf("%w: the key is not a lease", driver.ErrCorrupt)
 		}
 		if held.Token == mine.token {
 			// The request was carried out, and its reply was lost.
-			mine.taken(holder.kv.ModRevision, sweeper)
+			mine.taken(holder.kv.ModRevision, s)
 			return nil
 		}
 		until := l.seen.Until(mine.name, held, held.Length)
 		if time.Now().Before(until) {
-			l.sweepers.drop(sweeper)
-			return &driver.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}
+			l.sweepers.drop(s)
+			return &driver.HeldError{Key: key, Until: until, Seen: seenLease{l, held.Token, holder.revision}}
 		}
 		// A new lease of another holder has its end ahead, so the loop ends.
 		claim = mine.unchanged(held.Token, holder.kv.ModRevision)
@@ -264,8 +264,7 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 	l.renewals++
 	announced := adapter.Announcement{Token: l.token, Length: ttl, Renewals: l.renewals}
 	l.mu.Unlock()
-	sweepers := &l.locker.sweepers
-	s, err := sweepers.take(ctx, ttl, end)
+	s, err := l.locker.sweepers.take(ctx, ttl, end)
 	if err != nil {
 		return err
 	}
@@ -274,12 +273,12 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 		revision, err := l.change(ctx, caller, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			if s, err = sweepers.replace(ctx, s, ttl, end); err != nil {
+			if s, err = l.locker.sweepers.replace(ctx, s, ttl, end); err != nil {
 				return err
 			}
 			continue
 		case errors.Is(err, driver.ErrLeaseLost):
-			sweepers.drop(s)
+			l.locker.sweepers.drop(s)
 			return err
 		case err != nil:
 			l.mayEnd(end, revision)
@@ -293,7 +292,7 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 			l.sweeper, last = s, l.sweeper
 		}
 		l.mu.Unlock()
-		sweepers.drop(last)
+		l.locker.sweepers.drop(last)
 		return nil
 	}
 }

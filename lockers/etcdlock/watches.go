@@ -17,8 +17,8 @@ import (
 
 var errClosed = errors.New("the Locker is closed")
 
-// seen is the Seen of this package's HeldErrors: token had the key at revision.
-type seen struct {
+// seenLease is the Seen of this package's HeldErrors: token had the key at revision.
+type seenLease struct {
 	locker   *Locker
 	token    string
 	revision int64
@@ -31,7 +31,7 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	from, ok := held.Seen.(seen)
+	from, ok := held.Seen.(seenLease)
 	if !ok || from.locker != l {
 		return nil, fmt.Errorf("etcdlock: watch %.100q: the lease was not seen by this Locker", held.Key)
 	}
@@ -62,7 +62,7 @@ type watches struct {
 type stream struct {
 	name string
 	// state is the newest known state of the key. The stream delivers all events after its first state.
-	state   seen
+	state   seenLease
 	waiters map[*waiter]struct{}
 	end     context.CancelFunc
 }
@@ -70,7 +70,7 @@ type stream struct {
 // A waiter is one waiting call of Watch.
 type waiter struct {
 	freed chan struct{} // closed at an event after which from.token does not have the lease
-	from  seen
+	from  seenLease
 	// stop unties the waiter from its context, so a long-lived context does not collect woken waiters.
 	stop func() bool
 }
@@ -92,7 +92,7 @@ func (w *watches) close() {
 
 // join returns a waiter whose channel closes at the first event after from that ends from's lease.
 // The waiter leaves with ctx.
-func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, error) {
+func (w *watches) join(ctx context.Context, name string, from seenLease) (*waiter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -113,7 +113,7 @@ func (w *watches) join(ctx context.Context, name string, from seen) (*waiter, er
 }
 
 // open begins the stream of a key at from. The caller holds mu.
-func (w *watches) open(name string, from seen) *stream {
+func (w *watches) open(name string, from seenLease) *stream {
 	ctx, end := context.WithCancel(w.base)
 	s := &stream{name: name, state: from, waiters: make(map[*waiter]struct{}), end: end}
 	w.streams[name] = s

@@ -14,8 +14,8 @@ import (
 
 // This file is the push: one watch for each watched node, shared by all waiters of this process.
 
-// seen is the Seen of this package's HeldErrors.
-type seen struct {
+// seenLease is the Seen of this package's HeldErrors.
+type seenLease struct {
 	locker *Locker
 	holder string // the path of the holder's node, empty if the lease was free again
 }
@@ -26,7 +26,7 @@ func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	seen, ok := held.Seen.(seen)
+	seen, ok := held.Seen.(seenLease)
 	if !ok || seen.locker != l {
 		return nil, fmt.Errorf("zklock: watch %.100q: the lease was not seen by this Locker", held.Key)
 	}

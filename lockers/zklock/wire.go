@@ -187,8 +187,8 @@ var (
 // checkHandshake checks an answer to a handshake: a version, a timeout, a session and a password. A session of
 // 0 has expired, and has no timeout.
 func checkHandshake(b []byte) error {
-	timeout, session := int32At(b, 4), binary.BigEndian.Uint64(b[8:])
-	if session != 0 && timeout <= 0 {
+	timeout, id := int32At(b, 4), binary.BigEndian.Uint64(b[8:])
+	if id != 0 && timeout <= 0 {
 		return errTimeout
 	}
 	return checkBytes(b[16:])

@@ -179,7 +179,7 @@ func (b *bid) lookAndTakeOver(conn *zk.Conn) (done bool, err error) {
 			return false, nil
 		}
 		// Another holder had it when the create was refused, and has released it.
-		return false, &driver.HeldError{Key: b.key, Until: time.Now(), Seen: seen{locker: l}}
+		return false, &driver.HeldError{Key: b.key, Until: time.Now(), Seen: seenLease{locker: l}}
 	case err != nil:
 		return false, b.failed(err)
 	case held.token == b.want.token:
@@ -188,7 +188,7 @@ func (b *bid) lookAndTakeOver(conn *zk.Conn) (done bool, err error) {
 	}
 	until := l.seen.Until(p.lease, stat.Mzxid, held.length)
 	if time.Now().Before(until) {
-		return false, &driver.HeldError{Key: b.key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
+		return false, &driver.HeldError{Key: b.key, Until: until, Seen: seenLease{l, l.holderPath(held.token)}}
 	}
 	if stat.Mzxid == b.takenOverAt {
 		return false, b.failed(fmt.Errorf("%w: the node has no holder's node beside it", driver.ErrCorrupt))

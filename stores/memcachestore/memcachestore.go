@@ -141,7 +141,7 @@ func (it *items) retention() int32 {
 	if it.v == nil || it.corrupt != nil {
 		return retention
 	}
-	return max(seconds(it.entry.Life()-it.passed), retention)
+	return max(expiration(it.entry.Life()-it.passed), retention)
 }
 
 // next returns the next epoch, and the floor beside it.
@@ -348,7 +348,7 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 		if len(data) > s.MaxValue {
 			return fmt.Errorf("memcachestore: %d bytes of at most %d: %w", len(data), s.MaxValue, driver.ErrTooLarge)
 		}
-		commit = func() error { return s.commit(ctx, n, e.Epoch, data, seconds(life)) }
+		commit = func() error { return s.commit(ctx, n, e.Epoch, data, expiration(life)) }
 	}
 	return adapter.Do(ctx, func() error {
 		err := commit()
@@ -596,9 +596,9 @@ func parseMarks(m *memcache.Item) (counter, floor uint64, ok bool) {
 // server's clock. An entry with a longer life is gone after these 30 days.
 const longest = 30 * 24 * 60 * 60
 
-// seconds returns the expiration of an item with the life d. With an expiration of T, memcached
+// expiration returns the expiration of an item with the life d. With an expiration of T, memcached
 // keeps an item for between T-1 and T.
-func seconds(d time.Duration) int32 {
+func expiration(d time.Duration) int32 {
 	s := d / time.Second
 	if d%time.Second > 0 {
 		s++

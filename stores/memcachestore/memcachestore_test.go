@@ -657,7 +657,7 @@ func TestStore_ExpiresInMemcached(t *testing.T) {
 		1: 2, time.Second: 2, time.Second + 1: 3, time.Hour: 3601,
 		longest*time.Second - time.Second: longest, longest * time.Second: longest, math.MaxInt64: longest,
 	} {
-		if got := seconds(d); got != want {
+		if got := expiration(d); got != want {
 			t.Errorf("seconds(%v) = %d, want %d", d, got, want)
 		}
 	}
