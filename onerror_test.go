@@ -87,7 +87,7 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 // A load may have failed before the Refresh that began it has returned.
 func TestOnError_QuickFailuresOfRefreshes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const callers, each = 200, 100
+		const callers, each = 200, 10
 		var told atomic.Int64
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "", errOrigin }, bellwether.Options{
 			TTL: time.Hour, Limits: bellwether.Limits{MaxQueued: callers * each},
