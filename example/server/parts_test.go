@@ -580,3 +580,28 @@ func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
 		transport.CloseIdleConnections()
 	}
 }
+
+// A request without a body has none over HTTP/2 either. A cache at the upstream would not answer it.
+func TestProxy_NoContentOverHTTP2(t *testing.T) {
+	up := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 2 || r.ContentLength != 0 {
+			t.Errorf("%s came over %s with a body of %d bytes", r.Method, r.Proto, r.ContentLength)
+		}
+	}))
+	up.EnableHTTP2 = true
+	up.StartTLS()
+	defer up.Close()
+	u, _ := url.Parse(up.URL)
+	proxy, transport := newProxy(u, newRepeats(slog.New(slog.NewTextHandler(io.Discard, nil))))
+	defer transport.CloseIdleConnections()
+	transport.TLSClientConfig.RootCAs = up.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	front := httptest.NewServer(proxy)
+	defer front.Close()
+	for range 3 {
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
+			if a := do(method, front.URL+"/x"); a.status != http.StatusOK {
+				t.Errorf("%s: %v, want 200", method, a)
+			}
+		}
+	}
+}

@@ -79,17 +79,21 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 }
 
 // A twice repeats a request over a new connection if a kept, perhaps closed, connection ends without an
-// answer. net/http would repeat it over each kept connection of an upstream that drops the request.
-type twice struct{ kept, fresh http.RoundTripper }
+// answer. net/http would repeat it over each kept HTTP/1 connection of an upstream that drops the request.
+type twice struct {
+	kept, fresh http.RoundTripper
+	// http1: the last answer came over HTTP/1, and so may have the kept connections. There are none before it.
+	http1 atomic.Bool
+}
 
-func newTwice(kept *http.Transport) twice {
+func newTwice(kept *http.Transport) *twice {
 	fresh := kept.Clone()
 	fresh.DisableKeepAlives = true
-	return twice{kept, fresh}
+	return &twice{kept: kept, fresh: fresh}
 }
 
 // RoundTrip implements [http.RoundTripper].
-func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case r.Body != nil && r.Body != http.NoBody || !repeatable(r):
 		return t.kept.RoundTrip(r) // net/http repeats only a request of which nothing was sent
@@ -100,8 +104,15 @@ func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	var reused atomic.Bool
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused.Store(info.Reused) }}
 	once := r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
-	once.Body = struct{ io.ReadCloser }{http.NoBody} // net/http repeats no request with a body of an unknown type
+	if t.http1.Load() {
+		// net/http repeats no request with a body of an unknown type. HTTP/1 finds the body empty, but HTTP/2 would
+		// announce it: to the upstream the request would have content, and a cache there would not answer it.
+		once.Body = struct{ io.ReadCloser }{http.NoBody}
+	}
 	resp, err := t.kept.RoundTrip(once)
+	if err == nil {
+		t.http1.Store(resp.ProtoMajor == 1)
+	}
 	if err == nil || !reused.Load() || r.Context().Err() != nil {
 		return resp, err
 	}
