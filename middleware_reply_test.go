@@ -553,6 +553,51 @@ func TestReply_TrailerIsItsOwn(t *testing.T) {
 	})
 }
 
+// A field may be in the header and in the trailer, as net/http sends it. Neither part gets into the other.
+func TestReply_FieldInHeaderAndTrailer(t *testing.T) {
+	for _, control := range []string{"private", "max-age=60"} {
+		t.Run(control, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					h := w.Header()
+					h.Set("Cache-Control", control)
+					h.Set("Trailer", "Server-Timing")
+					h.Set("Server-Timing", "db")
+					io.WriteString(w, "page")
+					w.(http.Flusher).Flush()
+					time.Sleep(time.Second)
+					h.Set("Server-Timing", "total")
+				})
+				inner := s.handler
+				s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Server-Timing", "outer")
+					inner.ServeHTTP(w, r)
+				})
+				check := func(who string, trailers ...string) {
+					t.Helper()
+					res := s.get("http://a/p").Result()
+					if got := res.Header["Server-Timing"]; !slices.Equal(got, []string{"outer", "db"}) {
+						t.Errorf("%s got the field %q, want outer and db", who, got)
+					}
+					if got := res.Trailer["Server-Timing"]; !slices.Equal(got, trailers) {
+						t.Errorf("%s got the trailer %q, want %q", who, got, trailers)
+					}
+				}
+				var wg sync.WaitGroup
+				wg.Go(func() { check("the first client", "total") })
+				synctest.Wait()
+				if control != "private" {
+					wg.Go(func() { check("a client that joins", "total") })
+					wg.Wait()
+					check("a later client")
+				}
+				wg.Wait()
+				s.wantCalls(t, 1)
+			})
+		})
+	}
+}
+
 type addsTrailer struct{ http.ResponseWriter }
 
 func (w addsTrailer) WriteHeader(status int) {

@@ -175,10 +175,8 @@ func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
 	if c == nil {
 		c = http.Header{}
 	}
-	// net/http sends a trailer by its name in Trailer, or by a prefix that no field can have.
-	for name := range Members(c["Trailer"]) {
-		c.Del(name)
-	}
+	// net/http sends a field with a prefix that no field can have as a trailer. A field that Trailer announces is in
+	// the header too if it is set this early.
 	maps.DeleteFunc(c, func(name string, _ []string) bool {
 		return strings.HasPrefix(name, http.TrailerPrefix)
 	})

@@ -102,7 +102,7 @@ func TestStoredHeader(t *testing.T) {
 	)
 	before := h.Clone()
 	got := StoredHeader(h, ResponseDirectives(h), received)
-	want := header("Cache-Control", `no-cache="set-cookie", private=x-me`, "X-Keep", "8", "Date", "Fri, 01 May 2026 11:00:00 GMT")
+	want := header("X-Sum", "5", "Cache-Control", `no-cache="set-cookie", private=x-me`, "X-Keep", "8", "Date", "Fri, 01 May 2026 11:00:00 GMT")
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("StoredHeader = %v, want %v", got, want)
 	}

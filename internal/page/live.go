@@ -261,7 +261,10 @@ func (r *reading) relay(body *spool.Reader, to delivery) {
 	}
 	if len(trailer) > 0 {
 		to.flush() // a body sent at once with its length has no trailer
-		copyHeader(r.w.Header(), trailer, false)
+		h := r.w.Header()
+		for name, values := range trailer { // in place of the header's values: no copyHeader
+			h[name] = slices.Clip(values)
+		}
 	}
 }
 
