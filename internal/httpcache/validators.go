@@ -50,8 +50,9 @@ func Selects(stored, notModified http.Header) bool {
 	return modified == "" || ownModified == "" || modified == ownModified
 }
 
-// notUpdated describe the stored bytes, so a 304 does not change them (RFC 9111 section 3.2).
-var notUpdated = []string{"Content-Length", "Content-Encoding", "Content-Range"}
+// notUpdated describe the stored bytes, so a 304 does not change them (RFC 9111 section 3.2). Its Content-Digest is of
+// no content, and its Repr-Digest maybe of other bytes with the same weak entity tag (RFC 9530 sections 2 and 3).
+var notUpdated = []string{"Content-Length", "Content-Encoding", "Content-Range", "Content-Digest", "Repr-Digest", "Digest"}
 
 // Freshen returns a copy of stored with the fields of notModified, which has been through
 // [StoredHeader] (RFC 9111 section 3.2). Judge the result anew, with the [InitialAge] of the 304.

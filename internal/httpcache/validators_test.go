@@ -55,10 +55,10 @@ func TestSelects(t *testing.T) {
 }
 
 func TestFreshen(t *testing.T) {
-	stored := header("A", "1", "A", "2", "B", "3", "Content-Length", "36", "Content-Encoding", "gzip", "Cache-Control", "max-age=1", "Date", httpDate(-5*s))
+	stored := header("A", "1", "A", "2", "B", "3", "Content-Length", "36", "Content-Encoding", "gzip", "Content-Digest", "7", "Repr-Digest", "8", "Cache-Control", "max-age=1", "Date", httpDate(-5*s))
 	before := stored.Clone()
-	nm := StoredHeader(header("A", "4", "C", "5", "Content-Length", "0", "Content-Encoding", "br", "Content-Type", "x/y", "Cache-Control", "max-age=9", "Connection", "d", "D", "6"), Directives{}, now)
-	want := header("A", "4", "B", "3", "C", "5", "Content-Length", "36", "Content-Encoding", "gzip", "Content-Type", "x/y", "Cache-Control", "max-age=9", "Date", httpDate(0))
+	nm := StoredHeader(header("A", "4", "C", "5", "Content-Length", "0", "Content-Encoding", "br", "Content-Digest", "9", "Repr-Digest", "9", "Digest", "9", "Content-Type", "x/y", "Cache-Control", "max-age=9", "Connection", "d", "D", "6"), Directives{}, now)
+	want := header("A", "4", "B", "3", "C", "5", "Content-Length", "36", "Content-Encoding", "gzip", "Content-Digest", "7", "Repr-Digest", "8", "Content-Type", "x/y", "Cache-Control", "max-age=9", "Date", httpDate(0))
 	if got := Freshen(stored, nm); !reflect.DeepEqual(got, want) {
 		t.Errorf("RFC 9111 3.2: Freshen = %v, want %v", got, want)
 	}
