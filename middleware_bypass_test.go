@@ -78,7 +78,7 @@ func TestBypass_Streams(t *testing.T) {
 					w.WriteHeader(http.StatusSwitchingProtocols)
 					<-r.Context().Done()
 				case r.Header.Get("Accept") != "":
-					w.Header().Set("Content-Type", "text/event-stream")
+					w.Header()["content-type"] = []string{"text/event-stream"} // in any spelling
 					w.WriteHeader(200)
 					<-r.Context().Done()
 				default:

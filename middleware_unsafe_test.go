@@ -33,6 +33,7 @@ func TestUnsafe_Invalidates(t *testing.T) {
 	}{
 		"nothing named": {200, "", "", "/p"},
 		"Location":      {201, "Location", "http://a/q", "/p /q"},
+		"lower case":    {201, "location", "http://a/q", "/p /q"},
 		"another host":  {201, "Location", "http://b/q", "/p"},
 		"refused":       {403, "Location", "/q", ""},
 	} {
@@ -41,7 +42,7 @@ func TestUnsafe_Invalidates(t *testing.T) {
 				s := newSite(t, bellwether.HTTPOptions{InvalidateLocations: locations}, func(w http.ResponseWriter, r *http.Request) {
 					if r.Method != "GET" {
 						if tt.field != "" {
-							w.Header().Set(tt.field, tt.location)
+							w.Header()[tt.field] = []string{tt.location} // in any spelling, as net/http sends it
 						}
 						w.WriteHeader(tt.status)
 						return

@@ -173,7 +173,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 	defer end()
 	u := &watchedWriter{ResponseWriter: w, m: m, taken: end}
 	u.before = func(status int) httpcache.Status {
-		if status == http.StatusSwitchingProtocols || isEventStream(w.Header()) {
+		if status == http.StatusSwitchingProtocols || isEventStream(httpcache.CanonicalHeader(w.Header())) {
 			end() // granted: from now on it may last
 		}
 		return why

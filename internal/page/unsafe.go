@@ -83,7 +83,7 @@ func (m *Middleware) noteChanged(changed *httpcache.Changed, r *http.Request, t 
 	if !m.options.InvalidateLocations {
 		return
 	}
-	*changed = httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (page *http.Request, ok bool) {
+	*changed = httpcache.ChangedBy(r, t.url, status, httpcache.CanonicalHeader(h), func(get *http.Request) (page *http.Request, ok bool) {
 		// The handler has done its work, and its own URL is still to be invalidated: a panic of Key for a
 		// location must not prevent this.
 		err := fault.Guard(func() error {
