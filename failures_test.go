@@ -18,6 +18,8 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 func TestFleet_FailureIsShared(t *testing.T) {
@@ -543,4 +545,37 @@ func TestFailure_ReplacesAnEarlierMark(t *testing.T) {
 		}
 		f.wantLoads(t, 1)
 	})
+}
+
+// The reads of a process reach a copy of the store that lags, with a value from before an invalidation. A failure does
+// not bring the value back into the store.
+func TestFailures_BesideACopyThatLags(t *testing.T) {
+	for name, face := range map[string]func(*wiredStore) driver.Store{
+		"in the store":          (*wiredStore).fencing,
+		"in a store with Touch": (*wiredStore).full,
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			origin := &source{}
+			c := loaderOf(t, origin.result, bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, Fleet: bellwether.Fleet{Store: face(store), Locker: locallock.New()}})
+			c.Get(t.Context(), "k")
+			old, err := store.Get(t.Context(), "test:k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Invalidate(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			old.Age = 2 * time.Second
+			store.behind.Store(&old)
+			origin.set(func(o *source) { o.fail = func(int) error { return errOrigin } })
+			for _, when := range []string{"during the lag", "after the lag"} {
+				if v, err := c.Get(t.Context(), "k"); err == nil {
+					t.Errorf("%s: Get = %q, from before the invalidation", when, v)
+				}
+				store.behind.Store(nil)
+				time.Sleep(time.Minute)
+			}
+		})
+	}
 }

@@ -167,6 +167,7 @@ func (r *run) settleUnlessFenced(it *items.Item, written commitOutcome) bool {
 // or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
 func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*items.Item, commitOutcome) {
 	r.repeat()
+	claimed := r.present
 	for again := false; ; again = true {
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
@@ -178,6 +179,9 @@ func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*it
 			r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure
 			if r.storeDown && r.present == nil {
 				r.present = present // a silent store cannot take the stale value away
+			}
+			if it := r.present; it != nil && (claimed == nil || it.Epoch != claimed.Epoch) && r.askFenced(ctx, r.budget, it.Epoch) {
+				r.present = claimed // the look has read a lagging copy of the store, and a commit would bring its value back
 			}
 		}
 		it := r.failureOf(l, remembered)

@@ -134,6 +134,7 @@ type wiredStore struct {
 	limit  func(driver.Entry) error            // refuses entries; set before use
 	mute   map[string]bool                     // keys without an answer in GetMany; set before use
 	tamper atomic.Pointer[func(*driver.Entry)] // changes the results of Get and Claim
+	behind atomic.Pointer[driver.Entry]        // the entry that Get finds in a copy of the store that lags; nil: it does not lag
 	reply  atomic.Int64                        // delay of a reply in nanoseconds
 	lose   atomic.Bool                         // loses the reply to the next successful commit
 }
@@ -154,6 +155,9 @@ func (s *wiredStore) Get(ctx context.Context, key string) (driver.Entry, error) 
 		return driver.Entry{}, err
 	}
 	defer s.replies()
+	if e := s.behind.Load(); e != nil {
+		return *e, nil
+	}
 	e, err := s.store.Get(ctx, key)
 	return s.tampered(e), err
 }
@@ -294,6 +298,13 @@ func (s *wiredStore) touching() driver.Store {
 		*wiredStore
 		touches
 	}{s, s.touch}
+}
+
+func (s *wiredStore) fencing() driver.Store {
+	return struct {
+		*wiredStore
+		fences
+	}{s, s.fenced}
 }
 
 // full returns the store with all abilities of a memstore except elections.
