@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/lookout"
 	"github.com/bellwether-go/bellwether/internal/polls"
 	"github.com/bellwether-go/bellwether/observe"
 )
@@ -167,21 +168,26 @@ func (r *run) settleUnlessFenced(it *items.Item, written commitOutcome) bool {
 // or a holder without its lease, may have committed. The item is nil if their value has ended the flight.
 func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*items.Item, commitOutcome) {
 	r.repeat()
-	claimed := r.present
 	for again := false; ; again = true {
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
 		if r.looking.unshared == 0 {
-			present := r.present
-			if r.lookBy(ctx, r.readWithLog) {
+			known, missing := r.present, false
+			if r.lookBy(ctx, func(ctx context.Context) lookout.Reply {
+				there := r.readWithLog(ctx)
+				missing = errors.Is(there.Err, ErrNotFound)
+				return there
+			}) {
 				return nil, commitTaken
 			}
 			r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure
-			if r.storeDown && r.present == nil {
-				r.present = present // a silent store cannot take the stale value away
-			}
-			if it := r.present; it != nil && (claimed == nil || it.Epoch != claimed.Epoch) && r.askFenced(ctx, r.budget, it.Epoch) {
-				r.present = claimed // the look has read a lagging copy of the store, and a commit would bring its value back
+			// The look may have read a lagging copy of the store. The claim has not, and after a later invalidation the
+			// commit is fenced.
+			switch it := r.present; {
+			case it == nil && (r.storeDown || missing && l.epoch != 0):
+				r.present = r.engine.afterSweeps(r.key, known) // silence or a copy cannot take the stale value away
+			case it != nil && (known == nil || it.Epoch != known.Epoch) && r.askFenced(ctx, r.budget, it.Epoch):
+				r.present = r.engine.afterSweeps(r.key, known) // the commit would bring a value back
 			}
 		}
 		it := r.failureOf(l, remembered)

@@ -134,7 +134,7 @@ type wiredStore struct {
 	limit  func(driver.Entry) error            // refuses entries; set before use
 	mute   map[string]bool                     // keys without an answer in GetMany; set before use
 	tamper atomic.Pointer[func(*driver.Entry)] // changes the results of Get and Claim
-	behind atomic.Pointer[driver.Entry]        // the entry that Get finds in a copy of the store that lags; nil: it does not lag
+	behind atomic.Pointer[driver.Entry]        // the entry, zero for none, that Get finds in a copy that lags; nil: no lag
 	reply  atomic.Int64                        // delay of a reply in nanoseconds
 	lose   atomic.Bool                         // loses the reply to the next successful commit
 }
@@ -156,6 +156,9 @@ func (s *wiredStore) Get(ctx context.Context, key string) (driver.Entry, error) 
 	}
 	defer s.replies()
 	if e := s.behind.Load(); e != nil {
+		if e.Epoch == 0 {
+			return driver.Entry{}, driver.ErrNotFound
+		}
 		return *e, nil
 	}
 	e, err := s.store.Get(ctx, key)
