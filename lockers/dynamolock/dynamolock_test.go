@@ -359,6 +359,8 @@ func TestForeignItem(t *testing.T) {
 		"held by a string":     {"held": str("true")},
 		"free, huge version":   {"held": boolean(false), "version": &types.AttributeValueMemberN{Value: "99999999999999999999"}},
 		"free, broken version": {"held": boolean(false), "version": &types.AttributeValueMemberN{Value: "1.5"}},
+		"free, version a text": {"held": boolean(false), "version": str("7")},
+		"free, no version":     {"held": boolean(false), "version": nil},
 	} {
 		key := newKey()
 		foreign := item{"lease": str("bellwether:" + key), "owner": str("x"), "version": num(7), "length": num(1000), "held": boolean(true)}

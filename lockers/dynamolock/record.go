@@ -72,15 +72,17 @@ type change struct {
 	values         attributes
 }
 
-// take is the change that acquires a free lease. A missing version begins with the client's date:
-// greater than all versions counted up from an earlier date, at less than a million changes a second.
+// take is the change that acquires a free lease. A missing item's version begins with the client's date:
+// greater than all versions counted up from an earlier date, at less than a million changes a second. The condition
+// keeps the sum from a foreign item's version, which is perhaps a text: DynamoDB's error would not name the item.
 func take(owner string, ttl time.Duration) change {
 	return change{
 		set:       "#owner = :owner, #version = if_not_exists(#version, :seed) + :one, #length = :length, #held = :true, #expires = :expires",
-		condition: "attribute_not_exists(#lease) OR #held = :false",
+		condition: "attribute_not_exists(#lease) OR #held = :false AND attribute_type(#version, :number)",
 		values: attributes{
 			":owner": str(owner), ":seed": number(uint64(time.Now().UnixMicro())), ":one": number(1),
 			":length": number(millis(ttl)), ":true": boolean(true), ":false": boolean(false), ":expires": expires(ttl),
+			":number": str("N"),
 		},
 	}
 }
