@@ -390,10 +390,15 @@ func (o *orphans) sweep(l *Locker) {
 	}
 }
 
-// refused reports whether permission was denied or the path is invalid: the request was not carried
-// out, and a repeated one will not be. A node that may be created but not removed goes with its session.
+// refused reports whether permission was denied, a quota is used up, or the path is invalid: the request was not
+// carried out, and a repeated one will not be. A node that may be created but not removed goes with its session.
 func refused(err error) bool {
-	return errors.Is(err, zk.ErrInvalidPath) || errors.Is(err, zk.ErrBadArguments) || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
+	return errors.Is(err, zk.ErrInvalidPath) || errors.Is(err, zk.ErrBadArguments) || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals) || overQuota(err)
+}
+
+// overQuota reports whether ZooKeeper has refused a request because of a quota. The client has no error for this answer.
+func overQuota(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "unknown error: -125")
 }
 
 // wrap adds the operation and a remedy to an engine's error. Errors of the contract and of a context pass unchanged.
@@ -403,6 +408,8 @@ func (l *Locker) wrap(doing, what string, err error) error {
 		return err
 	case errors.Is(err, zk.ErrNoAuth):
 		err = fmt.Errorf("the node's access control list refuses this Locker: set AuthScheme and Auth to credentials with all permissions: %w", err)
+	case overQuota(err):
+		err = fmt.Errorf("a quota is used up, which ZooKeeper enforces (enforceQuota): raise it with setquota, since each lease takes two nodes: %w", err)
 	}
 	return fmt.Errorf("zklock: %s %s: %w", doing, what, l.session.explain(err))
 }
