@@ -75,3 +75,12 @@ func TestAuth_Refused(t *testing.T) {
 		t.Errorf("%d connections in 2.5 s, want about one a second", n)
 	}
 }
+
+// TestAuth_Enforced has a ZooKeeper that serves only clients with credentials.
+func TestAuth_Enforced(t *testing.T) {
+	server := testserver.ZooKeeper(t, "enforce.auth.enabled=true", "enforce.auth.schemes=digest").OwnOrSkip(t)
+	if _, err := newLocker(t, server.Addr).TryAcquire(t.Context(), newKey(), time.Minute); err == nil || !strings.Contains(err.Error(), "AuthScheme") {
+		t.Errorf("TryAcquire of a Locker without credentials: err = %v, want the remedy", err)
+	}
+	leasetest.Release(t, leasetest.Acquire(t, ours(newLocker(t, server.Addr)), newKey(), time.Minute))
+}

@@ -69,7 +69,8 @@
 // By default every client of the ensemble may read and change the nodes: see [Locker.ACL].
 //
 // Under an enforced quota (enforceQuota), Prefix needs room for two nodes for each lease held at one time, and
-// about 30 bytes. Beyond it an acquire fails, with the remedy in its error.
+// about 30 bytes. With local sessions (localSessionsEnabled), leases need localSessionsUpgradingEnabled too.
+// Otherwise an acquire fails, with the remedy in its error.
 //
 // Leases need ZooKeeper 3.4 or later. Lock needs 3.5.1 or later, for container nodes. Tested with 3.8.
 package zklock

@@ -390,15 +390,21 @@ func (o *orphans) sweep(l *Locker) {
 	}
 }
 
-// refused reports whether permission was denied, a quota is used up, or the path is invalid: the request was not
-// carried out, and a repeated one will not be. A node that may be created but not removed goes with its session.
-func refused(err error) bool {
-	return errors.Is(err, zk.ErrInvalidPath) || errors.Is(err, zk.ErrBadArguments) || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals) || overQuota(err)
-}
+// The answers of ZooKeeper for which the client has no error.
+const (
+	localSession    = "unknown error: -120" // it has no ephemeral nodes
+	unauthenticated = "unknown error: -124"
+	overQuota       = "unknown error: -125"
+)
 
-// overQuota reports whether ZooKeeper has refused a request because of a quota. The client has no error for this answer.
-func overQuota(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "unknown error: -125")
+func says(err error, answer string) bool { return err != nil && strings.Contains(err.Error(), answer) }
+
+// refused reports whether permission was denied, a quota is used up, or the session or the path cannot have the node:
+// the request was not carried out, and a repeated one will not be. A node that may be created but not removed goes
+// with its session.
+func refused(err error) bool {
+	return errors.Is(err, zk.ErrInvalidPath) || errors.Is(err, zk.ErrBadArguments) || errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals) ||
+		says(err, localSession) || says(err, unauthenticated) || says(err, overQuota)
 }
 
 // wrap adds the operation and a remedy to an engine's error. Errors of the contract and of a context pass unchanged.
@@ -406,10 +412,26 @@ func (l *Locker) wrap(doing, what string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
-	case errors.Is(err, zk.ErrNoAuth):
-		err = fmt.Errorf("the node's access control list refuses this Locker: set AuthScheme and Auth to credentials with all permissions: %w", err)
-	case overQuota(err):
-		err = fmt.Errorf("a quota is used up, which ZooKeeper enforces (enforceQuota): raise it with setquota, since each lease takes two nodes: %w", err)
+	}
+	if todo := remedy(err); todo != "" {
+		err = fmt.Errorf("%s: %w", todo, err)
 	}
 	return fmt.Errorf("zklock: %s %s: %w", doing, what, l.session.explain(err))
+}
+
+// remedy returns how to end a refusal, or "".
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, zk.ErrNoAuth):
+		return "the node's access control list refuses this Locker: set AuthScheme and Auth to credentials with all permissions"
+	case says(err, unauthenticated):
+		return "ZooKeeper asks for credentials (enforce.auth.enabled): set AuthScheme and Auth"
+	case says(err, overQuota):
+		return "a quota is used up, which ZooKeeper enforces (enforceQuota): raise it with setquota, since each lease takes two nodes"
+	case says(err, localSession):
+		return "the session is a local one, which has no leases: set localSessionsUpgradingEnabled beside localSessionsEnabled on all servers"
+	case errors.Is(err, zk.ErrSessionExpired): // a follower's answer in a local session
+		return "if this goes on, sessions are local ones, which have no leases: set localSessionsUpgradingEnabled beside localSessionsEnabled on all servers"
+	}
+	return ""
 }
