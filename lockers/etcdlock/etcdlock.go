@@ -424,13 +424,26 @@ func unavailable(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
-// wrap adds the operation to an engine's error. Errors of the contract pass unchanged.
+// wrap adds the operation and a remedy to an engine's error. Errors of the contract pass unchanged.
 func (l *lease) wrap(doing string, err error) error {
 	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) {
 		return err
 	}
-	if errors.Is(err, rpctypes.ErrNoSpace) {
-		err = fmt.Errorf("etcd keeps its history until it is compacted: turn auto-compaction on, compact, defragment and disarm the alarm: %w", err)
+	if todo := l.locker.remedy(err); todo != "" {
+		err = fmt.Errorf("%s: %w", todo, err)
 	}
 	return fmt.Errorf("etcdlock: %s %s: %w", doing, l.name, err)
+}
+
+// remedy returns how to end a refusal, or "".
+func (l *Locker) remedy(err error) string {
+	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return "etcd keeps its history until it is compacted: turn auto-compaction on, compact, defragment and disarm the alarm"
+	case errors.Is(err, rpctypes.ErrUserEmpty):
+		return "etcd asks for a user: give the client a certificate, or Username and Password"
+	case errors.Is(err, rpctypes.ErrPermissionDenied):
+		return fmt.Sprintf("the client's user needs a role with readwrite permission for the prefix %q", l.Prefix)
+	}
+	return ""
 }
