@@ -33,6 +33,9 @@ const (
 	// maxUndos is the number of attempts to undo an acquire whose caller has left.
 	maxUndos = 5
 
+	// maxLearners is how often a request is sent again after a learner's refusal.
+	maxLearners = 8
+
 	// reconnectPause is the least time between two hastened attempts to connect.
 	reconnectPause = 500 * time.Millisecond
 )
@@ -43,6 +46,9 @@ var (
 	errNoAnswer     = fmt.Errorf("no answer within %v", detachedTimeout)
 	errClientClosed = errors.New("the client is closed")
 )
+
+// errLearner is the refusal of a member without a vote.
+var errLearner = rpctypes.Error(rpctypes.ErrGRPCNotSupportedForLearner)
 
 // A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. Lockers are safe for concurrent
 // use. Create a Locker with [New], and close it.
@@ -395,9 +401,11 @@ type look struct {
 // commit carries op out if the comparisons hold and returns the revision; else it returns 0 and the present
 // key. Etcd's client does not repeat a request that may have been carried out. commit repeats it, once, after
 // a lost connection or leader: the second attempt finds the first one's key under this lease's token, or does
-// the work. It is not repeated for a caller that has left: it could announce an end that has passed.
+// the work. A learner refuses each transaction, and the client gives its next request to another member. Nothing is
+// repeated for a caller that has left: it could announce an end that has passed.
 func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
-	for attempt := 0; ; attempt++ {
+	repeated, learners := false, 0
+	for {
 		resp, err := l.locker.client.Txn(ctx).If(cmps...).Then(op).Else(clientv3.OpGet(l.name)).Commit()
 		switch {
 		case err == nil && resp.Succeeded:
@@ -410,7 +418,13 @@ func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clie
 			return 0, found, nil
 		case ctx.Err() != nil:
 			return 0, look{}, context.Cause(ctx)
-		case attempt > 0 || !unavailable(err) || caller.Err() != nil:
+		case caller.Err() != nil:
+			return 0, look{}, err
+		case errors.Is(err, errLearner) && learners < maxLearners:
+			learners++
+		case unavailable(err) && !repeated:
+			repeated = true
+		default:
 			return 0, look{}, err
 		}
 	}
@@ -444,6 +458,8 @@ func (l *Locker) remedy(err error) string {
 		return "etcd asks for a user: give the client a certificate, or Username and Password"
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
 		return fmt.Sprintf("the client's user needs a role with readwrite permission for the prefix %q", l.Prefix)
+	case errors.Is(err, errLearner):
+		return "an etcd member without a vote takes no lease: promote it, or leave it out of the client's Endpoints"
 	}
 	return ""
 }

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,6 +29,7 @@ type oneKey struct {
 	late     *oneTxn          // the first transaction without an answer
 	asked    int              // transactions
 	unheard  int              // the replies to so many more transactions are lost
+	learner  int              // so many more transactions reach a learner
 	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
 	lose     chan struct{} // the next transaction is lost; its sender learns so when this is closed
@@ -78,6 +80,10 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.learner > 0 {
+		k.learner--
+		return nil, errLearner
+	}
 	resp := &clientv3.TxnResponse{Header: &pb.ResponseHeader{}}
 	cmp := t.cmp.GetCompare()
 	if k.kv == nil {
@@ -211,6 +217,23 @@ func testCarriedOutLate(t *testing.T, etcd *oneKey) {
 		synctest.Wait()
 		if etcd.kv != nil {
 			t.Error("a key without a holder is left")
+		}
+	})
+}
+
+// TestLearner has transactions reach a learner, as while a member is added: they are sent again.
+func TestLearner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &oneKey{learner: maxLearners}
+		l := over(t, etcd, &leases{})
+		lease := leasetest.Acquire(t, l, "key", time.Minute)
+		etcd.learner = maxLearners
+		leasetest.Renew(t, lease, time.Minute)
+		etcd.learner = maxLearners
+		leasetest.Release(t, lease)
+		etcd.learner = maxLearners + 1
+		if _, err := l.TryAcquire(t.Context(), "key", time.Minute); !errors.Is(err, errLearner) || !strings.Contains(err.Error(), "Endpoints") {
+			t.Errorf("TryAcquire: err = %v, want %v with the remedy", err, errLearner)
 		}
 	})
 }
