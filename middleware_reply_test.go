@@ -784,7 +784,7 @@ func TestReply_RetryAfterForEver(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(http.ResponseWriter, *http.Request) { panic(endlessPause{}) })
 		s.get("http://a/p") // gets the panic
 		w := s.get("http://a/p")
-		if retry, err := strconv.Atoi(w.Header().Get("Retry-After")); w.Code != 502 || err != nil || retry < 1 {
+		if retry, err := strconv.ParseInt(w.Header().Get("Retry-After"), 10, 64); w.Code != 502 || err != nil || retry < 1 {
 			t.Errorf("%d %v, want 502 with a long Retry-After", w.Code, w.Header())
 		}
 	})
