@@ -51,20 +51,20 @@ func (r *run) claim(ctx context.Context) bool {
 	return ended
 }
 
-// build loads the value, under the lease if any, and calls finish with the result. It gives up when
-// another process's commit closes rival. It reports whether the flight has ended.
-func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(context.Context, loaded) bool) (ended bool) {
+// build loads the value, under the lease if any, and calls finish with the result. It gives up when cede has ended
+// contested, see yield. It reports whether the flight has ended.
+func (r *run) build(ctx, contested context.Context, cede context.CancelCauseFunc, finish func(context.Context, loaded) bool) (ended bool) {
 	a := &attempt{
 		flight: r.flight, basis: basis{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
-		last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
+		cede: cede, last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
 	}
 	noteEnd, stopKeeping := r.keepLease(ctx, a)
 	defer stopKeeping()
-	began, ok := r.awaitRound(ctx, a, rival)
+	began, ok := r.awaitRound(contested, a)
 	if !ok {
 		return false
 	}
-	limited, cancel := context.WithDeadlineCause(ctx, began.Add(r.engine.RebuildTimeout), ErrRebuildTimeout)
+	limited, cancel := context.WithDeadlineCause(contested, began.Add(r.engine.RebuildTimeout), ErrRebuildTimeout)
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
@@ -76,9 +76,9 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 		r.noteVoid()
 		return false
 	}
-	defer func() { r.unwatchLoad(ended) }() // also after an observer's Goexit
+	defer func() { r.unwatchLoad(a, ended) }() // also after an observer's Goexit
 	r.startLoad(loading, a)
-	l, ok := r.awaitLoad(limited, loading, a, rival)
+	l, ok := r.awaitLoad(limited, loading, a)
 	if !ok {
 		return false
 	}
@@ -88,41 +88,29 @@ func (r *run) build(ctx context.Context, rival <-chan struct{}, finish func(cont
 	return finish(ctx, l)
 }
 
-// awaitLoad waits for the load's result until the end of limited, by RebuildTimeout or with the flight. ok is false
-// if the load is given up. loading is the load's context.
-func (r *run) awaitLoad(limited, loading context.Context, a *attempt, rival <-chan struct{}) (l loaded, ok bool) {
-	for lost := a.lost; ; {
-		select {
-		case l = <-a.result:
-			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
-				r.noteVoid()
-				return l, false
-			}
-			if l.err != nil && limited.Err() != nil {
-				l.err = context.Cause(limited) // the load's error only repeats the end of its context
-			}
-			return l, true
-		case <-rival:
-			rival = nil
-			if r.cancelUnlessPublished(errRival) {
-				r.releaseBehind(limited)
-				return l, false
-			}
-		case <-lost:
-			// Another process has the lease now. The flight waits for its value, whether or not our load
-			// heeds its context. A response with readers goes on to its commit, which may be fenced. After a
-			// second loss every load goes on: a locker that loses all leases must not stop all loads.
-			lost = nil
-			if r.noteLoss() && r.cancelUnlessPublished(driver.ErrLeaseLost) {
-				return l, false
-			}
-		case <-limited.Done():
-			if len(a.result) > 0 {
-				continue // the load ended in time
-			}
-			return loaded{basis: a.basis, err: context.Cause(limited), ended: r.engine.clock.Now()}, true
+// awaitLoad waits for the load's result until the end of limited: by RebuildTimeout, by yield or with the flight. ok is
+// false if the load is given up. loading is the load's context.
+func (r *run) awaitLoad(limited, loading context.Context, a *attempt) (l loaded, ok bool) {
+	returned := true
+	select {
+	case l = <-a.result:
+	case <-limited.Done():
+		if returned = len(a.result) > 0; returned {
+			l = <-a.result // the load ended in time
 		}
 	}
+	switch cause := context.Cause(limited); {
+	case cause == errRival, cause == driver.ErrLeaseLost:
+		return l, false // the flight waits for the other's value, whether or not the load heeds its context
+	case !returned:
+		return loaded{basis: a.basis, err: cause, ended: r.engine.clock.Now()}, true
+	case errors.Is(context.Cause(loading), fault.ErrInvalidated):
+		r.noteVoid()
+		return l, false
+	case l.err != nil && cause != nil:
+		l.err = cause // the load's error only repeats the end of its context
+	}
+	return l, true
 }
 
 // noteVoid notes a void load, and reports whether it is the flight's last. The cause may go on, so the next look
@@ -134,40 +122,21 @@ func (r *run) noteVoid() (last bool) {
 	return r.leading.voids >= maxVoid
 }
 
-// noteLoss notes the loss of a lease, and reports whether it is the flight's first.
-func (r *run) noteLoss() (first bool) {
-	if w := r.watched; w != nil {
-		w.Told.LeaseLost = true
-	}
-	first = !r.leading.lost
-	r.leading.lost = true
-	return first
-}
-
 // awaitRound waits, in a batch, for the round of the flight's slot: the load begins with the round. It returns when
 // the round began. ok is false if the flight is to look again, as after a load that is given up, or because a
 // round has taken the slot without the flight.
-func (r *run) awaitRound(ctx context.Context, a *attempt, rival <-chan struct{}) (began time.Time, ok bool) {
+func (r *run) awaitRound(ctx context.Context, a *attempt) (began time.Time, ok bool) {
 	if r.member == nil || r.member.user == nil {
 		return time.Now(), true
 	}
 	if a.seat = r.member.gathered.Ready(); a.seat == nil {
 		return began, false
 	}
-	for lost := a.lost; ; {
-		select {
-		case <-a.seat.Begins():
-			return a.seat.Began(), true
-		case <-rival:
-			r.releaseBehind(ctx)
-			return began, false
-		case <-lost:
-			if lost = nil; r.noteLoss() {
-				return began, false
-			}
-		case <-ctx.Done():
-			return began, false
-		}
+	select {
+	case <-a.seat.Begins():
+		return a.seat.Began(), true
+	case <-ctx.Done():
+		return began, false
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -71,9 +72,10 @@ type progress struct {
 	validSince     instant  // when the flight began, or the key was last invalidated
 	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
 	// stale item, and so leaves at once, or waits for nothing.
-	goesOn   bool
-	confirms bool         // a goroutine confirms the offers
-	refresh  *nextRefresh // the latest since the flight's last load returned, or ran out of time; nil if none
+	goesOn    bool
+	lostLease bool         // the flight has lost a lease
+	confirms  bool         // a goroutine confirms the offers
+	refresh   *nextRefresh // the latest since the flight's last load returned, or ran out of time; nil if none
 }
 
 // A nextRefresh is a Refresh that has met a flight, to begin another flight when that takes no more callers.
@@ -138,15 +140,17 @@ func (f *flight) fallDue() {
 
 func (f *flight) streaming() bool { return f.state.Load().published != nil }
 
-// cancelUnlessPublished cancels a load that has not published. The lock keeps the load from publishing in between.
-func (f *flight) cancelUnlessPublished(cause error) bool {
+// yield gives the flight's load up because another process has the lease, or has committed. A response with readers
+// goes on to its commit, which may be fenced. After a second loss of a lease every load goes on: a locker that loses
+// all leases must not stop all loads. The lock keeps the load from publishing in between.
+func (f *flight) yield(cede context.CancelCauseFunc, to error) {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	if f.streaming() {
-		return false
+	again := to == driver.ErrLeaseLost && f.lostLease
+	f.lostLease = f.lostLease || to == driver.ErrLeaseLost
+	if !again && !f.streaming() {
+		cede(to)
 	}
-	f.current.abort(cause)
-	return true
 }
 
 // unlist removes the flight from the map: no more callers join. A Refresh that waits for this begins. shard.mu is held.

@@ -64,9 +64,10 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 		return ended, true
 	}
 	e.count.hedges.Add(1)
-	watching, end := context.WithCancel(ctx)
-	defer end()
-	ended = r.build(ctx, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
+	contested, cede := context.WithCancelCause(ctx)
+	defer cede(nil)
+	r.watchRival(contested, cede, r.waiting.known, r.waiting.since)
+	ended = r.build(ctx, contested, cede, r.finishHedge)
 	if loads = ended || r.current != nil; !loads { // only this goroutine sets current
 		// The round of the slot has begun without the flight, or the key was invalidated. The flight looks and queues, and
 		// may hedge again.
@@ -99,12 +100,11 @@ func (r *run) freeHedge(ctx context.Context) {
 	}
 }
 
-// rival returns a channel that is closed after another process's commit of a later epoch. A holder
+// watchRival yields after another process's commit of a later epoch. A holder
 // always watches, however little it knows of builds: another process begins the hedge by its own
 // knowledge. The first poll comes at minHedge, when a hedge may begin.
-func (r *run) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
+func (r *run) watchRival(ctx context.Context, cede context.CancelCauseFunc, epoch uint64, since instant) {
 	e := r.engine
-	committed := make(chan struct{})
 	pause := func() time.Duration { return e.lookEvery(polls.Interval(e.clock.Now() - since)) }
 	e.start(func() {
 		poll := time.NewTimer(max(pause(), minHedge))
@@ -121,12 +121,11 @@ func (r *run) rival(ctx context.Context, epoch uint64, since instant) <-chan str
 				poll.Reset(pause())
 			}
 			if r.overtaken(ctx, epoch) {
-				close(committed)
+				r.yield(cede, errRival)
 				return
 			}
 		}
 	})
-	return committed
 }
 
 // overtaken reports whether the store has a value of a later epoch. Any goroutine may call it.

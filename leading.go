@@ -39,14 +39,17 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 	if r.degraded(waived) {
 		e.count.degraded.Add(1)
 	}
-	var rival <-chan struct{}
+	contested, cede := context.WithCancelCause(ctx)
+	defer cede(nil)
 	if e.Hedge > 0 && r.leading.lease != nil {
-		watching, end := context.WithCancel(ctx)
-		defer end()
-		rival = r.rival(watching, r.leading.epoch, e.clock.Now())
+		r.watchRival(contested, cede, r.leading.epoch, e.clock.Now())
 	}
 	e.hedges.Earn(e.HedgeShare)
-	return ending(r.build(ctx, rival, r.finish))
+	ended := r.build(ctx, contested, cede, r.finish)
+	if context.Cause(contested) == errRival {
+		r.releaseBehind(ctx) // the next look finds the value
+	}
+	return ending(ended)
 }
 
 // degraded reports whether the load begins without an engine's answer.

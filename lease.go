@@ -43,7 +43,7 @@ func (r *run) keepLease(ctx context.Context, a *attempt) (noteEnd, stop func()) 
 	// An Elector's request, and an election before the claim, asked for a length without the present
 	// entry's build time. The first renewal shortens the lease if the engine can.
 	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-	a.heldUntil, a.lost = term.End(), make(chan struct{})
+	a.heldUntil = term.End()
 	first := term.Renewal() - now
 	if _, tells := lease.(driver.LossNotifier); tells {
 		first = 0
@@ -58,7 +58,7 @@ func (r *run) keepLease(ctx context.Context, a *attempt) (noteEnd, stop func()) 
 }
 
 // keep renews the lease at each third of its length until ctx ends, also during the commit, which may take long
-// on a crowded machine. It closes a.lost when the engine says, asked or unasked, that another process has the
+// on a crowded machine. It yields when the engine says, asked or unasked, that another process has the
 // lease, before the end of loading. Silence ends nothing: if the lease runs out and another process rebuilds too,
 // the store takes only the later epoch.
 func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term leases.Term) {
@@ -92,7 +92,8 @@ func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term le
 			return // the commit may have released the lease
 		case errors.Is(err, driver.ErrLeaseLost):
 			e.count.leasesLost.Add(1)
-			close(a.lost)
+			a.leaseLost.Store(true)
+			a.yield(a.cede, driver.ErrLeaseLost)
 			e.OnError(a.key, &keyError{"keeping the lease of", a.key, err}) // may call Goexit
 			return
 		case err != nil:

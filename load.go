@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/chain"
@@ -50,8 +51,10 @@ type attempt struct {
 	basis
 	abort context.CancelCauseFunc // cancels the load
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
-	lost  chan struct{}           // closed when another process has the lease; nil without a lease
+	cede  context.CancelCauseFunc // gives the load up for another process's, see yield
 	seat  *gather.Seat            // the attempt's place in a load of its batch; nil: the attempt loads by itself
+
+	leaseLost atomic.Bool
 
 	running *chain.Load
 	free    func() // called when the load has returned or told

@@ -39,12 +39,13 @@ func (r *run) watchLoad(ctx context.Context) context.Context {
 }
 
 // unwatchLoad reports the end of the load. ended is true if the flight has ended with the load's result.
-func (r *run) unwatchLoad(ended bool) {
+func (r *run) unwatchLoad(a *attempt, ended bool) {
 	w := r.watched
 	if r.watched = nil; w == nil {
 		return
 	}
 	t := &w.Told
+	t.LeaseLost = a.leaseLost.Load()
 	if t.Outcome == observe.OutcomeValue && !(ended && r.loaded) {
 		t.Outcome = observe.OutcomeAbandoned
 	}

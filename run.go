@@ -85,7 +85,6 @@ type leadingState struct {
 	lease driver.Lease // the flight's lease, nil without one
 	epoch uint64       // claimed for the load, or mark.unshared; 0: not yet, or no answer
 	again bool         // the flight has led before, in vain
-	lost  bool         // a lease
 	voids int          // loads that came to nothing, see maxVoid
 }
 
