@@ -34,9 +34,10 @@ func (r *run) offer(it *items.Item, fromStore bool) {
 // setOffer offers an item, which is confirmed in each of the flight's states. shard.mu is held.
 func (f *flight) setOffer(it *items.Item) {
 	f.change(func(s *flightState) { s.offered = it })
+	f.offerCheck.asked.Store(int64(f.engine.clock.Now()))
 	if f.engine.Store != nil && !f.confirms {
 		f.confirms = true
-		f.engine.start(f.confirmOffers)
+		f.engine.start(func() { f.confirm(&f.offerCheck, f.confirmOffer) })
 	}
 }
 
@@ -52,84 +53,58 @@ func (f *flight) endOffer() {
 	}
 }
 
-// reoffer replaces the offer after its confirmation, unless an invalidation or a sweep has withdrawn it, or a
-// Set has replaced it meanwhile.
-func (f *flight) reoffer(was, it *items.Item) {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	if f.state.Load().offered == was {
-		f.change(func(s *flightState) { s.offered = it })
-	}
-}
-
-// confirmOffers confirms the flight's offers until there is none. A waiting flight's looks confirm them earlier.
-func (f *flight) confirmOffers() {
-	returned := false
+// confirm asks the store with ask when half of the trust in the item is over, and at each doubt, until ask returns
+// false or the flight ends.
+func (f *flight) confirm(c *check, ask func() (goesOn bool)) {
+	e, returned := f.engine, true
 	defer func() {
 		if !returned { // a panic or Goexit of the adapter
-			f.engine.start(f.confirmOffers)
+			e.start(func() { f.confirm(c, ask) })
 		}
 	}()
-	f.confirmWhileOffered()
-	returned = true
-}
-
-func (f *flight) confirmWhileOffered() {
-	e := f.engine
-	var latest *items.Item
-	var asked instant
-	for {
-		offered, news := f.offerToConfirm()
-		switch now := e.clock.Now(); {
-		case offered == nil:
-			return
-		case offered != latest:
-			latest, asked = offered, now
-		}
+	due := func() time.Duration { return durations.Add(instant(c.asked.Load()), e.confirmEvery()) - e.clock.Now() }
+	for goesOn := true; goesOn; returned = true {
 		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-		case <-f.offerDoubts:
-		case <-news: // there may be another offer, or none
-			continue
+		case <-time.After(due()):
+			if due() > 0 {
+				continue // there is a later item, of a look
+			}
+		case <-c.doubts:
 		case <-f.ctx.Done():
 			return
 		}
-		asked = e.clock.Now()
-		latest = f.confirmOffer(offered)
+		c.asked.Store(int64(e.clock.Now()))
+		returned = false
+		goesOn = ask()
 	}
 }
 
-// offerToConfirm returns the offer, and a channel that is closed at the flight's next change. Without an offer the
-// caller must return: the next offer begins a new goroutine.
-func (f *flight) offerToConfirm() (*items.Item, <-chan struct{}) {
+// confirmOffer asks the store about the offer, and reports whether there is still one. An invalidation, a sweep, a Set
+// or a look may replace the offer meanwhile.
+func (f *flight) confirmOffer() bool {
+	e, offered := f.engine, f.state.Load().offered
+	confirmed := offered
+	if offered != nil {
+		there := f.read(f.ctx, e.confirmation(f.ctx))
+		it := *offered
+		confirmed, it.TrustedUntil = &it, e.trustedUntil(there.Asked)
+		switch {
+		case f.ctx.Err() != nil:
+			confirmed = offered
+		case there.Silent():
+			// A silent store cannot say that the item is void, also not to the callers that came meanwhile.
+			it.TrustedUntil = max(it.TrustedUntil, e.clock.Now()+1)
+		case there.Err != nil || there.Entry.Epoch != offered.Epoch:
+			confirmed = nil
+		}
+	}
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
-	state := f.state.Load()
-	if state.offered == nil {
-		f.confirms = false
-		return nil, nil
+	if f.state.Load().offered == offered && confirmed != offered {
+		f.change(func(s *flightState) { s.offered = confirmed })
 	}
-	return state.offered, state.news
-}
-
-// confirmOffer asks the store about the offered item, and returns the offer in its place.
-func (f *flight) confirmOffer(offered *items.Item) *items.Item {
-	e := f.engine
-	budget := e.confirmation(f.ctx)
-	there := f.read(f.ctx, budget)
-	confirmed := *offered
-	switch confirmed.TrustedUntil = e.trustedUntil(there.Asked); {
-	case f.ctx.Err() != nil:
-		return offered
-	case there.Silent():
-		// A silent store cannot say that the item is void, also not to the callers that came meanwhile.
-		confirmed.TrustedUntil = max(confirmed.TrustedUntil, e.clock.Now()+1)
-	case there.Err != nil || there.Entry.Epoch != offered.Epoch:
-		f.reoffer(offered, nil)
-		return nil
-	}
-	f.reoffer(offered, &confirmed)
-	return &confirmed
+	f.confirms = f.state.Load().offered != nil // otherwise the next offer begins a new goroutine
+	return f.confirms
 }
 
 // doubt makes a confirmer ask the store again, for a later call. It does nothing with the near tier on.

@@ -41,9 +41,7 @@ type flight struct {
 	demand  slots.Demand     // see demanded
 	askers  chain.Flight     // the loads that wait for the flight
 
-	// Requests to confirm the offer and the published value for later calls, see doubt. Each has room for one, and is
-	// nil with the near tier on.
-	offerDoubts, streamDoubts chan struct{}
+	offerCheck, streamCheck check // of the offer and of the published value
 }
 
 // A beginning is the call that began a flight. The fields do not change.
@@ -82,6 +80,13 @@ type progress struct {
 type nextRefresh struct {
 	since instant
 	begin func()
+}
+
+// A check is the confirmation of an item that callers may get while the flight goes on, see confirm.
+type check struct {
+	asked atomic.Int64 // the instant at which the store was last asked, or the item was shown
+	// Requests to confirm the item for later calls, see doubt. It has room for one, and is nil with the near tier on.
+	doubts chan struct{}
 }
 
 // A flightState is one state of a flight, as callers see it. It is immutable; change replaces it.

@@ -197,7 +197,7 @@ func (c *waiter) newFlight(s *shard, m *member, now instant) *flight {
 		f.notices = make(chan timedNotice, 1)
 	}
 	if e.eachCall {
-		f.offerDoubts, f.streamDoubts = make(chan struct{}, 1), make(chan struct{}, 1)
+		f.offerCheck.doubts, f.streamCheck.doubts = make(chan struct{}, 1), make(chan struct{}, 1)
 	}
 	f.state.Store(&flightState{news: make(chan struct{})})
 	return f

@@ -2,11 +2,9 @@ package bellwether
 
 import (
 	"context"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -42,7 +40,8 @@ func (a *attempt) Publish(ctx context.Context, v any, until instant, to audience
 	if !a.storeDown {
 		confirmed = e.trustedUntil(a.asked)
 		if e.fencer != nil && e.open.Err() == nil {
-			e.start(a.confirmStream)
+			f.streamCheck.asked.Store(int64(a.asked))
+			e.start(func() { f.confirm(&f.streamCheck, a.confirmPublished) })
 		}
 	}
 	f.change(func(s *flightState) {
@@ -70,23 +69,6 @@ func (a *attempt) catchUp(ctx context.Context) (fenced bool) {
 	// By this process's clock the lease is over: the process was paused, or the locker. Another process
 	// may have the lease and a value, and the renewal that would tell may be as late as this load.
 	return late && f.askFenced(ctx, budget, a.epoch)
-}
-
-// confirmStream calls confirmPublished until it returns false or the flight ends, also during the commit.
-func (a *attempt) confirmStream() {
-	e, asked := a.engine, a.asked
-	for {
-		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
-		case <-a.streamDoubts:
-		case <-a.ctx.Done():
-			return
-		}
-		asked = e.clock.Now()
-		if !a.confirmPublished() {
-			return
-		}
-	}
 }
 
 // confirmPublished asks a Fencer about the value that the load still writes. Otherwise an invalidation elsewhere would

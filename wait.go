@@ -172,7 +172,7 @@ func (c *waiter) becomeReader(state *flightState) bool {
 	// limit waits until all callers have begun to read, and the call would wait for the end of the body.
 	c.leave()
 	if readable {
-		doubt(f.streamDoubts)
+		doubt(f.streamCheck.doubts)
 	}
 	return false
 }
@@ -257,7 +257,7 @@ func (c *waiter) staleNow(state *flightState, now instant) *items.Item {
 		// It is invalidated, perhaps elsewhere, or past its window. The offer may have been confirmed since.
 		it = state.offered
 		if it != nil && it.Stale(now) && !c.trusts(it, now) {
-			doubt(c.flight.offerDoubts)
+			doubt(c.flight.offerCheck.doubts)
 			return nil
 		}
 	}
