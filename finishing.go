@@ -106,19 +106,25 @@ func (r *run) finishFound(ctx context.Context, l loaded) bool {
 	if written != commitFenced {
 		r.releaseBehind(ctx) // the other processes ask the store while the callers here wake up
 	}
-	switch {
-	case r.settleUnlessFenced(it, written):
+	if r.settleUnlessFenced(it, written) {
 		return true
-	case r.streaming():
-		r.end(nil) // the readers have the value
-		return true
-	case !r.noteVoid():
-		return false
 	}
-	// The value is only for callers that asked before the load: each cause of a refusal came after them.
 	given := *it
 	given.Lifetime = items.NewLifetime(now, items.Windows{})
-	r.give(&given, l.loadBegan-1)
+	return r.finishVoid(&given, l)
+}
+
+// finishVoid ends the flight after a void load that has readers, or is the flight's last. Its result, the item, is only
+// for callers that asked before the load: each cause of a refusal came after them.
+func (r *run) finishVoid(it *items.Item, l loaded) bool {
+	switch {
+	case r.streaming():
+		r.end(nil) // the readers have the value, or saw the response break off, and cannot see another load's
+	case r.noteVoid():
+		r.give(it, l.loadBegan-1)
+	default:
+		return false
+	}
 	return true
 }
 
@@ -137,17 +143,12 @@ func (r *run) finishFailed(ctx context.Context, l loaded) bool {
 	} else {
 		ended = r.finishUntold(ctx, l)
 	}
-	switch {
-	case ended:
+	if ended {
 		return true
-	case r.streaming():
-		r.end(nil) // the readers saw the response break off, and cannot see another load's
-		return true
-	case !r.noteVoid():
-		return false
 	}
-	r.giveFailure(l.err, l.loadBegan-1) // as in finishFound
-	return true
+	given := &items.Item{Err: l.err}
+	given.Failures, given.RetryAt = 1, forever // the failure answers them, whatever else they want
+	return r.finishVoid(given, l)
 }
 
 // settleUnlessFenced is settle after the commit of the load's result. It returns false for a void load.

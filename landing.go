@@ -45,21 +45,14 @@ func (r *run) keepResult(it *items.Item) {
 	r.engine.near.Put(r.key, it, int(r.callers.all.Load()))
 }
 
-// give ends the flight with an item past its windows for callers that began before resultBefore. An earlier near item
-// goes. A later one is from a Set, or of a successor.
+// give ends the flight with an item past its windows, or a failure, for callers that began before resultBefore. An
+// earlier near item goes unless it is a failure. A later one is from a Set, or of a successor.
 func (r *run) give(it *items.Item, resultBefore instant) {
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
-	r.engine.near.Advance(r.key, it)
-	r.land(func(s *flightState) { s.result, s.resultBefore = it, resultBefore })
-}
-
-// giveFailure is give for a failure. The key's item stays in the near tier.
-func (r *run) giveFailure(err error, resultBefore instant) {
-	it := &items.Item{Err: err}
-	it.Failures, it.RetryAt = 1, forever // the failure answers them, whatever else they want
-	r.shard.mu.Lock()
-	defer r.shard.mu.Unlock()
+	if it.Held {
+		r.engine.near.Advance(r.key, it)
+	}
 	r.land(func(s *flightState) { s.result, s.resultBefore = it, resultBefore })
 }
 
