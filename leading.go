@@ -39,10 +39,13 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 	if r.degraded(waived) {
 		e.count.degraded.Add(1)
 	}
-	contested, cede := context.WithCancelCause(ctx)
-	defer cede(nil)
-	if e.Hedge > 0 && r.leading.lease != nil {
-		r.watchRival(contested, cede, r.leading.epoch, e.clock.Now())
+	contested, cede := ctx, context.CancelCauseFunc(nil)
+	if r.leading.lease != nil { // without a lease no other process is heard of, and a miss costs a context less
+		contested, cede = context.WithCancelCause(ctx)
+		defer cede(nil)
+		if e.Hedge > 0 {
+			r.watchRival(contested, cede, r.leading.epoch, e.clock.Now())
+		}
 	}
 	e.hedges.Earn(e.HedgeShare)
 	ended := r.build(ctx, contested, cede, r.finish)
