@@ -172,24 +172,8 @@ func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*it
 	for again := false; ; again = true {
 		// The commit of a flight for an unshared entry finds out by itself whether that entry is still
 		// there. A look would replace the entry by a later one, from after an invalidation perhaps.
-		if r.looking.unshared == 0 {
-			known, missing := r.present, false
-			if r.lookBy(ctx, func(ctx context.Context) lookout.Reply {
-				there := r.readWithLog(ctx)
-				missing = errors.Is(there.Err, ErrNotFound)
-				return there
-			}) {
-				return nil, commitTaken
-			}
-			r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure
-			// The look may have read a lagging copy of the store. The claim has not, and after a later invalidation the
-			// commit is fenced.
-			switch it := r.present; {
-			case it == nil && (r.storeDown || missing && l.epoch != 0):
-				r.present = r.engine.afterSweeps(r.key, known) // silence or a copy cannot take the stale value away
-			case it != nil && (known == nil || it.Epoch != known.Epoch) && r.askFenced(ctx, r.budget, it.Epoch):
-				r.present = r.engine.afterSweeps(r.key, known) // the commit would bring a value back
-			}
+		if r.looking.unshared == 0 && r.lookBeside(ctx, l.epoch != 0) {
+			return nil, commitTaken
 		}
 		it := r.failureOf(l, remembered)
 		it.Epoch, it.Beside = l.epoch, false
@@ -208,6 +192,28 @@ func (r *run) commitFailure(ctx context.Context, l loaded, remembered bool) (*it
 			return it, written
 		}
 	}
+}
+
+// lookBeside looks for the present item, beside which a failure is committed, and reports whether an answer has ended the
+// flight. The look may read a lagging copy of the store. A claim has not, and after a later invalidation the commit
+// is fenced.
+func (r *run) lookBeside(ctx context.Context, claimed bool) (answered bool) {
+	known, missing := r.present, false
+	if r.lookBy(ctx, func(ctx context.Context) lookout.Reply {
+		there := r.readWithLog(ctx)
+		missing = errors.Is(there.Err, ErrNotFound)
+		return there
+	}) {
+		return true
+	}
+	r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure
+	switch it := r.present; {
+	case it == nil && (r.storeDown || missing && claimed):
+		r.present = r.engine.afterSweeps(r.key, known) // silence or a copy cannot take the stale value away
+	case it != nil && (known == nil || it.Epoch != known.Epoch) && r.askFenced(ctx, r.budget, it.Epoch):
+		r.present = r.engine.afterSweeps(r.key, known) // the commit would bring a value back
+	}
+	return false
 }
 
 // finishUntold is finishFailed for a failure told to no other process. It returns false for a void load.
