@@ -589,6 +589,7 @@ func TestReply_FieldInHeaderAndTrailer(t *testing.T) {
 				if control != "private" {
 					wg.Go(func() { check("a client that joins", "total") })
 					wg.Wait()
+					synctest.Wait() // the page is stored
 					check("a later client")
 				}
 				wg.Wait()

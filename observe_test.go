@@ -200,6 +200,7 @@ func TestObserver_Failure(t *testing.T) {
 		for range 3 { // the rebuild fails, and then backs off
 			wantValue(t, c, "k", "v")
 		}
+		synctest.Wait()
 		c.Get(t.Context(), "other")
 		c.Get(t.Context(), "other")
 		synctest.Wait()
