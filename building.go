@@ -58,8 +58,13 @@ func (r *run) build(ctx, contested context.Context, cede context.CancelCauseFunc
 		flight: r.flight, basis: basis{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
 		cede: cede, last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
 	}
+	defer func() { r.unwatchLoad(a, ended) }() // also after an observer's Goexit
 	noteEnd, stopKeeping := r.keepLease(ctx, a)
-	defer stopKeeping()
+	defer func() {
+		if stopKeeping(); context.Cause(contested) == errRival {
+			r.releaseBehind(ctx) // before the observers, which may take long; the next look finds the value
+		}
+	}()
 	began, ok := r.awaitRound(contested, a)
 	if !ok {
 		return false
@@ -76,7 +81,6 @@ func (r *run) build(ctx, contested context.Context, cede context.CancelCauseFunc
 		r.noteVoid()
 		return false
 	}
-	defer func() { r.unwatchLoad(a, ended) }() // also after an observer's Goexit
 	r.startLoad(loading, a)
 	l, ok := r.awaitLoad(limited, loading, a)
 	if !ok {

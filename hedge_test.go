@@ -147,6 +147,29 @@ func TestHedge_HolderIsFirst(t *testing.T) {
 	})
 }
 
+// An overtaken holder gives its lease back at once, also beside an observer that takes long.
+func TestHedge_OvertakenHolderGivesItsLeaseBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hedgersOf(t, 2, push, bellwether.Options{Observers: []observe.Observer{{
+			Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
+				return ctx, func(told observe.Rebuild) {
+					if told.Outcome == observe.OutcomeAbandoned {
+						time.Sleep(20 * time.Second)
+					}
+				}
+			},
+		}}})
+		first := f.hang(t, 50*time.Second, nil)
+		f.processes[1].Get(t.Context(), "k") // hedges
+		time.Sleep(2 * time.Second)          // the holder has seen the hedge's value
+		invalidate(t, f.processes[1], "k")
+		start := time.Now()
+		f.processes[1].Get(t.Context(), "k")
+		wantTook(t, start, time.Second)
+		<-first
+	})
+}
+
 // A hedge that fails reaches no caller and is not repeated. The holder's commit is taken.
 func TestHedge_Fails(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

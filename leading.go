@@ -48,11 +48,7 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 		}
 	}
 	e.hedges.Earn(e.HedgeShare)
-	ended := r.build(ctx, contested, cede, r.finish)
-	if context.Cause(contested) == errRival {
-		r.releaseBehind(ctx) // the next look finds the value
-	}
-	return ending(ended)
+	return ending(r.build(ctx, contested, cede, r.finish))
 }
 
 // degraded reports whether the load begins without an engine's answer.
