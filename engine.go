@@ -81,7 +81,7 @@ type life struct {
 	shut    context.CancelFunc
 
 	mu    sync.Mutex    // guards ended; no shard's lock is taken with it
-	ended chan struct{} // nil until the first close, which closes it at its end
+	ended chan struct{} // nil until the first close, which closes it at its end; a wait in a sync.Once hangs in synctest
 }
 
 // start runs f on a goroutine of the cache. A panic there is of user code, such as a method of an engine's error, and
