@@ -51,12 +51,20 @@ func (r *run) claim(ctx context.Context) bool {
 	return ended
 }
 
-// build loads the value, under the lease if any, and calls finish with the result. It gives up when cede has ended
-// contested, see yield. It reports whether the flight has ended.
-func (r *run) build(ctx, contested context.Context, cede context.CancelCauseFunc, finish func(context.Context, loaded) bool) (ended bool) {
+// build loads the value, under the lease if any, and calls finish with the result. It gives up when the attempt yields.
+// watch, if not nil, has it yield to a rival. build reports whether the flight has ended.
+func (r *run) build(ctx context.Context, watch func(context.Context, *attempt), finish func(context.Context, loaded) bool) (ended bool) {
 	a := &attempt{
 		flight: r.flight, basis: basis{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
-		cede: cede, last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
+		last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
+	}
+	contested := ctx
+	if watch != nil || r.leading.lease != nil { // otherwise nothing yields, and a miss costs a context less
+		contested, a.cede = context.WithCancelCause(ctx)
+		defer a.cede(nil)
+	}
+	if watch != nil {
+		r.engine.start(func() { watch(contested, a) })
 	}
 	defer func() { r.unwatchLoad(a, ended) }() // also after an observer's Goexit
 	noteEnd, stopKeeping := r.keepLease(ctx, a)

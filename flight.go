@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -144,19 +143,6 @@ func (f *flight) fallDue() {
 }
 
 func (f *flight) streaming() bool { return f.state.Load().published != nil }
-
-// yield gives the flight's load up because another process has the lease, or has committed. A response with readers
-// goes on to its commit, which may be fenced. After a second loss of a lease every load goes on: a locker that loses
-// all leases must not stop all loads. The lock keeps the load from publishing in between.
-func (f *flight) yield(cede context.CancelCauseFunc, to error) {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	again := to == driver.ErrLeaseLost && f.lostLease
-	f.lostLease = f.lostLease || to == driver.ErrLeaseLost
-	if !again && !f.streaming() {
-		cede(to)
-	}
-}
 
 // unlist removes the flight from the map: no more callers join. A Refresh that waits for this begins. shard.mu is held.
 func (f *flight) unlist() {

@@ -64,10 +64,7 @@ func (r *run) hedge(ctx context.Context) (ended, over bool) {
 		return ended, true
 	}
 	e.count.hedges.Add(1)
-	contested, cede := context.WithCancelCause(ctx)
-	defer cede(nil)
-	r.watchRival(contested, cede, r.waiting.known, r.waiting.since)
-	ended = r.build(ctx, contested, cede, r.finishHedge)
+	ended = r.build(ctx, r.watchOf(r.waiting.known, r.waiting.since), r.finishHedge)
 	if loads = ended || r.current != nil; !loads { // only this goroutine sets current
 		// The round of the slot has begun without the flight, or the key was invalidated. The flight looks and queues, and
 		// may hedge again.
@@ -100,13 +97,13 @@ func (r *run) freeHedge(ctx context.Context) {
 	}
 }
 
-// watchRival yields after another process's commit of a later epoch. A holder
-// always watches, however little it knows of builds: another process begins the hedge by its own
-// knowledge. The first poll comes at minHedge, when a hedge may begin.
-func (r *run) watchRival(ctx context.Context, cede context.CancelCauseFunc, epoch uint64, since instant) {
+// watchOf returns a watch for a rival. The watch has an attempt yield after another process's commit of a later epoch, and
+// returns then or at the end of its context. A holder always watches, however little it knows of builds: another process
+// begins the hedge by its own knowledge. The first poll comes at minHedge, when a hedge may begin.
+func (r *run) watchOf(epoch uint64, since instant) func(context.Context, *attempt) {
 	e := r.engine
 	pause := func() time.Duration { return e.lookEvery(polls.Interval(e.clock.Now() - since)) }
-	e.start(func() {
+	return func(ctx context.Context, a *attempt) {
 		poll := time.NewTimer(max(pause(), minHedge))
 		defer poll.Stop()
 		for {
@@ -121,11 +118,11 @@ func (r *run) watchRival(ctx context.Context, cede context.CancelCauseFunc, epoc
 				poll.Reset(pause())
 			}
 			if r.overtaken(ctx, epoch) {
-				r.yield(cede, errRival)
+				a.yield(errRival)
 				return
 			}
 		}
-	})
+	}
 }
 
 // overtaken reports whether the store has a value of a later epoch. Any goroutine may call it.

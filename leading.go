@@ -39,16 +39,12 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 	if r.degraded(waived) {
 		e.count.degraded.Add(1)
 	}
-	contested, cede := ctx, context.CancelCauseFunc(nil)
-	if r.leading.lease != nil { // without a lease no other process is heard of, and a miss costs a context less
-		contested, cede = context.WithCancelCause(ctx)
-		defer cede(nil)
-		if e.Hedge > 0 {
-			r.watchRival(contested, cede, r.leading.epoch, e.clock.Now())
-		}
+	var watch func(context.Context, *attempt)
+	if e.Hedge > 0 && r.leading.lease != nil {
+		watch = r.watchOf(r.leading.epoch, e.clock.Now())
 	}
 	e.hedges.Earn(e.HedgeShare)
-	return ending(r.build(ctx, contested, cede, r.finish))
+	return ending(r.build(ctx, watch, r.finish))
 }
 
 // degraded reports whether the load begins without an engine's answer.

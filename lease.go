@@ -92,8 +92,7 @@ func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term le
 			return // the commit may have released the lease
 		case errors.Is(err, driver.ErrLeaseLost):
 			e.count.leasesLost.Add(1)
-			a.leaseLost.Store(true)
-			a.yield(a.cede, driver.ErrLeaseLost)
+			a.yield(driver.ErrLeaseLost)
 			e.OnError(a.key, &keyError{"keeping the lease of", a.key, err}) // may call Goexit
 			return
 		case err != nil:

@@ -3,9 +3,9 @@ package bellwether
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/chain"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gather"
@@ -51,10 +51,8 @@ type attempt struct {
 	basis
 	abort context.CancelCauseFunc // cancels the load
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
-	cede  context.CancelCauseFunc // gives the load up for another process's, see yield
+	cede  context.CancelCauseFunc // gives the load up for another process's, see yield; nil without a lease and rivals
 	seat  *gather.Seat            // the attempt's place in a load of its batch; nil: the attempt loads by itself
-
-	leaseLost atomic.Bool
 
 	running *chain.Load
 	free    func() // called when the load has returned or told
@@ -63,6 +61,7 @@ type attempt struct {
 
 	// shard.mu guards the fields below.
 	heldUntil instant // the end of the lease by this process's clock; forever without a lease
+	lost      bool    // another process has the lease
 	repeats   bool    // the failed load commits the present value once more: Sets count whatever their epoch
 }
 
@@ -70,6 +69,22 @@ type attempt struct {
 func (a *attempt) start(ctx context.Context, free func()) {
 	a.running, a.free, a.result = chain.NewLoad(ctx, a.engine.slots, &a.askers), free, make(chan loaded, 1)
 	go a.run()
+}
+
+// yield gives the load up because another process has the lease, or has committed. A response with readers goes on to
+// its commit, which may be fenced. After a flight's second loss of a lease every load goes on: a locker that loses all
+// leases must not stop all loads. The lock keeps the load from publishing in between.
+func (a *attempt) yield(to error) {
+	a.shard.mu.Lock()
+	defer a.shard.mu.Unlock()
+	again := false
+	if to == driver.ErrLeaseLost {
+		again = a.lostLease
+		a.lost, a.lostLease = true, true
+	}
+	if !again && !a.streaming() {
+		a.cede(to)
+	}
 }
 
 // Tell ends the load with a result. If it goes on for its own client, its return value is ignored.

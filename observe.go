@@ -45,7 +45,9 @@ func (r *run) unwatchLoad(a *attempt, ended bool) {
 		return
 	}
 	t := &w.Told
-	t.LeaseLost = a.leaseLost.Load()
+	r.shard.mu.Lock()
+	t.LeaseLost = a.lost
+	r.shard.mu.Unlock()
 	if t.Outcome == observe.OutcomeValue && !(ended && r.loaded) {
 		t.Outcome = observe.OutcomeAbandoned
 	}

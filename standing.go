@@ -51,7 +51,7 @@ func (r *run) elect(ctx context.Context) rebuildOutcome {
 		select {
 		case n := <-r.notices:
 			return ending(r.answerByNotice(ctx, n))
-		default: // the goroutine of watchRival, left by an earlier load, has taken the notice
+		default: // the watch for a rival, left by an earlier load, has taken the notice
 		}
 		return outcomeOutdated
 	}

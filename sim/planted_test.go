@@ -71,7 +71,7 @@ var bugs = []bug{
 	},
 	{
 		Name: "lease that is renewed after its loss", File: "lease.go",
-		Old: "\t\t\ta.yield(a.cede, driver.ErrLeaseLost)\n\t\t\te.OnError(a.key, &keyError{\"keeping the lease of\", a.key, err}) // may call Goexit\n\t\t\treturn\n",
+		Old: "\t\t\ta.yield(driver.ErrLeaseLost)\n\t\t\te.OnError(a.key, &keyError{\"keeping the lease of\", a.key, err}) // may call Goexit\n\t\t\treturn\n",
 		New: "\t\t\te.OnError(a.key, &keyError{\"keeping the lease of\", a.key, err})\n",
 	},
 
