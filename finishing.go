@@ -207,11 +207,14 @@ func (r *run) lookBeside(ctx context.Context, claimed bool) (answered bool) {
 		return true
 	}
 	r.looking.unshared = 0 // a mark that this look has found is for later loads, and yields to the failure
-	switch it := r.present; {
-	case it == nil && (r.storeDown || missing && claimed):
-		r.present = r.engine.afterSweeps(r.key, known) // silence or a copy cannot take the stale value away
-	case it != nil && (known == nil || it.Epoch != known.Epoch) && r.askFenced(ctx, r.budget, it.Epoch):
-		r.present = r.engine.afterSweeps(r.key, known) // the commit would bring a value back
+	keeps := false
+	if it := r.present; it == nil {
+		keeps = r.storeDown || missing && claimed // silence or a copy cannot take the stale value away
+	} else if known == nil || it.Epoch != known.Epoch {
+		keeps = r.askFenced(ctx, r.budget, it.Epoch) // otherwise the commit would bring a value back
+	}
+	if keeps {
+		r.present = r.engine.afterSweeps(r.key, known)
 	}
 	return false
 }
