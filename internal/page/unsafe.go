@@ -40,7 +40,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed httpcache.Changed
 	u.before = func(status int) httpcache.Status {
-		m.noteChanged(&changed, sent, t, status, u.Header())
+		m.noteChanged(&changed, sent, t, status, httpcache.CanonicalHeader(u.Header()))
 		return httpcache.Status{Fwd: httpcache.FwdMethod}
 	}
 	u.invalidate = func() { m.invalidateChanged(r.Context(), changed) }
@@ -62,8 +62,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 	}
 	u.before = func(status int) httpcache.Status {
-		m.noteChanged(&changed, sent, t, status, u.Header())
 		header := httpcache.CanonicalHeader(u.Header())
+		m.noteChanged(&changed, sent, t, status, header)
 		own, j, now := u.judge(t.Request, status)
 		// As in facts.withheld. Also, a GET of the cache would have sent the same fields. The whole header
 		// counts: a Vary or a cookie may be the handler's too, if it has set the same value.
@@ -77,13 +77,13 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.finish()
 }
 
-// noteChanged sets changed to the URLs that an unsafe request with this answer has changed.
+// noteChanged sets changed to the URLs that an unsafe request with this answer has changed. The names in h are canonical.
 func (m *Middleware) noteChanged(changed *httpcache.Changed, r *http.Request, t target, status int, h http.Header) {
 	*changed = httpcache.ChangedBy(r, t.url, status, h, nil) // at first, since Key may call Goexit for a location
 	if !m.options.InvalidateLocations {
 		return
 	}
-	*changed = httpcache.ChangedBy(r, t.url, status, httpcache.CanonicalHeader(h), func(get *http.Request) (page *http.Request, ok bool) {
+	*changed = httpcache.ChangedBy(r, t.url, status, h, func(get *http.Request) (page *http.Request, ok bool) {
 		// The handler has done its work, and its own URL is still to be invalidated: a panic of Key for a
 		// location must not prevent this.
 		err := fault.Guard(func() error {
