@@ -87,7 +87,11 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 // A load may have failed before the Refresh that began it has returned.
 func TestOnError_QuickFailuresOfRefreshes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const callers, each = 200, 10
+		const callers = 200
+		each := 100
+		if testing.Short() {
+			each = 10
+		}
 		var told atomic.Int64
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "", errOrigin }, bellwether.Options{
 			TTL: time.Hour, Limits: bellwether.Limits{MaxQueued: callers * each},
@@ -103,7 +107,7 @@ func TestOnError_QuickFailuresOfRefreshes(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if n := told.Load(); n != callers*each {
+		if n := told.Load(); n != int64(callers*each) {
 			t.Errorf("OnError was told of %d of %d failures", n, callers*each)
 		}
 	})
