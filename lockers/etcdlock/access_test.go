@@ -8,7 +8,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -22,11 +21,7 @@ func TestAccess(t *testing.T) {
 	stranger, admin := newLocker(t, server.Addr), newClient(t, server.Addr)
 	locker := func(user string) (*etcdlock.Locker, *clientv3.Client) {
 		t.Helper()
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{server.Addr}, Logger: zap.NewNop(), Username: user, Password: user})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { client.Close() })
+		client := clientOf(t, clientv3.Config{Endpoints: []string{server.Addr}, Username: user, Password: user})
 		l := etcdlock.New(client)
 		t.Cleanup(func() { l.Close() })
 		return l, client

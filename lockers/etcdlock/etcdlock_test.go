@@ -24,7 +24,13 @@ import (
 
 func newClient(tb testing.TB, addr string, options ...grpc.DialOption) *clientv3.Client {
 	tb.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop(), DialOptions: options})
+	return clientOf(tb, clientv3.Config{Endpoints: []string{addr}, DialOptions: options})
+}
+
+func clientOf(tb testing.TB, config clientv3.Config) *clientv3.Client {
+	tb.Helper()
+	config.Logger = zap.NewNop()
+	client, err := clientv3.New(config)
 	if err != nil {
 		tb.Fatal(err)
 	}

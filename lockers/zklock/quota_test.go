@@ -39,7 +39,7 @@ func TestQuota(t *testing.T) {
 	if n := proxy.Requests(); n != 1 {
 		t.Errorf("%d requests, want 1", n)
 	}
-	if _, err := l.Lock(t.Context(), newKey(), time.Minute); err != nil && !strings.Contains(err.Error(), "setquota") {
+	if _, err := l.Lock(t.Context(), newKey(), time.Minute); err == nil || !strings.Contains(err.Error(), "setquota") {
 		t.Errorf("Lock: err = %v, want the remedy", err)
 	}
 	leasetest.Renew(t, first, time.Minute)

@@ -658,7 +658,7 @@ func TestStore_ExpiresInMemcached(t *testing.T) {
 		longest*time.Second - time.Second: longest, longest * time.Second: longest, math.MaxInt64: longest,
 	} {
 		if got := expiration(d); got != want {
-			t.Errorf("seconds(%v) = %d, want %d", d, got, want)
+			t.Errorf("expiration(%v) = %d, want %d", d, got, want)
 		}
 	}
 }
