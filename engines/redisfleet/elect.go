@@ -32,9 +32,9 @@ const (
 
 var answerParts = [...]int{answered: 2, elected: 3, leaseHeld: 4, leaseNoted: 4}
 
-// elect: for each key, the names of the entry and the lease; retention in ms, the largest reply, about (the time),
-// the longest noted lease in ms, the channel of releases; then, for each key, past, void, the token, the lease in ms
-// and the message of its release. The reply has an answer per key, then the server's time if the script has read
+// elect: for each key, the names of the entry and the lease; retention in ms, the largest reply's last index, about (the
+// time), the longest noted lease in ms, the channel of releases; then, for each key, past, void, the token, the lease
+// in ms and the message of its release. The reply has an answer per key, then the server's time if the script has read
 // it. The value is nil without an entry. A value longer than the largest reply is cut to that length.
 //
 // The script goes by the end of the entry's freshness, and cannot tell an entry from other bytes behind such
@@ -51,7 +51,7 @@ var answerParts = [...]int{answered: 2, elected: 3, leaseHeld: 4, leaseNoted: 4}
 // since, the caller gets only the entry, so the script ends the lease. The lease is the first write: Redis
 // refuses a script's first write if it has no memory or is a replica, and then no lease is left.
 var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + redislease.ReleaseLua + forgetLua + `
-local retention, largest, channel = ARGV[1], ARGV[2] - 1, ARGV[5]
+local retention, largest, channel = ARGV[1], ARGV[2], ARGV[5]
 local clock
 local function read()
 	clock = clock or time()
@@ -60,21 +60,24 @@ end
 local about = tonumber(ARGV[3]) or read()
 local latest = about + ARGV[4] * 1000
 local function elect(name, lease, past, void, token, ttl, message)
-	local kept = part(name, 0, largest)
+	local kept = part(name, '0', largest)
 	local counter, floor = marks(kept)
 	local fresh = floor and #kept >= 118 and tonumber(string.sub(kept, 103, 118)) or 0
-	local made = fresh > 0 and tonumber(string.sub(kept, 71, 86)) or 0
-	local _, ends, whose = note(kept, counter)
-	local function answers(now)
-		return fresh > now and made - now <= fresh - made and floor > tonumber(past) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= void
-	end
+	local ends, whose = note(kept, counter)
+	ends = tonumber(ends)
 	local taken = ends > about and ends < latest and whose ~= token
-	if answers(about) or not taken and answers(read()) then
-		if whose == token then
-			forget(name, whose)
-			release(lease, whose, channel, message)
+	if fresh > 0 and floor > tonumber(past) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= void then
+		local made = tonumber(string.sub(kept, 71, 86)) or 0
+		local function answers(now)
+			return fresh > now and made - now <= fresh - made
 		end
-		return {0, kept}
+		if answers(about) or not taken and answers(read()) then
+			if whose == token then
+				forget(name, whose)
+				release(lease, whose, channel, message)
+			end
+			return {0, kept}
+		end
 	end
 	if taken then
 		return {3, present(kept, counter, about), whose, ends}
@@ -84,7 +87,7 @@ local function elect(name, lease, past, void, token, ttl, message)
 	if holder and holder ~= token then
 		return {2, present(kept, counter, now), holder, left(lease, ttl)}
 	end
-	local entry, epoch = claim(name, kept, now, retention, digits(math.min(now + ttl * 1000, 2^53 - 1)) .. token)
+	local entry, epoch = claim(name, kept, counter, floor, now, retention, digits(math.min(now + ttl * 1000, 2^53 - 1)) .. token)
 	return {1, entry, epoch}
 end
 local answers = {}
@@ -224,7 +227,7 @@ func (e *Engine) runElect(all []*candidate) ([]any, redisentry.Sighting, error) 
 	}
 	keys := make([]string, 0, 2*len(all))
 	args := make([]any, 0, 5+5*len(all))
-	args = append(args, redisentry.Retention.Milliseconds(), redispipe.Large, about, longestNoted.Milliseconds(), all[0].mine.Channel)
+	args = append(args, redisentry.Retention.Milliseconds(), redispipe.Large-1, about, longestNoted.Milliseconds(), all[0].mine.Channel)
 	for _, c := range all {
 		keys = append(keys, c.name, c.mine.Key)
 		args = append(args, c.past, c.void, c.mine.Holder, adapter.Millis(c.ttl), c.mine.Name)

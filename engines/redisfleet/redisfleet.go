@@ -114,8 +114,8 @@ func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 // memory for that, the lease still ends, and its note lasts until the announced end.
 const forgetLua = `
 local function forget(name, holder)
-	if redis.pcall('GETRANGE', name, 48, 69) == holder then
-		redis.pcall('SETRANGE', name, 32, nobody)
+	if redis.pcall('GETRANGE', name, '48', '69') == holder then
+		redis.pcall('SETRANGE', name, '32', nobody)
 	end
 end
 `

@@ -26,31 +26,29 @@ import (
 const CommitLua = `
 local function commit(name, args, at, read)
 	local epoch, data = tonumber(args[at + 1]), args[at + 3]
-	local head = part(name, 0, 69)
+	local head = part(name, '0', '69')
 	local counter, floor = marks(head)
 	if not counter or epoch < floor or epoch > counter then
 		return 0
 	end
 	if epoch == floor then
-		local entry = redis.call('GETRANGE', name, 118, -1)
+		local entry = redis.call('GETRANGE', name, '118', '-1')
 		return (entry == '' or entry == data) and 1 or 0
 	end
 	local now = read()
 	local made = math.min(tonumber(args[at + 5]), now)
-	local life = tonumber(args[at + 2])
-	local lease, _, holder = note(head, counter)
-	if holder == args[at + 7] then
-		lease = nobody
-	end
-	local kept, keep = digits(counter) .. digits(epoch) .. lease, tonumber(args[1])
+	local life, ends, holder = tonumber(args[at + 2]), note(head, counter)
+	local lease = holder == args[at + 7] and nobody or ends .. holder
+	local madeDigits, epochDigits = digits(made), digits(epoch)
+	local kept, keep = digits(counter) .. epochDigits .. lease, tonumber(args[1])
 	if life > 0 then
-		kept = kept .. digits(made) .. digits(math.min(made + life * 1000, 2^53 - 1)) ..
+		kept = kept .. madeDigits .. digits(math.min(made + life * 1000, 2^53 - 1)) ..
 			digits(math.min(made + args[at + 6], 2^53 - 1)) .. data
 		-- A later claim needs the numbers for the retention of a claim.
 		keep = math.max(life + args[2], counter > epoch and keep or 0)
 	end
-	redis.call('SET', name, kept, 'PX', string.format('%.0f', keep))
-	return 1, digits(now), change('c', made, epoch, args[at + 4], #data <= tonumber(args[4]) and data or '')
+	redis.call('SET', name, kept, 'PX', string.format('%' .. whole, keep))
+	return 1, now, change('c', madeDigits, epochDigits, args[at + 4], #data <= tonumber(args[4]) and data or '')
 end
 `
 
@@ -58,7 +56,7 @@ end
 var CommitScript = redisscript.New(Lua + CommitLua + `
 local committed, now, told = commit(KEYS[1], ARGV, 4, time)
 tell(ARGV[3], told or '')
-return {committed, now}
+return {committed, now and digits(now)}
 `)
 
 // A Commit is an entry on its way to Redis.

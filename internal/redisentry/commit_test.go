@@ -2,6 +2,8 @@ package redisentry_test
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,13 +51,31 @@ func TestLua_LengthOfAChange(t *testing.T) {
 	defer rdb.Close()
 	for _, size := range []int{0, 1e8} {
 		got, err := rdb.Eval(t.Context(), redisentry.Lua+`
-local text = change('c', 1, 1, 'k', string.rep('x', ARGV[1]))
+local text = change('c', digits(1), digits(1), 'k', string.rep('x', ARGV[1]))
 return {string.sub(text, 1, 17), #text}`, nil, size).Slice()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if want := fmt.Sprintf("%016dc", got[1].(int64)-16); got[0] != want {
 			t.Errorf("a change of %d bytes begins with %q, want %q", size, got[0], want)
+		}
+	}
+}
+
+// A server of 32 bits converts numbers in another way, with the same digits.
+func TestLua_Digits(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	small := strings.Replace(redisentry.Lua, "'4503599627370496'", "'what a 32-bit server makes of it'", 1)
+	if small == redisentry.Lua {
+		t.Fatal("the script does not ask for the size of integers")
+	}
+	for of, lua := range map[string]string{"64 bits": redisentry.Lua, "32 bits": small} {
+		for _, n := range []int64{0, 1, 1_700_000_000_000_000, 1<<53 - 1} {
+			got, err := rdb.Eval(t.Context(), lua+"return {digits(tonumber(ARGV[1])), string.format('%' .. whole, ARGV[1])}", nil, n).StringSlice()
+			if want := []string{fmt.Sprintf("%016d", n), fmt.Sprint(n)}; err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: %d is %q, %v; want %q", of, n, got, err, want)
+			}
 		}
 	}
 }

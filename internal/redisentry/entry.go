@@ -59,8 +59,16 @@ const (
 	tokenLen = 22 // of adapter.Token
 )
 
+// Patterns of a number and of a token, as Lua's patterns have no counts, and the note of no lease.
+const (
+	luaNumber = `(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)`
+	luaToken  = `(......................)`
+	luaNobody = `00000000000000000000000000000000000000`
+)
+
 // Lua has the functions with which the scripts read and write a value. A key of another type counts
-// as missing: part catches the error, and SET ignores the type.
+// as missing: part catches the error, and SET ignores the type. A command's arguments are texts: Redis 7.0 prints a
+// number for as long as a GETRANGE takes.
 const Lua = `
 -- part returns a part of a value. All errors but that of the type end the script: to a user without the right to
 -- read, each commit would seem to be fenced off.
@@ -72,17 +80,22 @@ local function part(name, first, last)
 	return found
 end
 
+-- whole is the conversion of a whole number. d takes half the time, but its integers are too small in a 32-bit server.
+local whole = string.format('%d', 2^52) == '4503599627370496' and 'd' or '.0f'
+local sixteen = '%016' .. whole
+
 local function digits(n)
-	return string.format('%016.0f', n)
+	return string.format(sixteen, n)
 end
 
 -- marks returns the counter and the floor of a value, or nil if the value is foreign.
 local function marks(kept)
-	if type(kept) ~= 'string' or #kept < 32 or string.find(string.sub(kept, 1, 32), '%D') then
+	if type(kept) ~= 'string' then
 		return
 	end
-	local counter, floor = tonumber(string.sub(kept, 1, 16)), tonumber(string.sub(kept, 17, 32))
-	if counter <= 2^52 and floor <= counter then
+	local counter, floor = string.match(kept, '^` + luaNumber + luaNumber + `')
+	counter, floor = tonumber(counter or ''), tonumber(floor or '')
+	if counter and counter <= 2^52 and floor <= counter then
 		return counter, floor
 	end
 end
@@ -92,15 +105,15 @@ local function time()
 	return t[1] * 1000000 + t[2]
 end
 
-local nobody = string.rep('0', 38)
+local nobody = '` + luaNobody + `'
 
--- note returns the note of a lease in a value with that counter, nil if foreign, and its parts: the end and the holder.
+-- note returns the parts of the noted lease in a value with that counter, nil if foreign: the end and the holder.
 local function note(kept, counter)
-	local text = counter and string.sub(kept, 33, 70) or ''
-	if #text < 38 or string.find(string.sub(text, 1, 16), '%D') then
-		text = nobody
+	local ends, holder = string.match(counter and kept or '', '^` + luaNumber + luaToken + `', 33)
+	if not ends then
+		return string.sub(nobody, 1, 16), string.sub(nobody, 17)
 	end
-	return text, tonumber(string.sub(text, 1, 16)), string.sub(text, 17)
+	return ends, holder
 end
 
 -- present returns the value with that counter, nil if foreign, if it has an entry with a remaining life, else false.
@@ -109,10 +122,9 @@ local function present(kept, counter, now)
 	return ends > now and kept
 end
 
--- change returns the part of a message that tells a change of key.
-local function change(kind, now, epoch, key, entry)
-	local text = kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry
-	return digits(#text) .. text
+-- change returns the part of a message that tells a change of key. at and epoch are digits.
+local function change(kind, at, epoch, key, entry)
+	return digits(41 + #key + #entry) .. kind .. at .. epoch .. string.format('%08d', #key) .. key .. entry
 end
 
 -- tell publishes a message, unless channel or message is ''. What it tells is done by then, so a refusal to publish is
@@ -124,26 +136,29 @@ local function tell(channel, message)
 end
 `
 
-// ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the value
-// read before. claim returns the value, or false without an entry, and the new epoch. retention is in
-// ms. lease is the note of a lease given with the epoch, or nil. The new epoch is not below the clock
-// even if the counter is known: after a failover to a replica that lags, the lost server may have issued
-// the next number. If the counter is lost, the floor takes a number for itself. It must be above all
-// issued epochs and belong to no claim, or the commit of a forgotten claim would look repeated.
+// ClaimLua has, after [Lua], the function claim, which issues an epoch under name. kept is the value read before, with
+// its marks. claim returns the value, or false without an entry, and the new epoch. retention is in ms. lease is the
+// note of a lease given with the epoch, or nil. The new epoch is not below the clock even if the counter is known:
+// after a failover to a replica that lags, the lost server may have issued the next number. If the counter is lost, the
+// floor takes a number for itself. It must be above all issued epochs and belong to no claim, or the commit of a
+// forgotten claim would look repeated.
 const ClaimLua = `
-local function claim(name, kept, now, retention, lease)
-	local counter, floor = marks(kept)
-	local epoch = math.max((counter or now) + 1, now)
+local function claim(name, kept, counter, floor, now, retention, lease)
+	local epoch = digits(math.max((counter or now) + 1, now))
 	local entry = present(kept, counter, now)
 	if not entry then
-		redis.call('SET', name, digits(epoch) .. digits(floor or now) .. (lease or note(kept, counter)), 'PX', retention)
-		return false, digits(epoch)
+		if not lease then
+			local ends, holder = note(kept, counter)
+			lease = ends .. holder
+		end
+		redis.call('SET', name, epoch .. digits(floor or now) .. lease, 'PX', retention)
+		return false, epoch
 	end
-	redis.call('SETRANGE', name, 0, lease and digits(epoch) .. digits(floor) .. lease or digits(epoch))
+	redis.call('SETRANGE', name, '0', lease and epoch .. digits(floor) .. lease or epoch)
 	if tonumber(string.sub(kept, 87, 102)) < now + retention * 1000 then
 		redis.call('PEXPIRE', name, retention)
 	end
-	return entry, digits(epoch)
+	return entry, epoch
 end
 `
 

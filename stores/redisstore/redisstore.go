@@ -69,35 +69,37 @@ func New(rdb redis.UniversalClient) *Store {
 func (s *Store) name(key string) string { return redisentry.Name(s.Prefix, key) }
 
 var (
-	// claim: name; retention in ms, the largest reply. Returns the value or nil without an entry, the
-	// new epoch, the time. A value longer than the largest reply is cut to that length.
+	// claim: name; retention in ms, the largest reply's last index. Returns the value or nil without an entry,
+	// the new epoch, the time. A value longer than the largest reply is cut to that length.
 	claimScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + `
-local kept, now = part(KEYS[1], 0, ARGV[2] - 1), time()
-local entry, epoch = claim(KEYS[1], kept, now, ARGV[1])
+local kept, now = part(KEYS[1], '0', ARGV[2]), time()
+local counter, floor = marks(kept)
+local entry, epoch = claim(KEYS[1], kept, counter, floor, now, ARGV[1])
 return {entry, epoch, digits(now)}
 `)
 
 	// fenced: name; epoch. Returns whether a commit of the epoch would be refused, unless carried out.
 	fencedScript = redisscript.New(redisentry.Lua + `
 local epoch = tonumber(ARGV[1])
-local counter, floor = marks(part(KEYS[1], 0, 31))
+local counter, floor = marks(part(KEYS[1], '0', '31'))
 return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 `)
 
 	// invalidate: name; retention in ms, channel, key. Returns the time.
 	invalidateScript = redisscript.New(redisentry.Lua + `
 local now = time()
-local kept = redis.pcall('GETRANGE', KEYS[1], 0, 69) -- not part: an invalidation needs no right to read
+local kept = redis.pcall('GETRANGE', KEYS[1], '0', '69') -- not part: an invalidation needs no right to read
 local counter = marks(kept)
-local epoch = math.max((counter or 0) + 1, now)
-local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch) .. note(kept, counter), 'PX', ARGV[1])
+local epoch, ends, holder = digits(math.max((counter or 0) + 1, now)), note(kept, counter)
+local set = redis.pcall('SET', KEYS[1], epoch .. epoch .. ends .. holder, 'PX', ARGV[1])
 if set.err then
 	-- Redis deletes even without memory. The delete acts as an eviction: commits of
 	-- earlier claims are refused, and the next claim begins at the clock.
 	redis.call('DEL', KEYS[1])
 end
+now = digits(now)
 tell(ARGV[2], change('i', now, epoch, ARGV[3], ''))
-return {digits(now)}
+return {now}
 `)
 )
 
@@ -170,7 +172,7 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 	}
 	c, err := await(ctx, s, "claim", func() (c claim, err error) {
 		name := s.name(key)
-		reply, seen, err := s.servers.Run(ctx, claimScript, []string{name}, redisentry.Retention.Milliseconds(), redispipe.Large)
+		reply, seen, err := s.servers.Run(ctx, claimScript, []string{name}, redisentry.Retention.Milliseconds(), redispipe.Large-1)
 		if err != nil {
 			return c, err
 		}
