@@ -1,11 +1,13 @@
 package bellwether_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -116,6 +119,32 @@ func TestCredentials_KeptByLength(t *testing.T) {
 			if s.hits("http://a/p") != tt.stored {
 				t.Errorf("the next client's hit is not %v", tt.stored)
 			}
+		})
+	}
+}
+
+// A response for all is not kept if a response to a request without credentials would not be.
+func TestCredentials_NotKept(t *testing.T) {
+	for name, value := range map[string]string{"Content-Type": "text/event-stream", "X-Long": strings.Repeat("x", 64<<10)} {
+		inBubble(t, name, func(t *testing.T) {
+			var ways []observe.Way
+			s := newSite(t, bellwether.HTTPOptions{
+				Observers: []observe.Observer{{Serve: func(_ context.Context, s observe.Serve) { ways = append(ways, s.Way) }}},
+			}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				w.Header().Set(name, value)
+				io.WriteString(w, "page")
+			})
+			w := s.get("http://a/p", "Authorization", "one")
+			synctest.Wait()
+			if status := w.Header().Get("Cache-Status"); w.Body.String() != "page" || strings.Contains(status, ";stored") {
+				t.Errorf("%q with Cache-Status %q, want a page that is not stored", w.Body, status)
+			}
+			if want := []observe.Way{observe.WayBypass}; !slices.Equal(ways, want) {
+				t.Errorf("observers hear of %v, want %v", ways, want)
+			}
+			s.get("http://a/p")
+			s.wantCalls(t, 2)
 		})
 	}
 }

@@ -609,3 +609,44 @@ func TestPass_OneSlowPrivateResponseStopsNoOtherClient(t *testing.T) {
 		p.second.wantBody(t, "a", "http://a/p", "Cookie", "a")
 	})
 }
+
+// The cache keeps little of a private response before a client that does not read: 64 KiB, however long a kept body may be.
+func TestPass_PrivateResponseWaitsForItsClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const piece, pieces = 16 << 10, 64
+		var written atomic.Int64
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "private")
+			for range pieces {
+				io.WriteString(w, strings.Repeat("x", piece))
+				written.Add(piece)
+			}
+		})
+		client := &slowReader{ResponseRecorder: httptest.NewRecorder(), reads: make(chan struct{})}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.handler.ServeHTTP(client, request("GET", "http://a/p"))
+		}()
+		synctest.Wait()
+		if n := written.Load(); n < 64<<10-piece || n > 2*64<<10 {
+			t.Errorf("the handler has written %d bytes to a client that reads nothing, want about 64 KiB", n)
+		}
+		close(client.reads)
+		<-done
+		if n := client.Body.Len(); n != pieces*piece {
+			t.Errorf("the client has %d bytes, want %d", n, pieces*piece)
+		}
+	})
+}
+
+// A slowReader takes the body when reads is closed.
+type slowReader struct {
+	*httptest.ResponseRecorder
+	reads chan struct{}
+}
+
+func (w *slowReader) Write(b []byte) (int, error) {
+	<-w.reads
+	return w.ResponseRecorder.Write(b)
+}

@@ -440,6 +440,8 @@ func TestPost_MayAnswerTheNextGet(t *testing.T) {
 		"no-store":                         {with("Cache-Control", "no-store, max-age=60"), false, nil},
 		"set-cookie":                       {with("Set-Cookie", "session=1"), false, nil},
 		"shorter than announced":           {with("Content-Length", "9"), false, nil},
+		"an event stream":                  {with("Content-Type", "text/event-stream"), false, nil},
+		"a header of 64 KiB":               {with("X-Long", strings.Repeat("x", 64<<10)), false, nil},
 		"a store that others write to":     {explicit, false, memstore.New()},
 	} {
 		inBubble(t, name, func(t *testing.T) {

@@ -1,10 +1,12 @@
 package bellwether_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -215,6 +218,25 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 			s.wantCalls(t, 0)
 		})
 	}
+}
+
+// Observers hear of a request that is validated for its client alone as of a bypass.
+func TestValidation_ByEachRequestIsObservedAsABypass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ways []observe.Way
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"no-cache"}}}
+		s := newSite(t, bellwether.HTTPOptions{
+			Observers: []observe.Observer{{Serve: func(_ context.Context, s observe.Serve) { ways = append(ways, s.Way) }}},
+		}, o.ServeHTTP)
+		for range 3 {
+			s.get("http://a/p")
+			synctest.Wait()
+		}
+		o.wantAsked(t, "", `"1"`, `"1"`)
+		if want := []observe.Way{observe.WayMiss, observe.WayBypass, observe.WayBypass}; !slices.Equal(ways, want) {
+			t.Errorf("observers hear of %v, want %v", ways, want)
+		}
+	})
 }
 
 // A 304 to one client's condition applies to no other client and no other response.
