@@ -293,54 +293,64 @@ func serveHTTP2(t *testing.T, h http.Handler) *httptest.Server {
 	return server
 }
 
-// For a client of HTTP/1.0, a broken body of unknown length does not end like a whole body.
+// For a client of HTTP/1.0, a broken body of unknown length does not end like a whole body, over TLS either.
 func TestPass_HTTP10(t *testing.T) {
 	const clients = 20
-	release := map[string]chan struct{}{"/p": make(chan struct{}), "/broken": make(chan struct{})}
-	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(http.StatusEarlyHints) // HTTP/1.0 has no interim responses
-		w.Header().Set("Cache-Control", "max-age=60")
-		io.WriteString(w, "begun ")
-		http.NewResponseController(w).Flush()
-		<-release[r.URL.Path]
-		if r.URL.Path == "/broken" {
-			panic(http.ErrAbortHandler)
-		}
-		io.WriteString(w, "done")
-	})
-	addr := serve(t, s.handler).Listener.Addr().String()
-	ask := func(path string) (string, error) {
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: a\r\n\r\n", path)
-		b, err := io.ReadAll(conn)
-		head, body, _ := strings.Cut(string(b), "\r\n\r\n")
-		if strings.Contains(head, "chunked") || strings.HasPrefix(head, "HTTP/1.0 502") {
-			return "", fmt.Errorf("%s", head)
-		}
-		return body, err
-	}
-	for i, path := range []string{"/p", "/broken"} {
-		var wg sync.WaitGroup
-		for range clients {
-			wg.Go(func() {
-				switch body, err := ask(path); {
-				case path == "/broken" && err == nil:
-					t.Errorf("a broken body looks complete: %q", body)
-				case path == "/p" && (body != "begun done" || err != nil):
-					t.Errorf("got %q, %v", body, err)
+	for name, start := range map[string]func(*httptest.Server){"plain": (*httptest.Server).Start, "TLS": (*httptest.Server).StartTLS} {
+		t.Run(name, func(t *testing.T) {
+			release := map[string]chan struct{}{"/p": make(chan struct{}), "/broken": make(chan struct{})}
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(http.StatusEarlyHints) // HTTP/1.0 has no interim responses
+				w.Header().Set("Cache-Control", "max-age=60")
+				io.WriteString(w, "begun ")
+				http.NewResponseController(w).Flush()
+				<-release[r.URL.Path]
+				if r.URL.Path == "/broken" {
+					panic(http.ErrAbortHandler)
 				}
+				io.WriteString(w, "done")
 			})
-		}
-		eventually(t, func() bool { return s.asked() >= clients*(i+1) })
-		close(release[path])
-		wg.Wait()
-	}
-	if body, err := ask("/p"); body != "begun done" || err != nil {
-		t.Errorf("hit: %q, %v", body, err)
+			server := httptest.NewUnstartedServer(s.handler)
+			server.Config.ErrorLog = log.New(io.Discard, "", 0)
+			start(server)
+			t.Cleanup(server.Close)
+			ask := func(path string) (string, error) {
+				conn, err := net.Dial("tcp", server.Listener.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if server.TLS != nil {
+					conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+				}
+				defer conn.Close()
+				fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: a\r\n\r\n", path)
+				b, err := io.ReadAll(conn)
+				head, body, _ := strings.Cut(string(b), "\r\n\r\n")
+				if strings.Contains(head, "chunked") || strings.HasPrefix(head, "HTTP/1.0 502") {
+					return "", fmt.Errorf("%s", head)
+				}
+				return body, err
+			}
+			for i, path := range []string{"/p", "/broken"} {
+				var wg sync.WaitGroup
+				for range clients {
+					wg.Go(func() {
+						switch body, err := ask(path); {
+						case path == "/broken" && err == nil:
+							t.Errorf("a broken body looks complete: %q", body)
+						case path == "/p" && (body != "begun done" || err != nil):
+							t.Errorf("got %q, %v", body, err)
+						}
+					})
+				}
+				eventually(t, func() bool { return s.asked() >= clients*(i+1) })
+				close(release[path])
+				wg.Wait()
+			}
+			if body, err := ask("/p"); body != "begun done" || err != nil {
+				t.Errorf("hit: %q, %v", body, err)
+			}
+		})
 	}
 }
 
