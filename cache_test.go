@@ -646,6 +646,8 @@ func TestNew_BadOptions(t *testing.T) {
 		"Options.MaxErrorTTL is -2ns; it must not be":           of(bellwether.Options{ErrorTTL: -1, MaxErrorTTL: -2}),
 		"Options.RebuildTimeout is -1ns; it must not":           of(bellwether.Options{RebuildTimeout: -1}),
 		"Options.Fleet.LeaseTTL is -1ns; it must not":           of(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: -1}}),
+		"Options.Fleet.LeaseTTL is 5ns; it must be at le":       of(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 5}}),
+		"HTTPOptions.Fleet.LeaseTTL is 9ms; it must be at":      ofHTTP(bellwether.HTTPOptions{Fleet: bellwether.Fleet{LeaseTTL: 9 * time.Millisecond}}),
 		"Options.Fleet.EngineTimeout is -1ns; it must not":      of(bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: -1}}),
 		"Options.EarlyRefresh is NaN; it must be":               of(bellwether.Options{EarlyRefresh: math.NaN()}),
 		"Options.HedgeShare is -1; it must be":                  of(bellwether.Options{HedgeShare: -1}),

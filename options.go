@@ -96,7 +96,8 @@ type Fleet struct {
 	Namespace string
 	// EngineTimeout is how long a rebuild waits for silent engines in all, while the process runs. Zero means 500 ms.
 	EngineTimeout time.Duration
-	// LeaseTTL is the longest lease, and the longest time until a dead holder is replaced. Zero means 5 s.
+	// LeaseTTL is the longest lease, and the longest time until a dead holder is replaced. It is at least
+	// 10 ms. Zero means 5 s.
 	LeaseTTL time.Duration
 	// NearTTL is how long the near tier serves a value before asking Store again, and so how long another
 	// process may miss an Invalidate. Zero means 1 s. Negative: off, each call asks Store, and an Invalidate
@@ -213,6 +214,8 @@ func (o *Options) rules() []rule {
 	f := &o.Fleet
 	return []rule{
 		{"MaxErrorTTL", o.MaxErrorTTL, o.MaxErrorTTL < o.ErrorTTL, "not be below ErrorTTL; zero means the default"},
+		// A shorter lease ends before its renewal arrives, and each process loads more than without a locker.
+		{"Fleet.LeaseTTL", f.LeaseTTL, f.LeaseTTL < 10*time.Millisecond, "be at least 10ms, such as 5*time.Second: a holder renews its lease over the network; zero means the default"},
 		{"Limits.MaxRebuilds", o.Limits.MaxRebuilds, o.Limits.MaxRebuilds < 0, notNegative},
 		{"Limits.MaxQueued", o.Limits.MaxQueued, o.Limits.MaxQueued < 0, notNegative},
 		{"Limits.NearBytes", o.Limits.NearBytes, o.Limits.NearBytes < 0, notNegative},
