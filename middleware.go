@@ -55,7 +55,8 @@ type HTTPOptions struct {
 	// Limits bound the middleware in this process.
 	Limits Limits
 
-	// OnError is called for each error that no client gets, see [Options]. Nil: no calls.
+	// OnError is called for each error that no client gets, see [Options]. The key of a variant has a NUL
+	// byte, and the error quotes the key. Nil: no calls.
 	OnError func(key string, err error)
 	// Observers are called for the middleware's events, see [Options]. None: no calls.
 	Observers []observe.Observer
