@@ -257,6 +257,32 @@ func TestStale_InvalidatedDuringTheRun(t *testing.T) {
 	}
 }
 
+// The pause after a failure may outlast the stale page's window. Then clients of each process get the handler's status.
+func TestStale_FailureOutlastsTheWindow(t *testing.T) {
+	f := &failing{header: "public, max-age=1, stale-if-error=5", fail: func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }}
+	inPairs(t, bellwether.HTTPOptions{ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}, f.ServeHTTP, func(t *testing.T, p pair) {
+		f.broken.Store(false)
+		p.first.get("http://a/p")
+		f.broken.Store(true)
+		time.Sleep(3 * time.Second)
+		if w := p.first.get("http://a/p"); w.Body.String() != "page" {
+			t.Fatalf("within the window: %d %s, want the page", w.Code, w.Body)
+		}
+		p.calls()
+		time.Sleep(4 * time.Second)
+		for range 2 {
+			for _, s := range []*site{p.first, p.second} {
+				if w := s.get("http://a/p"); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
+					t.Errorf("after the window: %d %v, want the handler's 503 and the rest of the pause", w.Code, w.Header())
+				}
+			}
+		}
+		if n := p.calls(); n != 0 {
+			t.Errorf("%d runs of the handler within the pause", n)
+		}
+	})
+}
+
 // Within stale-if-error clients get the page, also for a no-store error. Cache-Status shows their waits.
 func TestStale_IfError(t *testing.T) {
 	for _, control := range []string{"", "no-store"} {

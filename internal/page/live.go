@@ -288,7 +288,11 @@ func statusOf(client context.Context, err error) (code int, detail string) {
 	case errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout, tooLate
 	}
-	return http.StatusBadGateway, "failed"
+	code, ok := toldStatus(err) // its page was not kept: at that time a stale response answered
+	if !ok {
+		code = http.StatusBadGateway
+	}
+	return code, "failed"
 }
 
 // replyError answers a request after a failed rebuild or a vain wait. s is the answer so far.

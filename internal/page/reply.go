@@ -1,7 +1,6 @@
 package page
 
 import (
-	"errors"
 	"maps"
 	"net/http"
 	"strconv"
@@ -52,8 +51,8 @@ func (m *Middleware) replyFailure(w http.ResponseWriter, status httpcache.Status
 // failedForward is the status of a request that failed with err although the response was stored.
 func failedForward(it *Item, now instant, err error) httpcache.Status {
 	status := httpcache.Status{Fwd: forwardDespite(it, now)}
-	if e, ok := errors.AsType[serverError](err); ok {
-		status.FwdStatus = int(e)
+	if code, ok := toldStatus(err); ok {
+		status.FwdStatus = code
 	}
 	return status
 }

@@ -3,12 +3,14 @@ package page
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
@@ -18,8 +20,22 @@ import (
 // A serverError is a handler's error status that the load reports as its failure.
 type serverError int
 
-func (e serverError) Error() string {
-	return fmt.Sprintf("bellwether: handler answered with a server error: %d", int(e))
+func (e serverError) Error() string { return serverErrorText + strconv.Itoa(int(e)) }
+
+const serverErrorText = "bellwether: handler answered with a server error: "
+
+// toldStatus returns the handler's status if err is a serverError, also of another process. Otherwise ok is false.
+func toldStatus(err error) (status int, ok bool) {
+	if e, ok := errors.AsType[serverError](err); ok {
+		return int(e), true
+	}
+	remote, ok := errors.AsType[*fault.RemoteError](err)
+	if !ok {
+		return 0, false
+	}
+	text, ok := strings.CutPrefix(remote.Message, serverErrorText)
+	status, _ = strconv.Atoi(text)
+	return status, ok && httpcache.IsServerError(status)
 }
 
 // failureOf returns the failure that a response with the status tells, or nil.
