@@ -85,9 +85,9 @@ func New(mc *memcache.Client) *Store {
 type items struct {
 	v, m *memcache.Item // nil if missing
 
-	entry   driver.Entry  // as committed; the zero Entry if v is no entry
-	passed  time.Duration // since its commit
-	corrupt error         // why v is no entry, or nil
+	entry     driver.Entry // as committed; the zero Entry if v is no entry
+	committed time.Time    // by the writer's wall clock
+	corrupt   error        // why v is no entry, or nil
 
 	counter, floor uint64
 	known          bool // whether m holds the two numbers
@@ -111,7 +111,7 @@ func (s *Store) read(n names) (items, error) {
 func itemsOf(got map[string]*memcache.Item, n names) items {
 	it := items{v: got[n.v], m: got[n.m]}
 	if it.v != nil {
-		it.entry, it.passed, it.corrupt = decode(n.key, it.v.Value, time.Now())
+		it.entry, it.committed, it.corrupt = decode(n.key, it.v.Value)
 	}
 	it.counter, it.floor, it.known = parseMarks(it.m)
 	return it
@@ -127,13 +127,16 @@ func (it *items) overtaken() bool {
 	return it.v != nil && it.known && it.entry.Epoch < it.floor
 }
 
+// passed returns the time since the entry's commit, and 0 if the writer's clock was ahead of ours.
+func (it *items) passed() time.Duration { return max(0, time.Since(it.committed)) }
+
 // present returns the entry as of now, and whether it may be served.
 func (it *items) present() (driver.Entry, bool) {
-	e := it.entry
-	if it.v == nil || it.corrupt != nil || !it.known || e.Epoch < it.floor || it.passed >= e.Life() {
+	e, passed := it.entry, it.passed()
+	if it.v == nil || it.corrupt != nil || !it.known || e.Epoch < it.floor || passed >= e.Life() {
 		return driver.Entry{}, false
 	}
-	e.Age += it.passed
+	e.Age += passed
 	return e, true
 }
 
@@ -141,7 +144,7 @@ func (it *items) retention() int32 {
 	if it.v == nil || it.corrupt != nil {
 		return retention
 	}
-	return max(expiration(it.entry.Life()-it.passed), retention)
+	return max(expiration(it.entry.Life()-it.passed()), retention)
 }
 
 // next returns the next epoch, and the floor beside it.
@@ -320,11 +323,12 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 				return false, err
 			}
 			epoch, floor := it.next()
-			e, _ := it.present()
-			c = claim{e, epoch}
 			// The swap proves that the entry was present when the numbers were read, or is about to
 			// be committed.
-			return s.swap(it.m, n.m, marks(epoch, floor), it.retention())
+			done, err = s.swap(it.m, n.m, marks(epoch, floor), it.retention())
+			e, _ := it.present() // after the swap, which may take long
+			c = claim{e, epoch}
+			return done, err
 		})
 		if err != nil {
 			return claim{}, fmt.Errorf("memcachestore: claim: %w", err)
@@ -512,7 +516,7 @@ func (s *Store) remove(n names, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	if e, _, err := decode(n.key, v.Value, time.Now()); err == nil && e.Epoch > epoch {
+	if e, _, err := decode(n.key, v.Value); err == nil && e.Epoch > epoch {
 		return nil
 	}
 	if _, err = s.swap(v, n.v, nil, -1); errors.Is(err, errFull) {
@@ -612,21 +616,20 @@ const retention = 60 * 60
 // stampLen is the length of the time before a stored entry.
 const stampLen = 16
 
-// decode returns the key's entry in data, with its Age at the commit, and the time from then to now.
-func decode(key string, data []byte, now time.Time) (e driver.Entry, passed time.Duration, err error) {
+// decode returns the key's entry in data, with its Age at the commit, and the time of the commit.
+func decode(key string, data []byte) (e driver.Entry, committed time.Time, err error) {
 	if len(data) < stampLen {
-		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
+		return e, committed, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
 	us, err := strconv.ParseUint(string(data[:stampLen]), 10, 53)
 	if err != nil {
-		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
+		return e, committed, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
 	if err := e.Decode(key, data[stampLen:]); err != nil {
-		return e, 0, err
+		return e, committed, err
 	}
 	if e.Epoch > maxNumber {
-		return driver.Entry{}, 0, fmt.Errorf("%w: epoch %d", driver.ErrCorrupt, e.Epoch)
+		return driver.Entry{}, committed, fmt.Errorf("%w: epoch %d", driver.ErrCorrupt, e.Epoch)
 	}
-	// Negative if the writer's clock was ahead of ours.
-	return e, max(0, now.Sub(time.UnixMicro(int64(us)))), nil
+	return e, time.UnixMicro(int64(us)), nil
 }

@@ -371,7 +371,7 @@ func TestCommit_Interleaved(t *testing.T) {
 					t.Errorf("epoch %d is served, want at least %d", got.Epoch, least.Load())
 				}
 				if v, err := s.mc.Get(s.names("k").v); err == nil && o.want != nil {
-					if e, _, _ := decode("k", v.Value, time.Now()); e.Epoch == mine.Epoch {
+					if e, _, _ := decode("k", v.Value); e.Epoch == mine.Epoch {
 						t.Error("what the refused commit wrote is still there")
 					}
 				}
@@ -676,6 +676,18 @@ func TestStore_WritersClockAhead(t *testing.T) {
 	}
 }
 
+// A claim's swap may take long after the read of the entry.
+func TestClaim_AgeAtTheEnd(t *testing.T) {
+	const swap = 100 * time.Millisecond
+	addr := testserver.Memcached(t).Addr
+	s := open(t, "test:"+adapter.Token()+":", addr)
+	put(t, s, "k", "v", time.Hour)
+	slow := between(t, s, addr, 2, func() { time.Sleep(swap) }) // a real server
+	if e, _, err := slow.Claim(t.Context(), "k"); err != nil || e.Age < swap {
+		t.Errorf("Claim of an entry with a swap of %v: Age = %v, %v, want at least the swap's time", swap, e.Age, err)
+	}
+}
+
 func TestStore_ServerHangs(t *testing.T) {
 	srv := testserver.Memcached(t).OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
@@ -769,7 +781,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte("9999999999999999"), []byte(" "))
 	f.Fuzz(func(t *testing.T, v, m []byte) {
 		it := items{v: &memcache.Item{Value: v}, m: &memcache.Item{Value: m}}
-		it.entry, it.passed, it.corrupt = decode("k", v, time.Now())
+		it.entry, it.committed, it.corrupt = decode("k", v)
 		it.counter, it.floor, it.known = parseMarks(it.m)
 		if it.corrupt != nil && (!errors.Is(it.corrupt, driver.ErrCorrupt) || it.entry.Epoch != 0) {
 			t.Fatalf("entry %+v, err = %v", it.entry, it.corrupt)
