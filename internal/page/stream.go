@@ -24,18 +24,18 @@ func (e serverError) Error() string { return serverErrorText + strconv.Itoa(int(
 
 const serverErrorText = "bellwether: handler answered with a server error: "
 
-// toldStatus returns the handler's status if err is a serverError, also of another process. Otherwise ok is false.
+// toldStatus returns the handler's status if err is a serverError, or was one in another process.
 func toldStatus(err error) (status int, ok bool) {
-	if e, ok := errors.AsType[serverError](err); ok {
-		return int(e), true
+	if own, is := errors.AsType[serverError](err); is {
+		return int(own), true
 	}
-	remote, ok := errors.AsType[*fault.RemoteError](err)
-	if !ok {
+	remote, is := errors.AsType[*fault.RemoteError](err)
+	if !is {
 		return 0, false
 	}
-	text, ok := strings.CutPrefix(remote.Message, serverErrorText)
+	text, is := strings.CutPrefix(remote.Message, serverErrorText)
 	status, _ = strconv.Atoi(text)
-	return status, ok && httpcache.IsServerError(status)
+	return status, is && httpcache.IsServerError(status)
 }
 
 // failureOf returns the failure that a response with the status tells, or nil.
