@@ -154,15 +154,35 @@ func TestElect_ServersClockSetBack(t *testing.T) {
 	}
 }
 
-// TestNote_OutOfMemory has Redis refuse to remove a note: the lease still ends.
+// TestNote_OutOfMemory ends a lease in a Redis without memory: the note ends too. The next caller is elected as soon as
+// there is memory.
 func TestNote_OutOfMemory(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
-	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
-	won := elect(t, eng, "k", 0)
-	rdb.ConfigSet(t.Context(), "maxmemory", "1")
-	leasetest.Release(t, won.Lease) // without memory
-	rdb.ConfigSet(t.Context(), "maxmemory", "0")
-	leasetest.Release(t, leasetest.Acquire(t, eng, "k", time.Minute))
+	rdb := dial(t, srv.Addr)
+	a, b := openTwo(t, srv.Addr)
+	for what, end := range map[string]func(t *testing.T, key string, won driver.Election){
+		"released": func(t *testing.T, _ string, won driver.Election) { leasetest.Release(t, won.Lease) },
+		"not committed": func(t *testing.T, key string, won driver.Election) {
+			if err := a.CommitAndRelease(t.Context(), key, value(won.Epoch), won.Lease); err == nil {
+				t.Error("a commit without memory succeeds")
+			}
+			leasetest.Release(t, won.Lease)
+		},
+		"evicted": func(t *testing.T, key string, won driver.Election) {
+			must(t, rdb.Del(t.Context(), redislease.Key(a.Prefix, key)).Err())
+			leasetest.MustBeLost(t, "Release of an evicted lease", won.Lease.Release(t.Context()))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			won := elect(t, a, what, 0)
+			must(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+			end(t, what, won)
+			must(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
+			if got := elect(t, b, what, 0); got.Lease == nil {
+				t.Errorf("Elect afterwards: %+v, want a lease", got.Held)
+			}
+		})
+	}
 }
 
 // TestNote_Foreign puts foreign texts in the note's place: the key stays free.

@@ -110,11 +110,13 @@ func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return e.leases.Watch(ctx, held)
 }
 
-// forgetLua has the function forget, which removes the note of a holder's lease. If Redis has no
-// memory for that, the lease still ends, and its note lasts until the announced end.
+// forgetLua has the function forget, which removes the note of a holder's lease, also if Redis has no memory: otherwise
+// all processes would wait for the announced end of a lease that has ended. Redis without memory refuses only a script's
+// first write, and only if the command may take memory. So a PEXPIRE goes first, which with GT changes no later expiry.
 const forgetLua = `
 local function forget(name, holder)
 	if redis.pcall('GETRANGE', name, '48', '69') == holder then
+		redis.pcall('PEXPIRE', name, '1', 'GT')
 		redis.pcall('SETRANGE', name, '32', nobody)
 	end
 end
