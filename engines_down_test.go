@@ -152,6 +152,9 @@ func TestFleet_CorruptEntries(t *testing.T) {
 				if !errors.Is(err, driver.ErrCorrupt) {
 					t.Errorf("OnError is told %v, want an ErrCorrupt", err)
 				}
+				if name == "another codec's bytes" && !strings.Contains(err.Error(), "another type in this Namespace") {
+					t.Errorf("OnError is told %v, want the likely cause", err)
+				}
 			}
 			if (len(told) > 0) != undecodable[name] {
 				t.Errorf("OnError is told %v", told)

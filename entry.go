@@ -118,7 +118,7 @@ func (k *storeKey) decodeTo(it, known *items.Item, value []byte) bool {
 		return err
 	})
 	if err != nil {
-		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)})
+		k.engine.OnError(k.key, &keyError{"decoding", k.key, fmt.Errorf("%w, maybe of a cache of another type in this Namespace: %w", driver.ErrCorrupt, err)})
 	}
 	return err == nil
 }
