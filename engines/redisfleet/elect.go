@@ -51,7 +51,7 @@ var answerParts = [...]int{answered: 2, elected: 3, leaseHeld: 4, leaseNoted: 4}
 // since, the caller gets only the entry, so the script ends the lease. The lease is the first write: Redis
 // refuses a script's first write if it has no memory or is a replica, and then no lease is left.
 var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + redislease.ReleaseLua + forgetLua + `
-local retention, largest, channel = ARGV[1], ARGV[2], ARGV[5]
+local retention, last, channel = ARGV[1], ARGV[2], ARGV[5]
 local clock
 local function read()
 	clock = clock or time()
@@ -60,7 +60,7 @@ end
 local about = tonumber(ARGV[3]) or read()
 local latest = about + ARGV[4] * 1000
 local function elect(name, lease, past, void, token, ttl, message)
-	local kept = part(name, '0', largest)
+	local kept = part(name, '0', last)
 	local counter, floor = marks(kept)
 	local fresh = floor and #kept >= 118 and tonumber(string.sub(kept, 103, 118)) or 0
 	local ends, whose = note(kept, counter)

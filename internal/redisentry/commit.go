@@ -47,7 +47,7 @@ local function commit(name, args, at, read)
 		-- A later claim needs the numbers for the retention of a claim.
 		keep = math.max(life + args[2], counter > epoch and keep or 0)
 	end
-	redis.call('SET', name, kept, 'PX', string.format('%' .. whole, keep))
+	redis.call('SET', name, kept, 'PX', string.format(whole, keep))
 	return 1, now, change('c', madeDigits, epochDigits, args[at + 4], #data <= tonumber(args[4]) and data or '')
 end
 `

@@ -72,7 +72,7 @@ func TestLua_Digits(t *testing.T) {
 	}
 	for of, lua := range map[string]string{"64 bits": redisentry.Lua, "32 bits": small} {
 		for _, n := range []int64{0, 1, 1_700_000_000_000_000, 1<<53 - 1} {
-			got, err := rdb.Eval(t.Context(), lua+"return {digits(tonumber(ARGV[1])), string.format('%' .. whole, ARGV[1])}", nil, n).StringSlice()
+			got, err := rdb.Eval(t.Context(), lua+"return {digits(tonumber(ARGV[1])), string.format(whole, ARGV[1])}", nil, n).StringSlice()
 			if want := []string{fmt.Sprintf("%016d", n), fmt.Sprint(n)}; err != nil || !slices.Equal(got, want) {
 				t.Errorf("%s: %d is %q, %v; want %q", of, n, got, err, want)
 			}

@@ -59,16 +59,15 @@ const (
 	tokenLen = 22 // of adapter.Token
 )
 
-// Patterns of a number and of a token, as Lua's patterns have no counts, and the note of no lease.
+// Patterns of a number and of a token: Lua's patterns have no counts.
 const (
 	luaNumber = `(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)`
 	luaToken  = `(......................)`
-	luaNobody = `00000000000000000000000000000000000000`
 )
 
 // Lua has the functions with which the scripts read and write a value. A key of another type counts
-// as missing: part catches the error, and SET ignores the type. A command's arguments are texts: Redis 7.0 prints a
-// number for as long as a GETRANGE takes.
+// as missing: part catches the error, and SET ignores the type. A command's arguments are texts: Redis 7.0 takes as
+// long to print a number as for a GETRANGE.
 const Lua = `
 -- part returns a part of a value. All errors but that of the type end the script: to a user without the right to
 -- read, each commit would seem to be fenced off.
@@ -80,9 +79,11 @@ local function part(name, first, last)
 	return found
 end
 
--- whole is the conversion of a whole number. d takes half the time, but its integers are too small in a 32-bit server.
-local whole = string.format('%d', 2^52) == '4503599627370496' and 'd' or '.0f'
-local sixteen = '%016' .. whole
+-- The formats of a whole number. %d takes half the time of %.0f, and is too small in a 32-bit server.
+local whole, sixteen = '%d', '%016d'
+if string.format(whole, 2^52) ~= '4503599627370496' then
+	whole, sixteen = '%.0f', '%016.0f'
+end
 
 local function digits(n)
 	return string.format(sixteen, n)
@@ -94,7 +95,7 @@ local function marks(kept)
 		return
 	end
 	local counter, floor = string.match(kept, '^` + luaNumber + luaNumber + `')
-	counter, floor = tonumber(counter or ''), tonumber(floor or '')
+	counter, floor = tonumber(counter), tonumber(floor)
 	if counter and counter <= 2^52 and floor <= counter then
 		return counter, floor
 	end
@@ -105,9 +106,10 @@ local function time()
 	return t[1] * 1000000 + t[2]
 end
 
-local nobody = '` + luaNobody + `'
+-- nobody is the note of no lease.
+local nobody = '00000000000000000000000000000000000000'
 
--- note returns the parts of the noted lease in a value with that counter, nil if foreign: the end and the holder.
+-- note returns the end and the holder of the noted lease, as texts, in a value with that counter, nil if foreign.
 local function note(kept, counter)
 	local ends, holder = string.match(counter and kept or '', '^` + luaNumber + luaToken + `', 33)
 	if not ends then
