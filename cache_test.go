@@ -698,6 +698,7 @@ func TestNew_BadOptions(t *testing.T) {
 			construct()
 		}()
 	}
+	bellwether.New(load, bellwether.Options{TTL: 1, Fleet: bellwether.Fleet{LeaseTTL: 10 * time.Millisecond}}).Close() // the shortest lease
 }
 
 // A negative value switches an option off, where zero means another default.

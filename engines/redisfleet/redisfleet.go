@@ -113,6 +113,7 @@ func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 // forgetLua has the function forget, which removes the note of a holder's lease, also if Redis has no memory: otherwise
 // all processes would wait for the announced end of a lease that has ended. Redis without memory refuses only a script's
 // first write, and only if the command may take memory. So a PEXPIRE goes first, which with GT changes no later expiry.
+// An error leaves the note, and the lease still ends.
 const forgetLua = `
 local function forget(name, holder)
 	if redis.pcall('GETRANGE', name, '48', '69') == holder then
