@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -128,9 +127,7 @@ func TestCredentials_NotKept(t *testing.T) {
 	for name, value := range map[string]string{"Content-Type": "text/event-stream", "X-Long": strings.Repeat("x", 64<<10)} {
 		inBubble(t, name, func(t *testing.T) {
 			var ways []observe.Way
-			s := newSite(t, bellwether.HTTPOptions{
-				Observers: []observe.Observer{{Serve: func(_ context.Context, s observe.Serve) { ways = append(ways, s.Way) }}},
-			}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{Observers: noting(&ways)}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=60")
 				w.Header().Set(name, value)
 				io.WriteString(w, "page")

@@ -296,7 +296,7 @@ func serveHTTP2(t *testing.T, h http.Handler) *httptest.Server {
 // For a client of HTTP/1.0, a broken body of unknown length does not end like a whole body, over TLS either.
 func TestPass_HTTP10(t *testing.T) {
 	const clients = 20
-	for name, start := range map[string]func(*httptest.Server){"plain": (*httptest.Server).Start, "TLS": (*httptest.Server).StartTLS} {
+	for name, serve := range map[string]func(*testing.T, http.Handler) *httptest.Server{"plain": serve, "TLS": serveHTTP2} {
 		t.Run(name, func(t *testing.T) {
 			release := map[string]chan struct{}{"/p": make(chan struct{}), "/broken": make(chan struct{})}
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -310,10 +310,7 @@ func TestPass_HTTP10(t *testing.T) {
 				}
 				io.WriteString(w, "done")
 			})
-			server := httptest.NewUnstartedServer(s.handler)
-			server.Config.ErrorLog = log.New(io.Discard, "", 0)
-			start(server)
-			t.Cleanup(server.Close)
+			server := serve(t, s.handler)
 			ask := func(path string) (string, error) {
 				conn, err := net.Dial("tcp", server.Listener.Addr().String())
 				if err != nil {
@@ -632,31 +629,16 @@ func TestPass_PrivateResponseWaitsForItsClient(t *testing.T) {
 				written.Add(piece)
 			}
 		})
-		client := &slowReader{ResponseRecorder: httptest.NewRecorder(), reads: make(chan struct{})}
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			s.handler.ServeHTTP(client, request("GET", "http://a/p"))
-		}()
+		client := heldClient()
+		go client.ask(s.handler, request("GET", "http://a/p"))
 		synctest.Wait()
 		if n := written.Load(); n < 64<<10-piece || n > 2*64<<10 {
 			t.Errorf("the handler has written %d bytes to a client that reads nothing, want about 64 KiB", n)
 		}
-		close(client.reads)
-		<-done
+		close(client.free)
+		synctest.Wait()
 		if n := client.Body.Len(); n != pieces*piece {
 			t.Errorf("the client has %d bytes, want %d", n, pieces*piece)
 		}
 	})
-}
-
-// A slowReader takes the body when reads is closed.
-type slowReader struct {
-	*httptest.ResponseRecorder
-	reads chan struct{}
-}
-
-func (w *slowReader) Write(b []byte) (int, error) {
-	<-w.reads
-	return w.ResponseRecorder.Write(b)
 }

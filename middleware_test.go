@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -152,6 +154,11 @@ func TestMiddleware_InvalidateBadURL(t *testing.T) {
 			t.Errorf("Invalidate(%q) = %v, want an error with the reason", u, err)
 		}
 	}
+}
+
+// noting returns observers that append the way of each request to ways.
+func noting(ways *[]observe.Way) []observe.Observer {
+	return []observe.Observer{{Serve: func(_ context.Context, s observe.Serve) { *ways = append(*ways, s.Way) }}}
 }
 
 func serve(t *testing.T, h http.Handler) *httptest.Server {

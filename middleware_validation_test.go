@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -225,9 +224,7 @@ func TestValidation_ByEachRequestIsObservedAsABypass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ways []observe.Way
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"no-cache"}}}
-		s := newSite(t, bellwether.HTTPOptions{
-			Observers: []observe.Observer{{Serve: func(_ context.Context, s observe.Serve) { ways = append(ways, s.Way) }}},
-		}, o.ServeHTTP)
+		s := newSite(t, bellwether.HTTPOptions{Observers: noting(&ways)}, o.ServeHTTP)
 		for range 3 {
 			s.get("http://a/p")
 			synctest.Wait()

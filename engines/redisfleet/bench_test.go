@@ -9,7 +9,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
-	"github.com/redis/go-redis/v9"
 )
 
 // BenchmarkServer measures the processor time of the Redis server for a key of a thousand that miss together: with the
@@ -25,7 +24,7 @@ func BenchmarkServer(b *testing.B) {
 	for b.Loop() {
 		rounds++
 		won := make([]driver.Election, keys)
-		before := serverTime(b, rdb)
+		before := testserver.Busy(b, rdb)
 		for i, step := range []func(n int, key string) error{
 			func(n int, key string) (err error) {
 				won[n], err = leader.Elect(b.Context(), key, 0, time.Minute)
@@ -49,7 +48,7 @@ func BenchmarkServer(b *testing.B) {
 				})
 			}
 			wg.Wait()
-			after := serverTime(b, rdb)
+			after := testserver.Busy(b, rdb)
 			times[i] += after - before
 			before = after
 		}
@@ -57,26 +56,4 @@ func BenchmarkServer(b *testing.B) {
 	for i, unit := range []string{"elected-us/key", "not-elected-us/key", "commit-us/key"} {
 		b.ReportMetric(float64(times[i].Microseconds())/float64(rounds*keys), unit)
 	}
-}
-
-// serverTime returns the processor time of the thread that runs a Redis server's commands.
-func serverTime(tb testing.TB, rdb *redis.Client) time.Duration {
-	tb.Helper()
-	info, err := rdb.Info(tb.Context(), "cpu").Result()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var sum float64
-	for line := range strings.Lines(info) {
-		var seconds float64
-		for _, field := range []string{"used_cpu_user_main_thread:%f", "used_cpu_sys_main_thread:%f"} {
-			if n, _ := fmt.Sscanf(line, field, &seconds); n == 1 {
-				sum += seconds
-			}
-		}
-	}
-	if sum == 0 {
-		tb.Fatal("INFO has no processor time of the main thread")
-	}
-	return time.Duration(sum * float64(time.Second))
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -37,6 +39,29 @@ func Commands(ctx context.Context, rdb *redis.Client) (Counts, error) {
 		return nil, errors.New("no commandstats in INFO")
 	}
 	return counts, nil
+}
+
+// Busy returns the processor time that a Redis server's main thread, which runs all commands, has used so far. It does
+// not depend on the machine's load.
+func Busy(tb testing.TB, rdb *redis.Client) time.Duration {
+	tb.Helper()
+	info, err := rdb.Info(tb.Context(), "cpu").Result()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	total := 0.0
+	for line := range strings.Lines(info) {
+		var seconds float64
+		for _, field := range []string{"used_cpu_sys_main_thread:%f", "used_cpu_user_main_thread:%f"} {
+			if n, _ := fmt.Sscanf(line, field, &seconds); n == 1 {
+				total += seconds
+			}
+		}
+	}
+	if total == 0 {
+		tb.Fatalf("no processor time in %q", info)
+	}
+	return time.Duration(total * float64(time.Second))
 }
 
 // Since returns the number of commands since before, with details. Commands of the counting itself,

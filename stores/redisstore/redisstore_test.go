@@ -500,34 +500,14 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 // reads the server's processor time, which does not depend on the machine's load.
 func TestStore_LargestCommit(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
-	used := func() time.Duration {
-		t.Helper()
-		info, err := rdb.Info(t.Context(), "cpu").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
-		total := 0.0
-		for line := range strings.Lines(info) {
-			var seconds float64
-			for _, field := range []string{"used_cpu_sys_main_thread:%f", "used_cpu_user_main_thread:%f"} {
-				if n, _ := fmt.Sscanf(line, field, &seconds); n == 1 {
-					total += seconds
-				}
-			}
-		}
-		if total == 0 {
-			t.Fatalf("no processor time in %q", info)
-		}
-		return time.Duration(total * float64(time.Second))
-	}
 	value := make([]byte, s.MaxValue-128)
 	least := time.Hour
 	for range 5 {
 		epoch := claim(t, s, "k")
-		before := used()
+		before := testserver.Busy(t, rdb)
 		e := driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: time.Hour}
 		commit(t, s, "k", e)
-		least = min(least, used()-before)
+		least = min(least, testserver.Busy(t, rdb)-before)
 	}
 	t.Logf("a commit of %d bytes takes %v of the server", len(value), least)
 	if limit := 100 * time.Millisecond; least > limit {
