@@ -83,7 +83,10 @@ func (r *run) finishNothing(ctx context.Context, nothing *fault.NoResult, l load
 	if nothing.Failed && (r.present == nil || !r.present.Held) {
 		r.waiveElections(ctx, l.epoch, l.took)
 	}
-	r.end(nil) // callers without the published value begin a new flight
+	defer r.end(nil) // also after an observer's Goexit: callers without the published value begin a new flight
+	// The new flight's election must not find this flight's lease. Otherwise another process would be elected, and would
+	// learn only by its own load that the response is for one client.
+	r.releaseFirst(ctx)
 	return true
 }
 

@@ -14,10 +14,7 @@ func (r *run) lead(ctx context.Context) (o rebuildOutcome) {
 			r.leading.again = true
 			r.freeSlot() // first: a round may wait for the flight
 		}
-		if r.leading.lease != nil {
-			r.release(ctx, r.leading.lease)
-			r.leading.lease = nil
-		}
+		r.releaseFirst(ctx)
 	}()
 
 	if r.claim(ctx) {

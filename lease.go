@@ -126,6 +126,14 @@ func (k *storeKey) renew(ctx context.Context, lease driver.Lease, length, patien
 	})
 }
 
+// releaseFirst releases the flight's lease, if any, before the flight goes on.
+func (r *run) releaseFirst(ctx context.Context) {
+	if lease := r.leading.lease; lease != nil {
+		r.leading.lease = nil
+		r.release(ctx, lease)
+	}
+}
+
 func (r *run) releaseBehind(ctx context.Context) {
 	if lease := r.leading.lease; lease != nil {
 		r.leading.lease = nil

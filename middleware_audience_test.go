@@ -364,8 +364,8 @@ func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
 
 // A second private response releases all waiting clients of the fleet, and the next herd does not queue.
 func TestAudience_SecondAnswerLetsTheOthersGo(t *testing.T) {
-	answer := unshareable["private"]
-	inPairs(t, bellwether.HTTPOptions{}, unshared(200*time.Millisecond, "max-age=1", answer), func(t *testing.T, p pair) {
+	page := unshared(200*time.Millisecond, "max-age=1", unshareable["private"])
+	test := func(t *testing.T, p pair) {
 		p.first.get("http://a/p")
 		p.second.get("http://a/p")
 		time.Sleep(2 * time.Second)
@@ -383,6 +383,15 @@ func TestAudience_SecondAnswerLetsTheOthersGo(t *testing.T) {
 		}
 		herd(700 * time.Millisecond)
 		herd(210 * time.Millisecond)
+	}
+	inPairs(t, bellwether.HTTPOptions{}, page, test)
+
+	// The clients of the first response begin a new flight at once. It must not find their own process's lease.
+	inBubble(t, "slow release", func(t *testing.T) {
+		locker, o := wiredLocks(locallock.New()), bellwether.HTTPOptions{}
+		locker.set(on(takes(time.Millisecond), "release"))
+		o.Fleet.Store, o.Fleet.Locker = memstore.New(), locker
+		test(t, pair{newSite(t, o, page), newSite(t, o, page)})
 	})
 }
 
