@@ -49,9 +49,7 @@ func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V])
 }
 
 func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
-	if o.BatchWindow < 0 {
-		refuse("Options.BatchWindow", o.BatchWindow, notNegative)
-	}
+	timeOption{"BatchWindow", &o.BatchWindow, 0, false}.fill("Options")
 	length := o.BatchWindow
 	o.BatchWindow = 0
 	c := newCache[V](load, o)

@@ -633,20 +633,23 @@ func TestNew_BadOptions(t *testing.T) {
 	load := func(context.Context, string) (string, error) { return "", nil }
 	of := func(o bellwether.Options) func() {
 		return func() {
-			o.TTL = 1
+			o.TTL = time.Second
 			bellwether.New(load, o)
 		}
 	}
 	ofHTTP := func(o bellwether.HTTPOptions) func() { return func() { bellwether.NewMiddleware(o) } }
 	for want, construct := range map[string]func(){
-		"New needs a load":                                      func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
+		"New needs a load":                                      func() { bellwether.New[string](nil, bellwether.Options{TTL: time.Second}) },
 		"Options.TTL is 0s; it must be positive":                func() { bellwether.New(load, bellwether.Options{}) },
 		"Options.TTL is -1ns; it must be positive":              func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
 		"Options.MaxErrorTTL is -1ns; it must not be":           of(bellwether.Options{MaxErrorTTL: -1}),
 		"Options.MaxErrorTTL is -2ns; it must not be":           of(bellwether.Options{ErrorTTL: -1, MaxErrorTTL: -2}),
 		"Options.RebuildTimeout is -1ns; it must not":           of(bellwether.Options{RebuildTimeout: -1}),
 		"Options.Fleet.LeaseTTL is -1ns; it must not":           of(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: -1}}),
-		"Options.Fleet.LeaseTTL is 5ns; it must be at le":       of(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 5}}),
+		"Options.TTL is 60ns; it must have a unit":              func() { bellwether.New(load, bellwether.Options{TTL: 60}) },
+		"Options.Fleet.LeaseTTL is 5ns; it must have a u":       of(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 5}}),
+		"Options.Fleet.NearTTL is 999ns; it must have a ":       of(bellwether.Options{Fleet: bellwether.Fleet{NearTTL: 999}}),
+		"HTTPOptions.HitForMissTTL is 10ns; it must have":       ofHTTP(bellwether.HTTPOptions{HitForMissTTL: 10}),
 		"HTTPOptions.Fleet.LeaseTTL is 9ms; it must be at":      ofHTTP(bellwether.HTTPOptions{Fleet: bellwether.Fleet{LeaseTTL: 9 * time.Millisecond}}),
 		"Options.Fleet.EngineTimeout is -1ns; it must not":      of(bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: -1}}),
 		"Options.EarlyRefresh is NaN; it must be":               of(bellwether.Options{EarlyRefresh: math.NaN()}),
@@ -676,7 +679,7 @@ func TestNew_BadOptions(t *testing.T) {
 		"HTTPOptions.Limits.MaxQueued is -1; it must not":       ofHTTP(bellwether.HTTPOptions{Limits: bellwether.Limits{MaxQueued: -1}}),
 		`Options.Fleet.Namespace is ""; it must be set`:         of(bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New()}}),
 		`Options.Fleet.Namespace is ""; it must be set wh`: func() {
-			bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, nil }, bellwether.Options{TTL: 1, Fleet: bellwether.Fleet{Store: memstore.New()}})
+			bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, nil }, bellwether.Options{TTL: time.Second, Fleet: bellwether.Fleet{Store: memstore.New()}})
 		},
 		"Options.Codec is half set; it must have both":    of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
 		"HTTPOptions.MaxBodyBytes is -1; it must not be":  ofHTTP(bellwether.HTTPOptions{MaxBodyBytes: -1}),
@@ -698,7 +701,7 @@ func TestNew_BadOptions(t *testing.T) {
 			construct()
 		}()
 	}
-	bellwether.New(load, bellwether.Options{TTL: 1, Fleet: bellwether.Fleet{LeaseTTL: 10 * time.Millisecond}}).Close() // the shortest lease
+	bellwether.New(load, bellwether.Options{TTL: time.Second, Fleet: bellwether.Fleet{LeaseTTL: 10 * time.Millisecond}}).Close() // the shortest lease
 }
 
 // A negative value switches an option off, where zero means another default.

@@ -166,7 +166,6 @@ func (o *HTTPOptions) check() {
 	checkRules("HTTPOptions", []rule{
 		{"MaxBodyBytes", o.MaxBodyBytes, o.MaxBodyBytes < 0, notNegative},
 		{"MaxHeldBytes", o.MaxHeldBytes, o.MaxHeldBytes < 0, notNegative},
-		{"HitForMissTTL", o.HitForMissTTL, o.HitForMissTTL < 0, notNegative},
 		{"MaxStreams", o.MaxStreams, o.MaxStreams < 0, notNegative},
 		{"UnsafeInvalidation", o.UnsafeInvalidation, o.UnsafeInvalidation > NoInvalidation, "be HardInvalidation, SoftInvalidation or NoInvalidation"},
 		{"HeuristicFraction", o.HeuristicFraction, !(o.HeuristicFraction <= 1), "be from 0 to 1, such as 0.1"},
@@ -183,7 +182,7 @@ func (o *HTTPOptions) fill() {
 	o.MaxPassThrough, o.HeuristicFraction = max(0, o.MaxPassThrough), max(0, o.HeuristicFraction)
 	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, 8<<20)
 	o.MaxHeldBytes = cmp.Or(o.MaxHeldBytes, max(256<<20, o.MaxBodyBytes))
-	o.HitForMissTTL = cmp.Or(o.HitForMissTTL, 10*time.Second)
+	timeOption{"HitForMissTTL", &o.HitForMissTTL, 10 * time.Second, false}.fill("HTTPOptions")
 	o.MaxStreams = cmp.Or(o.MaxStreams, 1<<16)
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}

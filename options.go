@@ -20,7 +20,7 @@ import (
 // what a call invalidates.
 
 // Options configure a [Cache]. Only TTL is required. A negative value is refused unless its field's
-// comment mentions it. docs/options.md has the details.
+// comment mentions it, and so is a time of 2 to 999 ns, which lacks its unit. docs/options.md has the details.
 type Options struct {
 	// TTL is how long a value is fresh after its load. It must be positive. A [Result] may have its own.
 	TTL time.Duration
@@ -155,14 +155,9 @@ func (o Options) settings(options string) settings {
 	}
 }
 
-// fillTimes fills in the defaults of the durations and panics on a refused negative duration.
+// fillTimes fills in the defaults of the durations.
 func (o *Options) fillTimes(options string) {
-	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		zero  time.Duration // the default
-		off   bool          // a negative value is off
-	}{
+	for _, t := range []timeOption{
 		{"TTL", &o.TTL, 0, true},
 		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0, true},
 		{"StaleIfError", &o.StaleIfError, 0, true},
@@ -172,22 +167,35 @@ func (o *Options) fillTimes(options string) {
 		{"Patience", &o.Patience, 0, true},
 		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second, false},
 		{"Fleet.LeaseTTL", &o.Fleet.LeaseTTL, 5 * time.Second, false},
-		{"MaxWait", &o.MaxWait, 0, false}, // its default follows the loop
+		{"MaxWait", &o.MaxWait, 0, false}, // its default follows
 		{"Fleet.EngineTimeout", &o.Fleet.EngineTimeout, 500 * time.Millisecond, false},
+		{"Fleet.NearTTL", &o.Fleet.NearTTL, time.Second, true},
 	} {
-		if *d.value < 0 && !d.off {
-			refuse(options+"."+d.name, *d.value, notNegative)
-		}
-		*d.value = max(0, cmp.Or(*d.value, d.zero))
+		t.fill(options)
 	}
-	if o.Fleet.NearTTL < 0 {
-		o.Fleet.NearTTL = 1 // an answer of the store serves only the calls that came before it
-	}
-	o.Fleet.NearTTL = cmp.Or(o.Fleet.NearTTL, time.Second)
+	o.Fleet.NearTTL = max(o.Fleet.NearTTL, 1) // off: an answer of the store serves only the calls that came before it
 	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.Fleet.LeaseTTL))
 	// A flight waits for another process up to its first caller's MaxWait. A caller that waits longer would begin
 	// flight after flight.
 	o.Patience = min(o.Patience, o.MaxWait)
+}
+
+type timeOption struct {
+	name  string
+	value *time.Duration
+	zero  time.Duration // the default
+	off   bool          // a negative value is off
+}
+
+// fill fills in the default, and panics on a duration that cannot be meant.
+func (t timeOption) fill(options string) {
+	switch d := *t.value; {
+	case d < 0 && !t.off:
+		refuse(options+"."+t.name, d, notNegative)
+	case d > time.Nanosecond && d < time.Microsecond: // TTL: 60; a time.Nanosecond is meant, as the shortest time
+		refuse(options+"."+t.name, d, "have a unit, such as 60*time.Second: a number alone is in nanoseconds")
+	}
+	*t.value = max(0, cmp.Or(*t.value, t.zero))
 }
 
 type rule struct {
