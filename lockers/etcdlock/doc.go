@@ -40,9 +40,10 @@
 // auto-compaction on (--auto-compaction-mode periodic --auto-compaction-retention 1h). At its quota etcd
 // raises the alarm NOSPACE, and no lease is taken any more.
 //
-// Partition: without a majority a member answers no request, so on its side no process acquires or renews,
-// and watches end. Restart: a lease outlives the restart of all members and a change of leader, which only
-// lengthen etcd leases. Watches go on without a gap.
+// Partition: a member cut off from the majority refuses each request as soon as it has lost its leader, within
+// two election time-outs. The request then goes to another member. A process that reaches no other member
+// acquires and renews nothing, and its watches end. Restart: a lease outlives the restart of all members and a
+// change of leader, which only lengthen etcd leases. Watches go on without a gap.
 //
 // Lost data: a cluster restored from a backup, or emptied, has lost newer leases. Until a holder's next Renew
 // or Release, two holders may believe in the lease, and the store's epochs let only one of them write.

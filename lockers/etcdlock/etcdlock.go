@@ -36,6 +36,9 @@ const (
 	// maxLearners is how often a request is sent again after a learner's refusal.
 	maxLearners = 8
 
+	// The pauses before a request is sent again after the refusal of a member without a leader. They double.
+	firstPause, lastPause = time.Millisecond, 100 * time.Millisecond
+
 	// reconnectPause is the least time between two hastened attempts to connect.
 	reconnectPause = 500 * time.Millisecond
 )
@@ -109,16 +112,16 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	// The request goes on when ctx ends. A cancelled request could still be on its way through
 	// raft, where the undo could overtake it: the lease would be taken after it was freed.
 	return adapter.Await(ctx, func() (driver.Lease, error) {
-		ctx, cancel := l.detached(ctx)
+		detached, cancel := l.detached(ctx)
 		defer cancel()
 		l.reconnect()
-		if err := l.acquire(ctx, key, mine, ttl); err != nil {
+		if err := l.acquire(detached, ctx, key, mine, ttl); err != nil {
 			return nil, mine.wrap("acquire", err)
 		}
 		return mine, nil
 	}, func(_ driver.Lease, err error) {
-		// The caller has left. Every error except ErrHeld leaves open whether the lease was taken.
-		if !mine.asked || errors.Is(err, driver.ErrHeld) {
+		// The caller has left. Other errors than ErrHeld leave open whether the lease was taken.
+		if !mine.asked.Load() || errors.Is(err, driver.ErrHeld) {
 			return
 		}
 		// A paused etcd may take the lease later, so an undo without an answer is repeated.
@@ -136,7 +139,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	})
 }
 
-func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
+func (l *Locker) acquire(ctx, caller context.Context, key string, mine *lease, ttl time.Duration) error {
 	announced := adapter.Announcement{Token: mine.token, Length: ttl}
 	s, err := l.sweepers.take(ctx, ttl, mine.end)
 	if err != nil {
@@ -146,8 +149,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	claim := free
 	for {
 		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(s.id))
-		mine.asked = true
-		won, holder, err := mine.commit(ctx, ctx, claim, put)
+		won, holder, err := mine.commit(ctx, caller, claim, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			// Revoked by another client, or lost with etcd's data.
@@ -201,9 +203,11 @@ func (l *Locker) reconnect() {
 }
 
 // detached returns a context with the values of ctx that does not end with ctx. It ends with the client: the
-// client's calls would go on for seconds.
+// client's calls would go on for seconds. Without a leader, as when it is cut off from its cluster, a member
+// refuses requests with this context at once. Other requests wait there for a leader.
 func (l *Locker) detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), detachedTimeout, errNoAnswer)
+	ctx = clientv3.WithRequireLeader(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithTimeoutCause(ctx, detachedTimeout, errNoAnswer)
 	ctx, fail := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.client.Ctx(), func() { fail(errClientClosed) })
 	return ctx, func() {
@@ -222,8 +226,8 @@ type lease struct {
 	// born is the revision of the transaction that took the lease, set before the lease is shared.
 	born int64
 
-	// asked reports whether the key may be this lease's. It is set before the lease is shared.
-	asked bool
+	// asked reports whether the key may be this lease's.
+	asked atomic.Bool
 
 	mu       sync.Mutex // guards the fields below
 	revision int64      // of the key, as far as this process knows
@@ -401,12 +405,16 @@ type look struct {
 // commit carries op out if the comparisons hold and returns the revision; else it returns 0 and the present
 // key. Etcd's client does not repeat a request that may have been carried out. commit repeats it, once, after
 // a lost connection or leader: the second attempt finds the first one's key under this lease's token, or does
-// the work. A learner refuses each transaction, and the client gives its next request to another member. Nothing is
-// repeated for a caller that has left: it could announce an end that has passed.
+// the work. A learner and a member without a leader refuse each transaction, and the client gives its next request to
+// another member. Nothing is repeated for a caller that has left: it could announce an end that has passed.
 func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
-	repeated, learners := false, 0
+	repeated, learners, pause := false, 0, firstPause
 	for {
 		resp, err := l.locker.client.Txn(ctx).If(cmps...).Then(op).Else(clientv3.OpGet(l.name)).Commit()
+		learner, noLeader := errors.Is(err, errLearner), errors.Is(err, rpctypes.ErrNoLeader)
+		if !learner && !noLeader {
+			l.asked.Store(true)
+		}
 		switch {
 		case err == nil && resp.Succeeded:
 			return resp.Header.Revision, look{}, nil
@@ -420,14 +428,30 @@ func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clie
 			return 0, look{}, context.Cause(ctx)
 		case caller.Err() != nil:
 			return 0, look{}, err
-		case errors.Is(err, errLearner) && learners < maxLearners:
+		case learner && learners < maxLearners:
 			learners++
+		case noLeader:
+			if !waited(ctx, caller, pause) {
+				return 0, look{}, err
+			}
+			pause = min(2*pause, lastPause)
 		case unavailable(err) && !repeated:
 			repeated = true
 		default:
 			return 0, look{}, err
 		}
 	}
+}
+
+// waited reports whether both contexts have lasted for the pause.
+func waited(ctx, caller context.Context, pause time.Duration) bool {
+	select {
+	case <-time.After(pause):
+		return true
+	case <-caller.Done():
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // unavailable reports whether err leaves the outcome open, and another attempt may be answered.

@@ -11,8 +11,10 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
@@ -30,6 +32,7 @@ type oneKey struct {
 	asked    int              // transactions
 	unheard  int              // the replies to so many more transactions are lost
 	learner  int              // so many more transactions reach a learner
+	noLeader int              // so many more transactions reach a member without a leader
 	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
 	lose     chan struct{} // the next transaction is lost; its sender learns so when this is closed
@@ -63,6 +66,14 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	k.asked++
 	silent, lost, cutOff := k.silent, k.lose, k.silent && k.cutOff && k.late != nil
 	k.lose = nil
+	if k.noLeader > 0 {
+		k.noLeader--
+		if md, _ := metadata.FromOutgoingContext(t.ctx); len(md.Get(rpctypes.MetadataRequireLeaderKey)) > 0 {
+			k.mu.Unlock()
+			return nil, rpctypes.ErrNoLeader
+		}
+		silent = true
+	}
 	if silent && k.late == nil {
 		k.late = t
 	}
@@ -234,6 +245,35 @@ func TestLearner(t *testing.T) {
 		etcd.learner = maxLearners + 1
 		if _, err := l.TryAcquire(t.Context(), "key", time.Minute); !errors.Is(err, errLearner) || !strings.Contains(err.Error(), "Endpoints") {
 			t.Errorf("TryAcquire: err = %v, want %v with the remedy", err, errLearner)
+		}
+	})
+}
+
+// TestNoLeader has transactions reach a member that is cut off from its cluster: they go to another member, and the
+// last one was not carried out.
+func TestNoLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &oneKey{noLeader: 3}
+		l, start := over(t, etcd, &leases{noLeader: 3}), time.Now()
+		lease := leasetest.Acquire(t, l, "key", time.Minute)
+		etcd.noLeader = 3
+		leasetest.Renew(t, lease, time.Minute)
+		etcd.noLeader = 3
+		leasetest.Release(t, lease)
+		if took := time.Since(start); took > 100*time.Millisecond {
+			t.Errorf("three calls took %v", took)
+		}
+
+		etcd.noLeader = 1 << 20
+		leasetest.MustGiveUp(t, "TryAcquire without a leader", func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, "key", time.Minute)
+			return err
+		})
+		synctest.Wait()
+		asked := etcd.asked
+		time.Sleep(time.Minute)
+		if etcd.asked != asked {
+			t.Errorf("%d transactions after the caller has left, want none", etcd.asked-asked)
 		}
 	})
 }

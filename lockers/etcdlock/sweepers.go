@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -102,14 +103,20 @@ func (s *sweeper) done() bool {
 // late reports whether its request is too old for other calls to wait.
 func (s *sweeper) late() bool { return !s.done() && time.Since(s.asked) >= grantPatience }
 
-// grant requests the lease from etcd. Its caller has put it into latest, and does not hold the mutex.
+// grant requests the lease from etcd. Its caller has put it into latest, and does not hold the mutex. The client
+// repeats a request that members without a leader refuse, but gives up within an election.
 func (s *sweepers) grant(ctx context.Context, g *sweeper) {
 	life := time.Second<<g.class + sweepAfter
 	var answer *clientv3.LeaseGrantResponse
 	err := errNoGrant
 	// Deferred: otherwise, if an interceptor of the client panics, all later calls wait for this lease.
 	defer func() { s.answered(ctx, g, answer, err) }()
-	answer, err = s.client.Grant(ctx, int64(life/time.Second))
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		answer, err = s.client.Grant(ctx, int64(life/time.Second))
+		if !errors.Is(err, rpctypes.ErrNoLeader) || !waited(ctx, ctx, pause) {
+			return
+		}
+	}
 }
 
 // answered records etcd's answer, or the failure. A late answer, after a newer request, serves the

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -21,9 +22,10 @@ type leases struct {
 	err   error
 	asked func() // called by a grant, if not nil
 
-	mu      sync.Mutex // guards the fields below
-	granted int
-	ends    map[clientv3.LeaseID]time.Time
+	mu       sync.Mutex // guards the fields below
+	granted  int
+	noLeader int // so many more grants reach a member without a leader
+	ends     map[clientv3.LeaseID]time.Time
 }
 
 func (l *leases) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error) {
@@ -39,6 +41,10 @@ func (l *leases) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResp
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return nil, l.err
+	}
+	if l.noLeader > 0 {
+		l.noLeader--
+		return nil, rpctypes.ErrNoLeader
 	}
 	ttl = max(ttl, l.least)
 	l.granted++
