@@ -214,6 +214,27 @@ func TestReconnect(t *testing.T) {
 	leasetest.Release(t, lease) // over the next connection
 }
 
+// TestReconnect_SilentServer has the session's server fall silent, as on a lost machine: the session goes on at the
+// other server.
+func TestReconnect_SilentServer(t *testing.T) {
+	server := shared(t)
+	silent, other := testserver.NewProxy(t, server.Addr), testserver.NewProxy(t, server.Addr)
+	l := newLocker(t, silent.Addr, other.Addr)
+	l.SessionTimeout = 3 * time.Second
+	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
+	if silent.Connections() == 0 {
+		silent, other = other, silent
+	}
+	silent.Set(testserver.BlackHole)
+	leasetest.Eventually(t, l.SessionTimeout+5*time.Second, "the other server answers", func() bool {
+		return lease.Renew(within(t, 100*time.Millisecond), time.Minute) == nil
+	})
+	if other.Connections() == 0 || leasetest.IsClosed(lost(t, lease)) {
+		t.Error("the lease did not go on at the other server")
+	}
+	leasetest.Release(t, lease)
+}
+
 // TestReconnect_HandshakeNotAnswered has a server that accepts a handshake and never answers, like
 // a starting ZooKeeper. The client would wait longer than connected does.
 func TestReconnect_HandshakeNotAnswered(t *testing.T) {
