@@ -42,7 +42,7 @@ func (r *run) finish(ctx context.Context, l loaded) bool {
 		r.end(l.err) // the callers of other clients begin a new flight
 		return true
 	}
-	heard := r.callers.n.Load() > 0 || r.streaming()
+	heard := r.callers.Load() > 0 || r.streaming()
 	if !r.finishFailed(ctx, l) {
 		return false
 	}

@@ -55,7 +55,8 @@ type callerSide struct {
 	// Writers of state hold shard.mu. Readers need no lock: ten thousand callers wake up together when a
 	// flight lands.
 	state   atomic.Pointer[flightState]
-	callers callerCount
+	callers atomic.Int64    // the calls that wait for the flight, without the readers of its published value
+	joins   atomic.Int64    // all calls that have ever been callers
 	herd    *observers.Herd // nil if no observer needs it
 	due     instant         // when the first caller has waited for MaxWait
 	alarm   *time.Timer     // runs fallDue at due
@@ -70,9 +71,10 @@ type progress struct {
 	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
 	// stale item, and so leaves at once, or waits for nothing.
 	goesOn    bool
-	lostLease bool         // the flight has lost a lease
-	confirms  bool         // a goroutine confirms the offers
-	refresh   *nextRefresh // the latest since the flight's last load returned, or ran out of time; nil if none
+	lostLease bool          // the flight has lost a lease
+	confirms  bool          // a goroutine confirms the offers
+	deserted  chan struct{} // closed when no caller is left, for AwaitReaders; nil: not awaited
+	refresh   *nextRefresh  // the latest since the flight's last load returned, or ran out of time; nil if none
 }
 
 // A nextRefresh is a Refresh that has met a flight, to begin another flight when that takes no more callers.
@@ -158,20 +160,29 @@ func (f *flight) unlist() {
 // listed reports whether callers may join the flight. shard.mu is held.
 func (f *flight) listed() bool { return f.shard.flights[f.key] == f }
 
+func (f *flight) addCaller() {
+	f.callers.Add(1)
+	f.joins.Add(1)
+}
+
 // Leave takes a caller off the flight.
 func (f *flight) Leave() {
-	if !f.callers.left() {
+	if f.callers.Add(-1) > 0 {
 		return
 	}
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
+	if f.deserted != nil && f.callers.Load() == 0 { // otherwise another caller has joined
+		close(f.deserted)
+		f.deserted = nil
+	}
 	f.endIfDeserted()
 }
 
 // endIfDeserted ends a flight without callers before its election, since its requests would be for no caller. A flight
 // that goes on without callers, or offers a stale item, stays. shard.mu is held: no caller can join.
 func (f *flight) endIfDeserted() {
-	if state := f.state.Load(); f.callers.n.Load() > 0 || f.goesOn || state.landed || state.offered != nil {
+	if state := f.state.Load(); f.callers.Load() > 0 || f.goesOn || state.landed || state.offered != nil {
 		return
 	}
 	f.unlist()
@@ -190,46 +201,4 @@ func (f *flight) setElected() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.goesOn = true
-}
-
-// A callerCount counts the calls that wait for a flight, without the readers of its published value.
-type callerCount struct {
-	n    atomic.Int64
-	all  atomic.Int64                  // calls that have ever joined
-	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil without a waiter
-}
-
-func (c *callerCount) joined() {
-	c.n.Add(1)
-	c.all.Add(1)
-}
-
-func (c *callerCount) left() (last bool) {
-	if c.n.Add(-1) > 0 {
-		return false
-	}
-	if none := c.none.Swap(nil); none != nil {
-		close(*none)
-	}
-	return true
-}
-
-// awaitNone waits until the count is 0 or done is closed. Calls that join and leave meanwhile may or
-// may not end the wait. All waiters share a channel: an abandoned load may wait beside its successor.
-func (c *callerCount) awaitNone(done <-chan struct{}) {
-	none := make(chan struct{})
-	for !c.none.CompareAndSwap(nil, &none) {
-		if other := c.none.Load(); other != nil {
-			none = *other
-			break
-		}
-	}
-	// This read comes after the swap: a call that leaves after the read finds the channel.
-	if c.n.Load() == 0 {
-		return
-	}
-	select {
-	case <-none:
-	case <-done:
-	}
 }

@@ -28,7 +28,7 @@ const hedgeKey = "\x00hedge\x00"
 // nothing.
 func (r *run) hedge(ctx context.Context) (ended, over bool) {
 	e := r.engine
-	if r.callers.n.Load() == 0 {
+	if r.callers.Load() == 0 {
 		return false, false // a stale item has answered the callers
 	}
 	r.waiting.hedge.tried = true

@@ -113,7 +113,7 @@ func (c *waiter) joinFlight(b binder) bool {
 
 // joinCallers counts the call among the flight's callers. shard.mu is held.
 func (c *waiter) joinCallers(f *flight) {
-	f.callers.joined()
+	f.addCaller()
 	c.flight, c.looked, c.joined = f, false, true
 	if f.herd != nil {
 		f.herd.Join()

@@ -42,7 +42,7 @@ func (r *run) keepResult(it *items.Item) {
 		r.engine.near.Advance(r.key, it)
 		return
 	}
-	r.engine.near.Put(r.key, it, int(r.callers.all.Load()))
+	r.engine.near.Put(r.key, it, int(r.joins.Load()))
 }
 
 // give ends the flight with an item past its windows, or a failure, for callers that began before resultBefore. An

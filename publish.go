@@ -51,7 +51,22 @@ func (a *attempt) Publish(ctx context.Context, v any, until instant, to audience
 }
 
 // AwaitReaders waits until all callers have their places among the readers of the published value, or for done.
-func (a *attempt) AwaitReaders(done <-chan struct{}) { a.callers.awaitNone(done) }
+func (a *attempt) AwaitReaders(done <-chan struct{}) {
+	f := a.flight
+	f.shard.mu.Lock()
+	if f.deserted == nil {
+		f.deserted = make(chan struct{}) // one for all: an abandoned load may wait beside its successor
+	}
+	placed, waits := f.deserted, f.callers.Load() > 0
+	f.shard.mu.Unlock()
+	if !waits {
+		return
+	}
+	select {
+	case <-placed:
+	case <-done:
+	}
+}
 
 // catchUp asks for news of the key before a value is published. It reads the log of sweeps, and asks
 // a Fencer if the lease is over. It reports whether the load's epoch is fenced.

@@ -163,7 +163,7 @@ func (c *waiter) becomeReader(state *flightState) bool {
 	if readable && c.began < state.confirmedBefore {
 		c.answer = callAnswer{item: state.published, flown: true, live: f}
 		if !c.joined {
-			f.callers.joined() // the call had given up on this value before
+			f.addCaller() // the call had given up on this value before
 		}
 		c.stopAsking()
 		return true
