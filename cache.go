@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
@@ -146,8 +148,11 @@ func (c *Cache[V]) get(ctx context.Context, key string, b binder, w *window) (V,
 // plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes neither Stats
 // nor the order of evictions. ok is false without a value in its windows, or after Close.
 func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
-	v, age, ok := c.engine.peek(key)
-	return valueOf[V](v), age, ok
+	it, now := c.engine.near.Peek(key)
+	if it == nil || it.Kind != driver.KindValue || now >= max(it.FreshUntil, it.StaleUntil, it.ErrorUntil) {
+		return value, 0, false
+	}
+	return valueOf[V](it.Value), durations.Between(it.Born, now), true
 }
 
 // HotKeys returns up to most keys of this process, the most used first. Another process is warm after a

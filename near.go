@@ -3,12 +3,11 @@ package bellwether
 import (
 	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file says which item the near tier has, how long items live and are trusted, and reads them for Peek.
+// This file says which item the near tier has, and how long items live and are trusted.
 
 // HoldsNear reports whether the near tier has the item, by its epoch, or without an epoch, as while the store is down,
 // by its birth. An item whose life has ended counts as held if the tier has none.
@@ -31,14 +30,6 @@ func (e *engine) trustedUntil(now instant) instant {
 		return forever
 	}
 	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
-}
-
-func (e *engine) peek(key string) (value any, age time.Duration, ok bool) {
-	it, now := e.near.Peek(key)
-	if it == nil || it.Kind != driver.KindValue || now >= max(it.FreshUntil, it.StaleUntil, it.ErrorUntil) {
-		return nil, 0, false
-	}
-	return it.Value, durations.Between(it.Born, now), true
 }
 
 // nearOffTTL is unconfirmedTTL with the near tier off. Otherwise each call in an outage would load its key again.
