@@ -55,8 +55,8 @@ type subscription struct {
 	mu      sync.Mutex // guards everything below
 	last    uint64     // the number of the last confirmed connection
 	watches map[string]map[*watch]struct{}
-	attempt chan struct{} // closed when the present attempt to subscribe has ended, in success or failure
-	err     error         // the reason for no subscription, while connection is 0 and attempt is closed
+	tried   chan struct{} // closed when the first attempt to subscribe has ended, in success or failure
+	err     error         // the reason for no subscription, while connection is 0 and tried is closed
 	stop    context.CancelFunc
 	ended   chan struct{} // closed when the goroutine has ended; nil before start
 	shut    bool          // close was called
@@ -74,8 +74,7 @@ func newSubscription(pushes *redissub.Shared) *subscription {
 		pushes:  pushes,
 		seed:    maphash.MakeSeed(),
 		watches: make(map[string]map[*watch]struct{}),
-		attempt: closedChannel(),
-		err:     errNoPush,
+		tried:   make(chan struct{}),
 	}
 }
 
@@ -92,30 +91,17 @@ func (s *subscription) start(rdb redis.UniversalClient, channel string) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(context.Background())
 	s.ended = make(chan struct{})
-	s.attempt = make(chan struct{}) // here too: await may come before connecting
 	go func() {
 		defer close(s.ended)
-		s.pushes.Listen(ctx, channel, redissub.Listener{
-			Connect: s.connecting, Up: s.up, Down: s.down, Message: s.released,
-		})
+		s.pushes.Listen(ctx, channel, redissub.Listener{Up: s.up, Down: s.down, Message: s.released})
 	}()
-}
-
-// connecting begins an attempt to subscribe, unless start has begun it.
-func (s *subscription) connecting() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	select {
-	case <-s.attempt:
-		s.attempt = make(chan struct{})
-	default:
-	}
 }
 
 func (s *subscription) close() {
 	s.mu.Lock()
 	s.shut = true
 	s.err = errClosed
+	s.settle()
 	stop, ended := s.stop, s.ended
 	s.mu.Unlock()
 	if stop != nil {
@@ -146,12 +132,12 @@ func (s *subscription) down(why error) {
 	}
 }
 
-// settle ends the present attempt to subscribe. The caller holds mu.
+// settle ends the first attempt to subscribe. The caller holds mu.
 func (s *subscription) settle() {
 	select {
-	case <-s.attempt:
+	case <-s.tried:
 	default:
-		close(s.attempt)
+		close(s.tried)
 	}
 }
 
@@ -185,13 +171,10 @@ func (s *subscription) heard(name string) Heard {
 	return Heard{connection, s.bucket(name).Load()}
 }
 
-// await waits until the subscription is confirmed, the present attempt fails, or ctx ends.
+// await waits for the end of the first attempt to subscribe, or of ctx. The error is why there is no subscription.
 func (s *subscription) await(ctx context.Context) error {
-	s.mu.Lock()
-	attempt := s.attempt
-	s.mu.Unlock()
 	select {
-	case <-attempt:
+	case <-s.tried:
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -53,8 +53,8 @@ func IsRing(rdb redis.UniversalClient) bool {
 
 // A Listener receives the events of a channel. Its functions do not block, do not overlap, and may be nil.
 type Listener struct {
-	// Connect is called before each attempt to connect, Up after a successful subscription.
-	Connect, Up func()
+	// Up is called after a successful subscription.
+	Up func()
 	// Down is called with the reason when the connection is lost or cannot be made. Messages between a
 	// Down and the next Up are lost.
 	Down func(error)
@@ -68,7 +68,6 @@ type Listener struct {
 func listen(ctx context.Context, rdb redis.UniversalClient, channels []string, l *link) {
 	pause := minPause
 	for {
-		l.connecting()
 		connected, err := listenOnce(ctx, rdb, channels, l)
 		l.lost(err)
 		if errors.Is(err, redis.ErrClosed) && closed(ctx, rdb) {

@@ -36,7 +36,7 @@ type link struct {
 	stop  context.CancelFunc
 	ended chan struct{}
 
-	// mu guards the fields below. It is held while Connect, Up or Down runs, which have no user code.
+	// mu guards the fields below. It is held while Up or Down runs, which have no user code.
 	mu        sync.Mutex
 	up        bool
 	listeners map[*listening]struct{}
@@ -73,7 +73,7 @@ func (s *Shared) join(l *listening) *link {
 		defer in.mu.Unlock()
 		in.listeners[l] = struct{}{}
 		if in.up {
-			call(l.Up)
+			l.confirmed()
 		}
 		return in
 	}
@@ -138,26 +138,12 @@ func (s *Shared) forget(in *link) {
 	}
 }
 
-func call(f func()) {
-	if f != nil {
-		f()
-	}
-}
-
-func (in *link) connecting() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for l := range in.listeners {
-		call(l.Connect)
-	}
-}
-
 func (in *link) confirmed() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.up = true
 	for l := range in.listeners {
-		call(l.Up)
+		l.confirmed()
 	}
 }
 
@@ -167,6 +153,12 @@ func (in *link) lost(why error) {
 	in.up = false
 	for l := range in.listeners {
 		l.down(why)
+	}
+}
+
+func (l *Listener) confirmed() {
+	if l.Up != nil {
+		l.Up()
 	}
 }
 
