@@ -56,8 +56,9 @@ func (r *run) claim(ctx context.Context) bool {
 func (r *run) build(ctx context.Context, watch func(context.Context, *attempt), finish func(context.Context, loaded) bool) (ended bool) {
 	a := &attempt{
 		flight: r.flight, basis: basis{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},
-		last: r.leading.voids+1 >= maxVoid, heldUntil: forever,
+		last: r.leading.voids+1 >= maxVoid,
 	}
+	a.heldUntil.Store(int64(forever))
 	contested := ctx
 	if watch != nil || r.leading.lease != nil { // otherwise nothing yields, and a miss costs a context less
 		contested, a.cede = context.WithCancelCause(ctx)

@@ -43,7 +43,7 @@ func (r *run) keepLease(ctx context.Context, a *attempt) (noteEnd, stop func()) 
 	// An Elector's request, and an election before the claim, asked for a length without the present
 	// entry's build time. The first renewal shortens the lease if the engine can.
 	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-	a.heldUntil = term.End()
+	a.heldUntil.Store(int64(term.End()))
 	first := term.Renewal() - now
 	if _, tells := lease.(driver.LossNotifier); tells {
 		first = 0
@@ -83,7 +83,7 @@ func (a *attempt) keep(ctx, loading context.Context, lease driver.Lease, term le
 			renewed := term.Renewed(now, e.LeaseTTL)
 			if err = a.renew(ctx, lease, renewed.Length, term.Patience(e.EngineTimeout)); err == nil {
 				term = renewed
-				a.prolong(term.End())
+				a.heldUntil.Store(int64(term.End()))
 			}
 			term.Asked = now
 		}
@@ -109,12 +109,6 @@ func (a *attempt) lossOf(ctx context.Context, lease driver.Lease) (told <-chan s
 		}
 	}
 	return told
-}
-
-func (a *attempt) prolong(until instant) {
-	a.shard.mu.Lock()
-	defer a.shard.mu.Unlock()
-	a.heldUntil = until
 }
 
 // renew renews the lease within patience by the clock, as leases end: a gate gives a starved process more.

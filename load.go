@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -44,8 +45,8 @@ type basis struct {
 	asked     instant     // a time at which the store had nothing later than epoch
 }
 
-// An attempt is one load of a flight. Only the fields below shard.mu change once the load has started: the flight may
-// give the load up, and change.
+// An attempt is one load of a flight. Only heldUntil and the fields below shard.mu change once the load has started:
+// the flight may give the load up, and change.
 type attempt struct {
 	*flight
 	basis
@@ -53,6 +54,8 @@ type attempt struct {
 	last  bool                    // an invalidation does not cancel the load, see maxVoid
 	cede  context.CancelCauseFunc // gives the load up for another process's, see yield; nil without a lease and rivals
 	seat  *gather.Seat            // the attempt's place in a load of its batch; nil: the attempt loads by itself
+	// heldUntil is the instant at which the lease ends by this process's clock; forever without a lease.
+	heldUntil atomic.Int64
 
 	running *chain.Load
 	free    func() // called when the load has returned or told
@@ -60,9 +63,8 @@ type attempt struct {
 	result  chan loaded // has room for the result, or an abandoned load would leak its goroutine
 
 	// shard.mu guards the fields below.
-	heldUntil instant // the end of the lease by this process's clock; forever without a lease
-	lost      bool    // another process has the lease
-	repeats   bool    // the failed load commits the present value once more: Sets count whatever their epoch
+	lost    bool // another process has the lease
+	repeats bool // the failed load commits the present value once more: Sets count whatever their epoch
 }
 
 // start runs the flight's load, and sends its result once.

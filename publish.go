@@ -75,9 +75,7 @@ func (a *attempt) catchUp(ctx context.Context) (fenced bool) {
 	if e.Store == nil || a.storeDown {
 		return false
 	}
-	f.shard.mu.Lock()
-	late := e.clock.Now() >= a.heldUntil
-	f.shard.mu.Unlock()
+	late := int64(e.clock.Now()) >= a.heldUntil.Load()
 	budget := gate.NewBudget(e.EngineTimeout)
 	// The load may have outlasted the trust in the log, and the latest caller has asked just now.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
