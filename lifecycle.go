@@ -29,7 +29,7 @@ func newEngine(s settings, f face) *engine {
 	if s.Engine != nil {
 		e.locker = e.writes // one engine, whose elections are writes
 	}
-	e.near = near.New(c.Base, s.NearBytes, e.evicted())
+	e.near = near.New(c, s.NearBytes, e.evicted())
 	e.attach()
 	if e.traits != nil {
 		e.keepLog()

@@ -20,10 +20,10 @@ type Tier struct {
 	table   *otter.Cache[string, *items.Item]
 }
 
-// New returns an empty tier for items of maxBytes in all. Instants count from base. The tier calls
+// New returns an empty tier for items of maxBytes in all. of is the cache's clock. The tier calls
 // evicted, unless it is nil, for each item that leaves to make room for others, or is heavier than all the room.
 // That call is under locks: evicted must not wait and must not use the tier.
-func New(base time.Time, maxBytes int64, evicted func(key string, it *items.Item)) *Tier {
+func New(of items.Clock, maxBytes int64, evicted func(key string, it *items.Item)) *Tier {
 	var deleted func(otter.DeletionEvent[string, *items.Item])
 	if evicted != nil {
 		deleted = func(e otter.DeletionEvent[string, *items.Item]) {
@@ -32,7 +32,7 @@ func New(base time.Time, maxBytes int64, evicted func(key string, it *items.Item
 			}
 		}
 	}
-	c := &clock{base: base}
+	c := &clock{Clock: of}
 	return &Tier{clock: c, max: maxBytes, evicted: evicted, table: otter.Must(&otter.Options[string, *items.Item]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         c,
@@ -47,7 +47,7 @@ func New(base time.Time, maxBytes int64, evicted func(key string, it *items.Item
 
 // Get returns the key's item, or nil, and the instant of the look.
 func (n *Tier) Get(key string) (*items.Item, durations.Instant) {
-	now := n.clock.now()
+	now := n.clock.Now()
 	it, found := n.table.GetIfPresent(key)
 	if found && it.Over(now) {
 		return nil, now // the table's clock is behind
@@ -57,7 +57,7 @@ func (n *Tier) Get(key string) (*items.Item, durations.Instant) {
 
 // Peek is Get without a trace: the item does not count as used.
 func (n *Tier) Peek(key string) (*items.Item, durations.Instant) {
-	now := n.clock.now()
+	now := n.clock.Now()
 	e, found := n.table.GetEntryQuietly(key)
 	if !found || e.Value.Over(now) {
 		return nil, now
@@ -67,7 +67,7 @@ func (n *Tier) Peek(key string) (*items.Item, durations.Instant) {
 
 // Hottest returns at most most keys, in the order in which the policy would keep them.
 func (n *Tier) Hottest(most int) []string {
-	n.clock.tell(n.clock.now()) // an item whose life is over is not hot
+	n.clock.tell(n.clock.Now()) // an item whose life is over is not hot
 	var keys []string
 	for e := range n.table.Hottest() {
 		if len(keys) >= most {
@@ -93,7 +93,7 @@ func (n *Tier) Advance(key string, it *items.Item) { n.write(key, it, 1, true) }
 const mostCounted = 15
 
 func (n *Tier) write(key string, it *items.Item, callers int, advances bool) {
-	now := n.clock.now()
+	now := n.clock.Now()
 	n.clock.tell(now) // an expired item must not count as present
 	it = it.Forgetting(now)
 	first := false
@@ -101,7 +101,7 @@ func (n *Tier) write(key string, it *items.Item, callers int, advances bool) {
 		switch {
 		case found && advances && old.Epoch > it.Epoch:
 			return old, otter.CancelOp
-		case it.End() <= n.clock.now():
+		case it.End() <= n.clock.Now():
 			return nil, otter.InvalidateOp
 		case int64(it.Weight()) > n.max: // the table would have it until its next eviction
 			if n.evicted != nil {
@@ -152,13 +152,10 @@ func (n *Tier) Close() {
 // A clock is the table's otter.Clock: the time as the tier last told it. The tier reads the time once
 // for a hit. A table that read the time as well would make a hit half as expensive again.
 type clock struct {
-	base    time.Time
+	items.Clock
 	told    atomic.Int64
 	stopped atomic.Bool
 }
-
-// now reads the monotonic clock alone, at half the price of time.Now.
-func (c *clock) now() durations.Instant { return time.Since(c.base) }
 
 // tell moves the table's time on to now, and never back.
 func (c *clock) tell(now durations.Instant) {
@@ -180,7 +177,7 @@ func (c *clock) Tick(d time.Duration) <-chan time.Time {
 		if c == nil || c.stopped.Load() {
 			return
 		}
-		c.tell(c.now())
+		c.tell(c.Now())
 		select {
 		case ticks <- time.Time{}:
 		default:

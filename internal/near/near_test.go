@@ -14,13 +14,13 @@ import (
 )
 
 func newTier(t *testing.T, maxBytes int64) *Tier {
-	n := New(time.Now(), maxBytes, nil)
+	n := New(items.Clock{Base: time.Now()}, maxBytes, nil)
 	t.Cleanup(n.Close)
 	return n
 }
 
 func (n *Tier) living(text string, life time.Duration) *items.Item {
-	it := &items.Item{Lifetime: items.NewLifetime(n.clock.now(), items.Windows{TTL: life}), Kind: driver.KindValue, Value: text}
+	it := &items.Item{Lifetime: items.NewLifetime(n.clock.Now(), items.Windows{TTL: life}), Kind: driver.KindValue, Value: text}
 	it.Weigh("", func(string, any) int { return len(text) })
 	return it
 }
@@ -156,7 +156,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 func TestNear_TooLargeForAHerd(t *testing.T) {
 	const values = 300
 	var evicted atomic.Int32
-	n := New(time.Now(), 64<<10, func(string, *items.Item) { evicted.Add(1) })
+	n := New(items.Clock{Base: time.Now()}, 64<<10, func(string, *items.Item) { evicted.Add(1) })
 	defer n.Close()
 	for i := range values {
 		it := n.living(string(make([]byte, 100<<10)), time.Hour)
