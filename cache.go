@@ -177,7 +177,8 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 // does not take place, and nobody hears of it: refresh many keys part by part. The error is [ErrClosed], a
 // remembered failure, or [ErrOverloaded] if too many keys wait for Store.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
-	return c.engine.refreshNow(ctx, key, c.bind)
+	// A load that returns at this instant counts as one from before the call.
+	return c.engine.refreshSince(context.WithoutCancel(ctx), key, c.bind, c.engine.clock.Now()+1)
 }
 
 // Invalidate drops the values of keys. After it has returned nil, no value computed before the call is

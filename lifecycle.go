@@ -29,7 +29,11 @@ func newEngine(s settings, f face) *engine {
 	if s.Engine != nil {
 		e.locker = e.writes // one engine, whose elections are writes
 	}
-	e.near = near.New(c, s.NearBytes, e.evicted())
+	var evicted func(string, *items.Item)
+	if e.observers.Evictions() {
+		evicted = func(key string, it *items.Item) { e.observers.Evict(key, int(it.Weight())) }
+	}
+	e.near = near.New(c, s.NearBytes, evicted)
 	e.attach()
 	if e.traits != nil {
 		e.keepLog()
@@ -55,13 +59,6 @@ func (e *engine) newLookout() *lookout.Lookout {
 
 func (e *engine) tellBreaker(kind observe.Engine) func(from, to observe.BreakerState) {
 	return func(from, to observe.BreakerState) { e.observers.Breaker(kind, from, to) }
-}
-
-func (e *engine) evicted() func(string, *items.Item) {
-	if !e.observers.Evictions() {
-		return nil
-	}
-	return func(key string, it *items.Item) { e.observers.Evict(key, int(it.Weight())) }
 }
 
 // attach calls the observers' Attach, and then makes the first report. After a failure it closes the engine, not yet

@@ -16,12 +16,6 @@ func (e *engine) refresh(ctx context.Context, key string, it *items.Item, b bind
 	c.join(b)
 }
 
-// refreshNow begins a flight that takes no value of a load that returned before the call.
-func (e *engine) refreshNow(ctx context.Context, key string, b binder) error {
-	// A load of this instant has returned before the call, so its LoadBegan must not count as later.
-	return e.refreshSince(context.WithoutCancel(ctx), key, b, e.clock.Now()+1)
-}
-
 // refreshSince begins a flight that takes an item only if its load has returned after began. If the key has a flight,
 // it begins when that takes no more callers, unless a load of it has returned: its look may find the fresh item that is
 // to be replaced, or all its callers leave.
