@@ -20,7 +20,7 @@ func (e *engine) batch(load binder, places *semaphore.Weighted) *batch {
 	user, _ := load.(commonLoader)
 	b := &batch{engine: e, single: load, user: user, places: places, complete: make(chan struct{})}
 	o := gather.Options{
-		Slots: e.slots, Running: &e.running, Longest: e.EngineTimeout,
+		Slots: e.slots, Longest: e.EngineTimeout,
 		Closed: func() bool { return e.open.Err() != nil },
 	}
 	if b.user != nil {

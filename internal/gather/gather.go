@@ -27,8 +27,6 @@ type Options struct {
 	Load func(ctx context.Context, began time.Time, seats []*Seat)
 	// Slots has the slots for the loads. All members share the next load's slot.
 	Slots *slots.Slots
-	// Running counts the goroutine that waits for a shared slot.
-	Running *sync.WaitGroup
 	// Longest bounds the time from the first ready member of a round to the round's beginning.
 	Longest time.Duration
 	// Closed reports whether the cache is closed. Then no round begins, and the members leave.

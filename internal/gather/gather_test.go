@@ -20,8 +20,7 @@ type call struct {
 // A fixture is a group whose loads take a second each.
 type fixture struct {
 	*Group
-	running sync.WaitGroup
-	closed  bool
+	closed bool
 
 	mu    sync.Mutex // guards the fields below
 	calls []call
@@ -32,7 +31,7 @@ func newFixture(size int) *fixture {
 	f := &fixture{}
 	began := time.Now()
 	f.Group = New(Options{
-		Slots: slots.New(size, 100), Running: &f.running, Longest: time.Second,
+		Slots: slots.New(size, 100), Longest: time.Second,
 		Closed: func() bool { return f.closed },
 		Load: func(ctx context.Context, _ time.Time, seats []*Seat) {
 			c := call{at: time.Since(began)}
@@ -70,11 +69,20 @@ func (f *fixture) joinAll(keys ...string) (members []rebuild) {
 	return members
 }
 
+// await waits for a slot until ctx ends.
+func await(ctx context.Context, r slots.Request) (free func()) {
+	select {
+	case <-r.Taken():
+	case <-ctx.Done():
+	}
+	return r.End()
+}
+
 // load takes a slot for the member, waits for its round, loads, and gives the slot back. Without its slot it takes
 // another.
 func load(t *testing.T, ctx context.Context, m rebuild) error {
 	for {
-		free := slots.Await(ctx, m.Request(&m.group.Demand))
+		free := await(ctx, m.Request(&m.group.Demand))
 		if free == nil {
 			return context.Cause(ctx)
 		}
@@ -398,8 +406,7 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 }
 
 func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
-	var running sync.WaitGroup
-	g := New(Options{Slots: slots.New(2, 100), Running: &running, Closed: func() bool { return false }})
+	g := New(Options{Slots: slots.New(2, 100), Closed: func() bool { return false }})
 	a, b, c := g.Join(), g.Join(), g.Join()
 	free := a.Try()
 	if free == nil || b.Try() == nil {
@@ -409,7 +416,7 @@ func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 		t.Error("a third member has one of two slots")
 	}
 	free()
-	if slots.Await(t.Context(), c.Request(&g.Demand)) == nil {
+	if await(t.Context(), c.Request(&g.Demand)) == nil {
 		t.Error("the slot that was given back is not to be had")
 	}
 }
@@ -417,9 +424,8 @@ func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 // A load keeps a slot of its own when its members have left, and only one.
 func TestLoad_LeaversGiveTheirSlotsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var running sync.WaitGroup
 		g := New(Options{
-			Slots: slots.New(2, 100), Running: &running, Longest: time.Second,
+			Slots: slots.New(2, 100), Longest: time.Second,
 			Closed: func() bool { return false },
 			Load: func(_ context.Context, _ time.Time, seats []*Seat) {
 				for _, s := range seats {

@@ -1,20 +1,29 @@
 package gather
 
-import (
-	"context"
-
-	"github.com/bellwether-go/bellwether/internal/slots"
-)
+import "github.com/bellwether-go/bellwether/internal/slots"
 
 // This file is the slot of a group, which its members share: a member is a [slots.Source].
 
 // A hand is a taking of the group's slot: its first holder takes the slot, and its last gives it back. A round takes
 // the slot for its load, and leaves the next member another slot. Group.mu guards the fields.
 type hand struct {
-	holders int           // the members with the slot, or waiting for it, and the load
-	taken   chan struct{} // closed when the slot is there
-	free    func()        // gives the slot back; nil until it is there
-	abandon func()        // ends the wait for the slot
+	holders int             // the members with the slot, or waiting for it, and the load
+	taken   <-chan struct{} // closed when the slot is there
+	wait    slots.Request   // for the slot, until free is set; nil if the slot came at once
+	free    func()          // gives the slot back; nil until a member finds the slot there
+}
+
+// there reports whether the slot is there. Group.mu is held.
+func (h *hand) there() bool {
+	select {
+	case <-h.taken:
+		if h.free == nil {
+			h.free = h.wait.End()
+		}
+		return true
+	default:
+		return false
+	}
 }
 
 // Try implements [slots.Source].
@@ -38,10 +47,9 @@ func (m *Member) Request(d *slots.Demand) slots.Request {
 	defer g.mu.Unlock()
 	h := g.hand
 	if h == nil {
-		waiting, abandon := context.WithCancel(context.Background())
-		h = &hand{taken: make(chan struct{}), abandon: abandon}
+		wait := g.Slots.Request(d)
+		h = &hand{taken: wait.Taken(), wait: wait}
 		g.hand = h
-		g.Running.Go(func() { g.give(h, slots.Await(waiting, g.Slots.Request(d))) })
 	}
 	h.holders++
 	return &request{m, h}
@@ -58,7 +66,7 @@ func (r *request) End() (free func()) {
 	g := r.member.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if r.hand.free == nil {
+	if !r.hand.there() {
 		g.release(r.hand)
 		return nil
 	}
@@ -107,30 +115,17 @@ func (g *Group) try() *hand {
 		if free == nil {
 			return nil
 		}
-		g.hand = &hand{taken: make(chan struct{}), free: free, abandon: func() {}}
-		close(g.hand.taken)
-	case g.hand.free == nil:
+		taken := make(chan struct{})
+		close(taken)
+		g.hand = &hand{taken: taken, free: free}
+	case !g.hand.there():
 		return nil
 	}
 	g.hand.holders++
 	return g.hand
 }
 
-// give gives the slot to the holders, or back if no holder is left. free is nil after abandon.
-func (g *Group) give(h *hand, free func()) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if h.holders == 0 {
-		if free != nil {
-			free()
-		}
-		return
-	}
-	h.free = free
-	close(h.taken)
-}
-
-// release removes a holder. The last holder gives the slot back. mu is held.
+// release removes a holder. The last holder gives the slot back, or ends the wait for it. mu is held.
 func (g *Group) release(h *hand) {
 	if h.holders--; h.holders > 0 {
 		return
@@ -138,8 +133,10 @@ func (g *Group) release(h *hand) {
 	if g.hand == h { // otherwise a load has taken the slot
 		g.hand = nil
 	}
-	h.abandon()
-	if h.free != nil {
+	if h.free == nil {
+		h.free = h.wait.End()
+	}
+	if h.free != nil { // otherwise the slot had not come
 		h.free()
 	}
 }

@@ -4,7 +4,6 @@ package slots
 
 import (
 	"container/list"
-	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,15 +26,6 @@ type Request interface {
 	Taken() <-chan struct{}
 	// End ends the wait. It returns the function that gives back a slot that has come, or nil.
 	End() (free func())
-}
-
-// Await waits for the slot until ctx ends, and ends the request.
-func Await(ctx context.Context, r Request) (free func()) {
-	select {
-	case <-r.Taken():
-	case <-ctx.Done():
-	}
-	return r.End()
 }
 
 // Slots are the slots of a cache. A load that waits for another key, of any cache of this process,
