@@ -80,8 +80,7 @@ func (e *engine) attach() {
 }
 
 func (e *engine) close() {
-	// The flights end first, so that no engine's silence is reported for them, see storeKey.noAnswer. And while
-	// a key can get a flight, behind runs the flight's batch.
+	// The flights end first, so that no engine's silence is reported for them, see storeKey.noAnswer.
 	e.shards.lockAll(e.shut, func(s *shard) {
 		for _, w := range s.witnesses {
 			for ; w != nil; w = w.next {

@@ -38,8 +38,11 @@ func (m *member) join(f *flight) {
 		e.count.awaitingFirstLook.Add(1) // the request counts for all flights of the batch
 		e.start(func() {
 			defer e.count.awaitingFirstLook.Add(-1)
-			<-m.complete
-			e.lookout.Ask(f.ctx, m.looks)
+			select {
+			case <-m.complete:
+				e.lookout.Ask(f.ctx, m.looks)
+			case <-e.open.Done(): // before the end of a batch window
+			}
 		})
 	}
 }

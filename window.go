@@ -12,8 +12,9 @@ type window struct {
 	load   commonLoader
 	length time.Duration
 
-	mu   sync.Mutex // guards open, and the members of the open batch
-	open *batch     // takes further flights; nil: the next flight opens a batch
+	mu   sync.Mutex  // guards the fields below, and the members of the open batch
+	open *batch      // takes further flights; nil: the next flight opens a batch
+	end  *time.Timer // closes the open batch
 }
 
 // join adds the waiter to its key's flight, or begins the flight in the open batch. It reports
@@ -39,17 +40,10 @@ func (w *window) join(c *waiter) bool {
 func (w *window) begin() {
 	b := w.engine.batch(w.load, nil)
 	w.open = b
-	w.engine.behind(func() {
-		end := time.NewTimer(w.length)
-		defer end.Stop()
-		select {
-		case <-end.C:
-		case <-b.complete:
-		case <-w.engine.open.Done():
-		}
+	w.end = time.AfterFunc(w.length, func() {
 		w.mu.Lock()
+		defer w.mu.Unlock()
 		w.closeBatch(b)
-		w.mu.Unlock()
 	})
 }
 
@@ -57,6 +51,7 @@ func (w *window) begin() {
 func (w *window) closeBatch(b *batch) {
 	if w.open == b {
 		w.open = nil
+		w.end.Stop()
 		close(b.complete)
 	}
 }
