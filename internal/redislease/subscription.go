@@ -52,11 +52,13 @@ type subscription struct {
 
 	begun atomic.Bool // read by start without the mutex
 
+	tried  chan struct{} // closed by settle: the first attempt to subscribe has ended, in success or failure
+	settle func()
+
 	mu      sync.Mutex // guards everything below
 	last    uint64     // the number of the last confirmed connection
 	watches map[string]map[*watch]struct{}
-	tried   chan struct{} // closed when the first attempt to subscribe has ended, in success or failure
-	err     error         // the reason for no subscription, while connection is 0 and tried is closed
+	err     error // the reason for no subscription, while connection is 0 and tried is closed
 	stop    context.CancelFunc
 	ended   chan struct{} // closed when the goroutine has ended; nil before start
 	shut    bool          // close was called
@@ -70,11 +72,13 @@ type watch struct {
 }
 
 func newSubscription(pushes *redissub.Shared) *subscription {
+	tried := make(chan struct{})
 	return &subscription{
 		pushes:  pushes,
 		seed:    maphash.MakeSeed(),
+		tried:   tried,
+		settle:  sync.OnceFunc(func() { close(tried) }),
 		watches: make(map[string]map[*watch]struct{}),
-		tried:   make(chan struct{}),
 	}
 }
 
@@ -129,15 +133,6 @@ func (s *subscription) down(why error) {
 	s.settle()
 	for name := range s.watches {
 		s.wake(name)
-	}
-}
-
-// settle ends the first attempt to subscribe. The caller holds mu.
-func (s *subscription) settle() {
-	select {
-	case <-s.tried:
-	default:
-		close(s.tried)
 	}
 }
 
