@@ -31,7 +31,7 @@ type waiter struct {
 	tallied  bool         // a counter of hits, misses or collapsed calls has the call
 	excluded bool         // a load has published to an audience without this call
 	own      gate.Budget  // the call's time for silent engines
-	budget   *gate.Budget // own, or the budget of the joined flight after the answer
+	budget   *gate.Budget // own, or that of an HTTP request; after the answer the joined flight's
 	answer   callAnswer
 	err      error
 }

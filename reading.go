@@ -90,6 +90,7 @@ func (r *run) followLogAhead(ctx context.Context) (key *lookout.Reply) {
 	}
 	defer turn.End()
 	var log *lookout.Reply
+	took := false
 	names := []string{e.ownName(sweeplog.Key), e.engineKey(r.key)}
 	err := e.lookout.ReadMany(ctx, sweeplog.Key, func() []string { return names }, r.budget, func(i int, reply *lookout.Reply) {
 		switch {
@@ -97,12 +98,13 @@ func (r *run) followLogAhead(ctx context.Context) (key *lookout.Reply) {
 			key = reply
 		case reply.Err == nil:
 			// At once: other keys must not wait for the server of this key.
+			took = true
 			turn.Took(ctx, r.budget, reply.Entry, nil)
 		default:
 			log = reply
 		}
 	})
-	if !turn.Over() {
+	if !took {
 		if log == nil {
 			// The key's answer does not count without the log's.
 			log, key = &lookout.Reply{Err: err}, nil

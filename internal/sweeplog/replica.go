@@ -188,9 +188,6 @@ func (t *Turn) End() {
 	}
 }
 
-// Over reports whether the turn was given back.
-func (t *Turn) Over() bool { return t.over }
-
 // Took takes the store's answer in and ends the turn. If the store has no log, or has lost the log that the replica
 // knows, Took begins one.
 func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry, err error) {
