@@ -272,7 +272,12 @@ func (r *run) failureOf(l loaded, remembered bool) *items.Item {
 	} else {
 		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
 	}
-	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
+	if it.Early != items.EarlyTryHad {
+		it.Early = items.NoEarlyTry
+		if !advised && pause > 0 { // the pause is ours to choose
+			it.Early = items.EarlyTryDue
+		}
+	}
 	it.Err, it.TrustedUntil, it.LoadBegan = l.err, e.trustedUntil(now), l.loadBegan
 	if !it.Stale(now) && now >= it.KeepUntil {
 		it.Held, it.Kind, it.Value = false, driver.KindNone, nil
