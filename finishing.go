@@ -38,8 +38,8 @@ func (r *run) finish(ctx context.Context, l loaded) bool {
 	}
 	r.noteFailure(l.err)
 	e.noteLoad(false)
-	if r.want.Personal && fault.Says(l.err, ErrRebuildTimeout) && !r.hasSpare() {
-		r.end(l.err) // the callers of other clients begin a new flight
+	if r.goesToOthers(l.err) && !r.hasSpare() {
+		r.endForOthers(ctx, l.err)
 		return true
 	}
 	heard := r.callers.Load() > 0 || r.streaming()
@@ -83,11 +83,15 @@ func (r *run) finishNothing(ctx context.Context, nothing *fault.NoResult, l load
 	if nothing.Failed && (r.present == nil || !r.present.Held) {
 		r.waiveElections(ctx, l.epoch, l.took)
 	}
-	defer r.end(nil) // also after an observer's Goexit: callers without the published value begin a new flight
-	// The new flight's election must not find this flight's lease. Otherwise another process would be elected, and would
-	// learn only by its own load that the response is for one client.
-	r.releaseFirst(ctx)
+	r.endForOthers(ctx, nil) // callers without the published value begin a new flight
 	return true
+}
+
+// endForOthers ends the flight, whose callers begin a new flight. Its election must not find this flight's lease.
+// Otherwise another process would be elected, and would learn only by its own load that the load is for one client.
+func (r *run) endForOthers(ctx context.Context, err error) {
+	defer r.end(err) // also after an observer's Goexit
+	r.releaseFirst(ctx)
 }
 
 func (r *run) finishFound(ctx context.Context, l loaded) bool {
@@ -142,6 +146,9 @@ func (r *run) finishFailed(ctx context.Context, l loaded) bool {
 	ended := false
 	if told {
 		it, written := r.commitFailure(ctx, l, remembered)
+		if r.goesToOthers(l.err) {
+			r.releaseFirst(ctx) // as in endForOthers
+		}
 		ended = it == nil || r.settleUnlessFenced(it, written)
 	} else {
 		ended = r.finishUntold(ctx, l)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/chain"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/observers"
 	"github.com/bellwether-go/bellwether/internal/slots"
@@ -195,6 +196,12 @@ func (f *flight) noteReturn() {
 	f.shard.mu.Lock()
 	defer f.shard.mu.Unlock()
 	f.refresh = nil
+}
+
+// goesToOthers reports whether callers of other clients begin a new flight when the flight lands with the failure: its
+// own client's request may be what is slow. Otherwise a client could keep a page stale for all.
+func (f *flight) goesToOthers(failure error) bool {
+	return f.want.Personal && fault.Says(failure, ErrRebuildTimeout)
 }
 
 func (f *flight) setElected() {

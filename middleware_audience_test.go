@@ -558,36 +558,48 @@ func TestAudience_TimeoutsOfOneClientKeepNoPageStale(t *testing.T) {
 		w.Header().Set("Cache-Control", "public, max-age=1, stale-if-error=3600")
 		fmt.Fprint(w, "run ", runs.Add(1))
 	}
-	inPairs(t, bellwether.HTTPOptions{RebuildTimeout: 10 * time.Second}, h, func(t *testing.T, p pair) {
-		first := p.first.get("http://a/p").Body.String()
-		time.Sleep(5 * time.Second)
-		var wg sync.WaitGroup
-		end := time.Now().Add(2 * time.Minute)
-		for _, s := range []*site{p.first, p.second} {
-			wg.Go(func() {
-				for time.Now().Before(end) {
-					s.get("http://a/p", "Cookie", "u=bad")
-					time.Sleep(100 * time.Millisecond)
-				}
-			})
-			wg.Go(func() {
-				time.Sleep(time.Second)
-				replaced := 0
-				for time.Now().Before(end) {
-					if got := s.get("http://a/p"); got.Code != 200 {
-						t.Errorf("a plain client gets %d %q", got.Code, got.Body)
-					} else if got.Body.String() != first {
-						replaced++
+	o := bellwether.HTTPOptions{RebuildTimeout: 10 * time.Second}
+	// others is when the other clients come, and fresh is when they get another page at the latest. The first time-out is
+	// after ten seconds.
+	test := func(others, fresh time.Duration) func(t *testing.T, p pair) {
+		return func(t *testing.T, p pair) {
+			first := p.first.get("http://a/p").Body.String()
+			time.Sleep(5 * time.Second)
+			var wg sync.WaitGroup
+			began := time.Now()
+			end := began.Add(2 * time.Minute)
+			for _, s := range []*site{p.first, p.second} {
+				wg.Go(func() {
+					for time.Now().Before(end) {
+						s.get("http://a/p", "Cookie", "u=bad")
+						time.Sleep(20 * time.Millisecond)
 					}
-					time.Sleep(time.Second)
-				}
-				if replaced == 0 {
-					t.Errorf("for two minutes the page stays %q", first)
-				}
-			})
+				})
+				wg.Go(func() {
+					time.Sleep(others)
+					for got := first; got == first; time.Sleep(time.Second) {
+						if got = s.get("http://a/p").Body.String(); got == first && time.Since(began) > fresh {
+							t.Errorf("after %v a plain client gets %q", time.Since(began), got)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(time.Minute) // the handlers return
 		}
-		wg.Wait()
-		time.Sleep(time.Minute) // the handlers return
+	}
+	atOnce := test(time.Second, 11*time.Second)
+	t.Run("during the first run", func(t *testing.T) { inPairs(t, o, h, atOnce) })
+	t.Run("during the second", func(t *testing.T) { inPairs(t, o, h, test(11500*time.Millisecond, time.Minute)) })
+
+	// The flight of another client, begun at the time-out, must not find the lease of the hanging load.
+	inBubble(t, "slow release", func(t *testing.T) {
+		locker := wiredLocks(locallock.New())
+		locker.set(on(takes(time.Millisecond), "release"))
+		o := o
+		o.Fleet.Store, o.Fleet.Locker = memstore.New(), locker
+		atOnce(t, pair{newSite(t, o, h), newSite(t, o, h)})
 	})
 }
 

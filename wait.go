@@ -6,7 +6,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -179,10 +178,8 @@ func (c *waiter) becomeReader(state *flightState) bool {
 
 func (c *waiter) answerLanded(state *flightState) waitState {
 	switch {
-	case c.flight.want.Personal && fault.Says(state.loadFailure(), ErrRebuildTimeout) && !c.admitted(audience.Alike):
-		// Another client's request may be what is slow: this call begins a flight, with the stale item if there is one.
-		// Otherwise a client could keep a page stale for all.
-		c.stale = state.result
+	case c.flight.goesToOthers(state.loadFailure()) && !c.admitted(audience.Alike):
+		c.stale = state.result // unless nil, it answers meanwhile
 		return flightLanded
 	case state.err != nil:
 		c.err = state.err

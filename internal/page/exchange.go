@@ -106,8 +106,18 @@ func (x *exchange) link(r *http.Request) {
 		if body := x.body.Load(); body != nil { // a later body is not published
 			body.CloseWithError(cause)
 		}
+		if cause == fault.ErrRebuildTimeout && x.owner.personal() {
+			x.pauseOwner() // its next requests may hang as well
+		}
 		x.cancel(cause)
 	})
+}
+
+// pauseOwner begins the pause of the owner's client if a stale page can answer its requests meanwhile.
+func (x *exchange) pauseOwner() {
+	if x.fwd == httpcache.FwdStale && x.spare() != nil {
+		x.m.pauseRefresh(x.owner.key, x.owner.place.client)
+	}
 }
 
 func (x *exchange) serve() {
@@ -260,9 +270,7 @@ func (x *exchange) offer() {
 	case failsForAll:
 		x.end(serverError(res.status))
 	default:
-		if x.fwd == httpcache.FwdStale && x.spare() != nil {
-			x.m.pauseRefresh(key, x.owner.place.client)
-		}
+		x.pauseOwner()
 		x.end(&fault.NoResult{Failed: d.audience == audience.Alike, Err: failureOf(res.status)})
 	}
 }

@@ -80,8 +80,8 @@ func pauseKey(key, client string) string {
 	return key + "\x00\x00pause\x00" + strconv.FormatUint(maphash.String(clients, client), 36)
 }
 
-// pauseRefresh begins the client's pause after a response that has replaced no stale page, such as a 404
-// without a lifetime. Otherwise each request would run the handler while the page may be served. Other
+// pauseRefresh begins the client's pause after a run that has replaced no stale page, as after a time-out or a
+// 404 without a lifetime. Otherwise each request would run the handler while the page may be served. Other
 // clients may get a response for everyone. With Patience there is no pause: requests wait for such responses.
 func (m *Middleware) pauseRefresh(key, client string) {
 	if m.options.ErrorTTL > 0 && !m.options.Patience {
