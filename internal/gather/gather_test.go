@@ -421,6 +421,21 @@ func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
 	}
 }
 
+// Members that leave before their slot comes leave the queue too: the slot is for others.
+func TestRequest_AllMembersLeave(t *testing.T) {
+	f := newFixture(1)
+	a, b := f.Join(), f.Join()
+	free := f.Slots.Try()
+	first, second := a.Request(&f.Demand), b.Request(&f.Demand)
+	if first.End() != nil || second.End() != nil {
+		t.Error("a member has a slot that another load holds")
+	}
+	free()
+	if f.Slots.Try() == nil {
+		t.Error("the slot is held for members that have left")
+	}
+}
+
 // A load keeps a slot of its own when its members have left, and only one.
 func TestLoad_LeaversGiveTheirSlotsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

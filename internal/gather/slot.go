@@ -7,19 +7,15 @@ import "github.com/bellwether-go/bellwether/internal/slots"
 // A hand is a taking of the group's slot: its first holder takes the slot, and its last gives it back. A round takes
 // the slot for its load, and leaves the next member another slot. Group.mu guards the fields.
 type hand struct {
-	holders int             // the members with the slot, or waiting for it, and the load
-	taken   <-chan struct{} // closed when the slot is there
-	wait    slots.Request   // for the slot, until free is set; nil if the slot came at once
-	free    func()          // gives the slot back; nil until a member finds the slot there
+	holders int                  // the members with the slot, or waiting for it, and the load
+	taken   <-chan struct{}      // closed when the slot is there
+	end     func() (free func()) // [slots.Request.End]
 }
 
-// there reports whether the slot is there. Group.mu is held.
+// there reports whether the slot is there.
 func (h *hand) there() bool {
 	select {
 	case <-h.taken:
-		if h.free == nil {
-			h.free = h.wait.End()
-		}
 		return true
 	default:
 		return false
@@ -48,7 +44,7 @@ func (m *Member) Request(d *slots.Demand) slots.Request {
 	h := g.hand
 	if h == nil {
 		wait := g.Slots.Request(d)
-		h = &hand{taken: wait.Taken(), wait: wait}
+		h = &hand{taken: wait.Taken(), end: wait.End}
 		g.hand = h
 	}
 	h.holders++
@@ -117,7 +113,7 @@ func (g *Group) try() *hand {
 		}
 		taken := make(chan struct{})
 		close(taken)
-		g.hand = &hand{taken: taken, free: free}
+		g.hand = &hand{taken: taken, end: func() func() { return free }}
 	case !g.hand.there():
 		return nil
 	}
@@ -133,10 +129,7 @@ func (g *Group) release(h *hand) {
 	if g.hand == h { // otherwise a load has taken the slot
 		g.hand = nil
 	}
-	if h.free == nil {
-		h.free = h.wait.End()
-	}
-	if h.free != nil { // otherwise the slot had not come
-		h.free()
+	if free := h.end(); free != nil { // otherwise the slot has not come
+		free()
 	}
 }
