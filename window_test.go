@@ -78,8 +78,8 @@ func TestBatchWindow_Full(t *testing.T) {
 }
 
 func TestBatchWindow_Close(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := bellwether.NewBatch((&batchSource{}).load, bellwether.Options{TTL: time.Minute, BatchWindow: time.Minute})
+	aloneAndInAFleet(t, "within the window", func(t *testing.T, fleet bellwether.Fleet) {
+		c := bellwether.NewBatch((&batchSource{}).load, bellwether.Options{TTL: time.Minute, BatchWindow: time.Minute, Fleet: fleet})
 		began := time.Now()
 		failed := make(chan error)
 		go func() {
@@ -94,7 +94,9 @@ func TestBatchWindow_Close(t *testing.T) {
 		if _, err := c.Get(context.Background(), "k"); err != bellwether.ErrClosed {
 			t.Errorf("after Close: %v", err)
 		}
-		c.Close()
+		if c.Close(); time.Since(began) > 0 {
+			t.Errorf("Close took %v", time.Since(began))
+		}
 	})
 }
 
