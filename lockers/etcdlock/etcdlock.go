@@ -226,7 +226,7 @@ type lease struct {
 	// born is the revision of the transaction that took the lease, set before the lease is shared.
 	born int64
 
-	// asked reports whether the key may be this lease's.
+	// asked reports, for the undo of an acquire, whether a request for the lease may have been carried out.
 	asked atomic.Bool
 
 	mu       sync.Mutex // guards the fields below
@@ -410,10 +410,11 @@ type look struct {
 func (l *lease) commit(ctx, caller context.Context, cmps []clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
 	repeated, learners, pause := false, 0, firstPause
 	for {
+		before := l.asked.Swap(true) // the client may panic after etcd has carried the request out
 		resp, err := l.locker.client.Txn(ctx).If(cmps...).Then(op).Else(clientv3.OpGet(l.name)).Commit()
 		learner, noLeader := errors.Is(err, errLearner), errors.Is(err, rpctypes.ErrNoLeader)
-		if !learner && !noLeader {
-			l.asked.Store(true)
+		if learner || noLeader {
+			l.asked.Store(before)
 		}
 		switch {
 		case err == nil && resp.Succeeded:

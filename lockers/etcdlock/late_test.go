@@ -36,6 +36,7 @@ type oneKey struct {
 	kv       *mvccpb.KeyValue // nil if missing
 	revision int64
 	lose     chan struct{} // the next transaction is lost; its sender learns so when this is closed
+	panics   chan struct{} // the client panics with the next transaction's reply when this is closed
 }
 
 func (k *oneKey) Txn(ctx context.Context) clientv3.Txn { return &oneTxn{ctx: ctx, etcd: k} }
@@ -116,6 +117,13 @@ func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseRange{ResponseRange: got}}}
 	}
 	resp.Header.Revision = k.revision
+	if panics := k.panics; panics != nil {
+		k.panics = nil
+		k.mu.Unlock()
+		defer k.mu.Lock()
+		<-panics
+		panic("the client is broken")
+	}
 	if k.unheard > 0 {
 		k.unheard--
 		return nil, status.Error(codes.Unavailable, "transport is closing")
@@ -274,6 +282,25 @@ func TestNoLeader(t *testing.T) {
 		time.Sleep(time.Minute)
 		if etcd.asked != asked {
 			t.Errorf("%d transactions after the caller has left, want none", etcd.asked-asked)
+		}
+	})
+}
+
+// TestTryAcquire_ClientPanicsLate has the client panic, after its caller has left, with a transaction that was carried
+// out: the lease is undone.
+func TestTryAcquire_ClientPanicsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lost := make(chan struct{})
+		etcd := &oneKey{panics: lost}
+		l := over(t, etcd, &leases{})
+		leasetest.MustGiveUp(t, "TryAcquire", func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, "key", time.Minute)
+			return err
+		})
+		close(lost)
+		synctest.Wait()
+		if etcd.kv != nil {
+			t.Error("the lease is held without a holder")
 		}
 	})
 }
