@@ -18,8 +18,8 @@ import (
 // This file is the HTTP face for its users. internal/page answers requests, on the engine through below.go.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this process, each response that
-// says that it may be cached. A negative value is refused unless its field's comment mentions it.
-// docs/options.md and docs/http.md have the details.
+// says that it may be cached. A negative value is refused unless its field's comment mentions it, and so is a
+// time of 2 to 999 ns, which lacks its unit. docs/options.md and docs/http.md have the details.
 type HTTPOptions struct {
 	// TTL is the freshness of responses without their own, with a cacheable status (RFC 9110 section 15.1)
 	// or public. Handlers that answer by a Cookie must say private or Vary: Cookie. Zero or negative: off.
