@@ -322,6 +322,7 @@ func TestHerd_OverLimitBody(t *testing.T) {
 					}
 				}
 			})
+			start := time.Now()
 			var wg sync.WaitGroup
 			for i := range 100 {
 				wg.Go(func() {
@@ -336,6 +337,9 @@ func TestHerd_OverLimitBody(t *testing.T) {
 				})
 			}
 			wg.Wait()
+			if took := time.Since(start); took > 1100*time.Millisecond {
+				t.Errorf("the herd took %v: the handler waited on when all clients had their places", took)
+			}
 			s.wantCalls(t, 1)
 			w := s.get("http://a/p")
 			if status := w.Header().Get("Cache-Status"); w.Body.Len() != len(body) || !strings.Contains(status, "too large") {
