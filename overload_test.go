@@ -42,7 +42,8 @@ type asker struct {
 
 	callers    sync.WaitGroup
 	calls      int // begun
-	goroutines int // maximum
+	before     int // goroutines, of other tests
+	goroutines int // maximum beside those
 }
 
 // ask makes rate calls a second, and returns their number and the number of answers.
@@ -59,7 +60,7 @@ func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
 				got.Add(1)
 			}
 		})
-		a.goroutines = max(a.goroutines, runtime.NumGoroutine())
+		a.goroutines = max(a.goroutines, runtime.NumGoroutine()-a.before)
 	}
 	time.Sleep(time.Second)
 	return asked, int(got.Load())
@@ -95,7 +96,10 @@ func TestOverload_Excess(t *testing.T) {
 				o.Fleet = bellwether.Fleet{Engine: &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}}
 			}
 			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
-			a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error { return of.call(ctx, c, i) }}
+			a := &asker{
+				before: runtime.NumGoroutine(), patience: 500 * time.Millisecond,
+				call: func(ctx context.Context, i int) error { return of.call(ctx, c, i) },
+			}
 			defer a.callers.Wait()
 			seconds := 30
 			if testing.Short() {
