@@ -577,9 +577,15 @@ func TestAudience_TimeoutsOfOneClientKeepNoPageStale(t *testing.T) {
 				})
 				wg.Go(func() {
 					time.Sleep(others)
-					for got := first; got == first; time.Sleep(time.Second) {
-						if got = s.get("http://a/p").Body.String(); got == first && time.Since(began) > fresh {
-							t.Errorf("after %v a plain client gets %q", time.Since(began), got)
+					replaced := false
+					for ; time.Now().Before(end); time.Sleep(time.Second) {
+						switch got := s.get("http://a/p"); {
+						case got.Code != 200:
+							t.Errorf("a plain client gets %d %q", got.Code, got.Body)
+						case got.Body.String() != first:
+							replaced = true
+						case !replaced && time.Since(began) > fresh:
+							t.Errorf("after %v a plain client gets %q", time.Since(began), got.Body)
 							return
 						}
 					}

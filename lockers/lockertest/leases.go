@@ -474,8 +474,8 @@ func cancelledContext(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 // contextEndsDuringTheCall ends the context before the request, after the reply, and between.
 func contextEndsDuringTheCall(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
-	for i := range 30 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*40*time.Microsecond)
+	for i := range 60 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*20*time.Microsecond)
 		start := time.Now()
 		lease, err := a.TryAcquire(ctx, key, long)
 		if took := time.Since(start); took > grace {
