@@ -35,8 +35,11 @@ func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) { re
 func (b below) Wait(w *page.Waiting, by page.Binder) {
 	c := b.waiter(w.Ctx, w.Key, w.Stale)
 	c.want, c.budget, c.tallied = w.Want, w.Budget, w.Want.Counted
+	if c.tallied { // the request has waited before
+		c.began = w.Began
+	}
 	c.wait(pageBinder{by})
-	w.Want.Counted = c.tallied
+	w.Began, w.Want.Counted = c.began, c.tallied
 	w.Budget, w.Early, w.Err = c.budget, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
 	if c.answer.live != nil {

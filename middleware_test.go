@@ -128,6 +128,36 @@ func TestMiddleware_MaxWait(t *testing.T) {
 	})
 }
 
+// A request waits for the run that tells the URL's variants, then for the run of its variant, and for MaxWait in all.
+func TestMiddleware_MaxWaitOverVariants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var waited time.Duration
+		watch := observe.Observer{Serve: func(_ context.Context, s observe.Serve) { waited = s.Waited }}
+		o := bellwether.HTTPOptions{MaxWait: time.Second, Observers: []observe.Observer{watch}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(800 * time.Millisecond)
+			w.Header().Set("Vary", "Accept-Language")
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, r.Header.Get("Accept-Language"))
+		})
+		go s.get("http://a/p", "Accept-Language", "de")
+		synctest.Wait()
+		start := time.Now()
+		w := s.get("http://a/p", "Accept-Language", "fr")
+		if took := time.Since(start); w.Code != http.StatusServiceUnavailable || took != time.Second {
+			t.Errorf("the other variant got %d %q after %v, want 503 after 1s", w.Code, w.Body, took)
+		}
+		if waited != time.Second {
+			t.Errorf("an observer was told of a wait of %v", waited)
+		}
+		time.Sleep(time.Second)
+		if w := s.get("http://a/p", "Accept-Language", "fr"); w.Body.String() != "fr" {
+			t.Errorf("later the variant's request got %d %q", w.Code, w.Body)
+		}
+		s.wantCalls(t, 2)
+	})
+}
+
 func TestMiddleware_TTLForResponsesWithoutFreshness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{TTL: 10 * time.Second}, func(w http.ResponseWriter, r *http.Request) {

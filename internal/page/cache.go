@@ -76,6 +76,8 @@ type Waiting struct {
 	Key   string
 	Stale *Item // served when the request's patience ends; nil: nothing to serve
 	Want  Want
+	// Began is when the request began its first wait. MaxWait and Patience are for all its waits.
+	Began instant
 	// Budget is the request's, and then the joined flight's.
 	Budget *gate.Budget
 

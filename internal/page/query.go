@@ -23,8 +23,10 @@ type query struct {
 	// budget is for the whole query: if the flight of the signpost has waited for a store, the
 	// variant's flight must not wait again.
 	budget *gate.Budget
-	owns   bool // see ownHeader
-	broken bool // a response has broken off before the client had any of it
+	// waitedFrom is when the query began to wait: MaxWait and Patience are for the whole query too.
+	waitedFrom instant
+	owns       bool // see ownHeader
+	broken     bool // a response has broken off before the client had any of it
 	// counted: the counters of calls have the request, which may have waited for a signpost.
 	counted bool
 }
@@ -120,7 +122,7 @@ func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) 
 func (q *query) add(s observe.Serve) {
 	if q.told != nil {
 		q.told.Way, q.told.Err = max(q.told.Way, s.Way), s.Err
-		q.told.Waited += s.Waited
+		q.told.Waited = max(q.told.Waited, s.Waited) // of all waits together
 	}
 }
 

@@ -186,9 +186,9 @@ func (q *query) wait(c *call, stale *Item) (Answer, error) {
 	w := q.want(c.key)
 	w.Aside, w.Client, w.Personal = c.aside, c.place.client, c.personal()
 	wait := &c.waiting
-	*wait = Waiting{Ctx: q.r.Context(), Key: c.key, Stale: stale, Want: w, Budget: q.budget}
+	*wait = Waiting{Ctx: q.r.Context(), Key: c.key, Stale: stale, Want: w, Began: q.waitedFrom, Budget: q.budget}
 	m.cache.Wait(wait, c)
-	q.budget, q.counted = wait.Budget, wait.Want.Counted
+	q.waitedFrom, q.budget, q.counted = wait.Began, wait.Budget, wait.Want.Counted
 	if wait.Early {
 		q.refresh(c.hop, wait.Answer.Item)
 	}
