@@ -19,8 +19,8 @@ var (
 // A Locker elects one holder per key across processes. The [Store] refuses writes of former holders.
 //
 // A Locker is safe for concurrent use. Keys are arbitrary strings, including the empty string. An
-// adapter hashes keys unfit for its engine. Every method returns as soon as ctx ends, even if the
-// engine's client ignores contexts. The adapter gives up a lease granted by the engine after that.
+// adapter hashes keys unfit for its engine. Every method returns the error of ctx as soon as ctx
+// ends, even if the engine's client ignores contexts. The adapter gives up a lease granted by the engine after that.
 //
 // Every error except [ErrHeld] and [ErrLeaseLost] means that the engine did not answer and the
 // holder is unknown.

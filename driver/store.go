@@ -30,8 +30,8 @@ var (
 // the rebuilds of a key: Claim issues an epoch, and Commit accepts only epochs above the floor.
 //
 // A Store is safe for concurrent use. Keys are arbitrary strings, including the empty string. Every
-// method returns as soon as ctx ends, even if the engine's client ignores contexts. Every error
-// except the errors named below means that the engine did not answer.
+// method returns the error of ctx as soon as ctx ends, even if the engine's client ignores contexts. Every
+// error except the errors named below means that the engine did not answer.
 type Store interface {
 	// Get returns the entry under key, with its Age as of now. The error is ErrNotFound without an
 	// entry, and wraps ErrCorrupt if the bytes are not an entry. The caller does not modify Value.
@@ -51,8 +51,8 @@ type Store interface {
 	// a million bytes. Repeating a commit with the same Entry after a lost reply is safe and succeeds.
 	Commit(ctx context.Context, key string, e Entry) error
 
-	// Invalidate drops the entry and raises the floor to a new epoch. Commit then refuses every
-	// rebuild under way.
+	// Invalidate drops the entry and raises the floor to the last epoch issued for the key, or above. Commit
+	// then refuses every rebuild under way.
 	Invalidate(ctx context.Context, key string) error
 }
 
@@ -62,9 +62,9 @@ type BatchGetter interface {
 	// GetMany calls each once per key, with the index of the key and the results of Get. For a foreign
 	// type of key, such as a list in Redis, the error may be ErrNotFound.
 	//
-	// The keys are distinct. GetMany returns after the last call of each. When ctx ends, the
-	// remaining keys get the error of ctx. The deadline of ctx moves with each answer, so slow
-	// reads are split into pieces.
+	// The keys are distinct, 1,000 at most. GetMany returns after the last call of each. When ctx ends, the
+	// remaining keys get the error of ctx. The deadline of ctx moves with each answer, so an adapter splits
+	// slow reads into pieces.
 	//
 	// The answer for a key does not wait for another server: a server without an answer delays only
 	// its own keys. each does not block, and several goroutines may call it at a time.

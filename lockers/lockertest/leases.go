@@ -3,6 +3,7 @@ package lockertest
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,36 +68,34 @@ func oneOfManyWins(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 // neverTwoAtATime has leases change hands quickly, so acquires meet releases: each holder is alone.
 func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	key := newKey()
+	lockers := []driver.Locker{newLocker(t), newLocker(t), newLocker(t)}
 	stop := time.Now().Add(400 * time.Millisecond)
 	var holders, turns atomic.Int64
 	var wg sync.WaitGroup
-	for range 3 {
-		l := newLocker(t)
-		for range 2 {
-			wg.Go(func() {
-				for time.Now().Before(stop) {
-					lease, err := l.TryAcquire(t.Context(), key, long)
-					if errors.Is(err, driver.ErrHeld) {
-						time.Sleep(time.Millisecond)
-						continue
-					}
-					if err != nil {
-						t.Errorf("TryAcquire: %v", err)
-						return
-					}
-					turns.Add(1)
-					if n := holders.Add(1); n != 1 {
-						t.Errorf("%d holders at a time", n)
-					}
-					time.Sleep(100 * time.Microsecond)
-					holders.Add(-1)
-					if err := lease.Release(t.Context()); err != nil {
-						t.Errorf("Release: %v", err)
-						return
-					}
+	for _, l := range slices.Concat(lockers, lockers) {
+		wg.Go(func() {
+			for time.Now().Before(stop) {
+				lease, err := l.TryAcquire(t.Context(), key, long)
+				if errors.Is(err, driver.ErrHeld) {
+					time.Sleep(time.Millisecond)
+					continue
 				}
-			})
-		}
+				if err != nil {
+					t.Errorf("TryAcquire: %v", err)
+					return
+				}
+				turns.Add(1)
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d holders at a time", n)
+				}
+				time.Sleep(100 * time.Microsecond)
+				holders.Add(-1)
+				if err := lease.Release(t.Context()); err != nil {
+					t.Errorf("Release: %v", err)
+					return
+				}
+			}
+		})
 	}
 	wg.Wait()
 	if turns.Load() == 0 {
@@ -345,6 +344,9 @@ func hostileKeys(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		unique + "/",
 		unique + "/a",
 		unique + "//a",
+		unique + "_a",
+		unique + "-a",
+		unique + "%2Fa",
 		unique + "/../a",
 		"../" + unique,
 		"*" + unique,

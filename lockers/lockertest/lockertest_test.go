@@ -96,6 +96,7 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"held without a HeldError", "OneOfManyWins"},
 		{"trims keys", "HostileKeys"},
 		{"decodes keys", "HostileKeys"},
+		{"takes keys for file names", "HostileKeys"},
 		{"takes any ttl", "TTLNotPositive"},
 		{"rounds lengths down, and 0 is refused", "ShortTTL"},
 		{"rounds lengths down, and 0 is no end", "ShortTTL"},
@@ -319,6 +320,8 @@ func (l *locker) name(key string) string {
 	switch {
 	case l.is("trims keys"):
 		return strings.TrimSpace(key)
+	case l.is("takes keys for file names"):
+		return strings.ReplaceAll(key, "/", "_")
 	case l.is("decodes keys"):
 		return strings.ToValidUTF8(key, "\ufffd")
 	}

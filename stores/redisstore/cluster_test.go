@@ -49,6 +49,9 @@ func TestStore_Cluster(t *testing.T) {
 // slotsThatMove makes every call while the key's slot moves: empty, and with its keys on either server.
 func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	const key = "moving"
+	for _, master := range c.Masters {
+		c.Do(master, "flushall") // other keys of the slot
+	}
 	ctx := t.Context()
 	s := New(connect(t, c))
 	reads := func(what string, want driver.Entry) {

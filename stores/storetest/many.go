@@ -50,7 +50,7 @@ func (k kit) many(ctx context.Context, s driver.Store, keys []string) []said {
 }
 
 func testGetMany(k kit) {
-	const n = 300
+	const n = 1000 // a cache asks for as many at once
 	writer, reader := k.Open(k), k.Open(k)
 	want := map[string]driver.Entry{}
 	var keys []string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +20,8 @@ type listener struct {
 	k     kit
 	key   string
 	heard chan driver.Notice
-	mu    sync.Mutex // held while a notice is delivered
+	mu    sync.Mutex   // held while a notice is delivered
+	calls atomic.Int64 // under way
 }
 
 // listen opens a new store, as in another process, and returns when it receives notices of key.
@@ -37,6 +39,10 @@ func (k kit) listen(s driver.Store, key string) *listener {
 	go func() {
 		defer close(ended)
 		notifier.Notify(ctx, func(n driver.Notice) {
+			if l.calls.Add(1) != 1 {
+				k.Error("Notify calls f before another call has returned")
+			}
+			defer l.calls.Add(-1)
 			if n.Key == key {
 				n.Key = "" // 10 KB of key would hide the rest of a failure's line
 				l.mu.Lock()
@@ -171,7 +177,8 @@ func testNoticesOfOtherWrites(k kit) {
 	}
 }
 
-// testLateNotices delivers a commit's notice late, as after a pause: its entry then has its true age.
+// testLateNotices delivers the notices of two commits late, as after a pause: each has its own entry or none, with the
+// entry's true age.
 func testLateNotices(k kit) {
 	s := k.Open(k.T)
 	l := k.listen(s, k.key)
@@ -183,20 +190,41 @@ func testLateNotices(k kit) {
 	over := time.Now().Add(pause)
 	time.AfterFunc(pause, l.mu.Unlock)
 	k.invalidate(s)
-	e := value(k.newEpoch(s), "v")
-	e.Age = 5 * time.Second
-	k.commit(s, e)
-	committed := time.Now()
+	type commit struct {
+		entry driver.Entry
+		over  time.Time
+	}
+	commits := map[uint64]commit{}
+	var last uint64
+	for _, text := range []string{"v", "w"} {
+		e := value(k.newEpoch(s), text)
+		e.Age, last = 5*time.Second, e.Epoch
+		k.commit(s, e)
+		commits[e.Epoch] = commit{e, time.Now()}
+	}
 
 	if n := l.next("an invalidation"); !n.Invalidated {
 		k.Fatalf("heard %+v of an invalidation", n)
 	}
-	n := l.next("a commit")
-	if n.Epoch != e.Epoch || n.Made.After(committed) {
-		k.Errorf("heard of a commit of epoch %d that it has epoch %d and was made %v after the call", e.Epoch, n.Epoch, n.Made.Sub(committed))
-	}
-	if least := e.Age + over.Sub(committed); n.Entry.Epoch != 0 && n.Entry.Age < least {
-		k.Errorf("a commit's notice that comes late has an entry of Age %v, want %v at least", n.Entry.Age, least)
+	for heard := uint64(0); heard != last; {
+		n := l.next("a commit")
+		heard = n.Epoch
+		c, known := commits[heard]
+		if !known || n.Invalidated {
+			k.Fatalf("heard %+v of a commit, the last of epoch %d", n, last)
+		}
+		if n.Made.After(c.over) {
+			k.Errorf("heard of a commit that it was made %v after the call", n.Made.Sub(c.over))
+		}
+		if n.Entry.Epoch == 0 {
+			continue // it was not sent along
+		}
+		if err := same(n.Entry, c.entry); err != nil {
+			k.Errorf("the late notice of a commit of epoch %d has %v", heard, err)
+		}
+		if least := c.entry.Age + over.Sub(c.over); n.Entry.Age < least {
+			k.Errorf("a commit's notice that comes late has an entry of Age %v, want %v at least", n.Entry.Age, least)
+		}
 	}
 }
 

@@ -2,7 +2,8 @@
 //
 // A store that passes [Run] keeps the promises of a Cache or a Middleware, if claims, floors and
 // invalidations last for longer than any rebuild. Run waits only for some seconds; the stores of this
-// repository keep them for an hour.
+// repository keep them for an hour. All stores of a Run are in one process, so it does not find data or a clock of the
+// process in place of the engine's.
 package storetest
 
 import (

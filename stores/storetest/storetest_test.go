@@ -184,6 +184,8 @@ func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e d
 			e, err = m.Get(ctx, keys[1-i])
 		case m.fault == "a batch leaves a key out" && i == len(keys)-1:
 			return
+		case m.fault == "a batch ends at 500 keys" && i == 500:
+			return
 		case m.fault == "a batch answers twice" && i == 0:
 			each(i, e, err)
 		case m.fault == "a batch fails by one bad entry" && len(keys) == 2 && errors.Is(err, driver.ErrCorrupt):
@@ -308,6 +310,8 @@ func (m *model) tell(n driver.Notice) {
 
 func (m *model) Notify(ctx context.Context, f func(driver.Notice)) {
 	queue := make(chan toldAt, 10_000)
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	m.mu.Lock()
 	m.listeners[queue] = struct{}{}
 	m.mu.Unlock()
@@ -322,8 +326,17 @@ func (m *model) Notify(ctx context.Context, f func(driver.Notice)) {
 			if n.Entry.Epoch != 0 && m.fault != "a late notice has the age of its commit" {
 				n.Entry.Age += time.Since(n.at)
 			}
-			if m.fault == "a notice is made when it arrives" {
+			switch m.fault {
+			case "a notice is made when it arrives":
 				n.Made = time.Now()
+			case "a notice has the entry of when it arrives":
+				m.mu.Lock()
+				n.Entry, _ = m.read(n.Key)
+				m.mu.Unlock()
+			}
+			if m.fault == "notices overlap" {
+				wg.Go(func() { f(n.Notice) })
+				continue
 			}
 			f(n.Notice)
 		case <-ctx.Done():
@@ -551,8 +564,11 @@ func (m *model) sealed(key string) string {
 }
 
 func (m *model) name(key string) string {
-	if m.fault == "keys are trimmed" {
+	switch m.fault {
+	case "keys are trimmed":
 		return strings.TrimSpace(key)
+	case "keys are file names":
+		return strings.ReplaceAll(key, "/", "_")
 	}
 	return key
 }
@@ -585,6 +601,7 @@ var mutants = map[string]string{
 	"an unshared entry is none":        "RoundTrip",
 	"the context is ignored":           "Context",
 	"keys are trimmed":                 "HostileKeys",
+	"keys are file names":              "HostileKeys",
 
 	"an entry is kept for its TTL only":          "Kept",
 	"an entry is kept for half its life":         "Kept",
@@ -639,6 +656,7 @@ var mutants = map[string]string{
 
 	"a batch mixes its keys up":      "GetMany",
 	"a batch leaves a key out":       "GetMany",
+	"a batch ends at 500 keys":       "GetMany",
 	"a batch answers twice":          "GetMany",
 	"a batch fails by one bad entry": "GetMany",
 	"a batch has no age":             "GetMany",
@@ -652,6 +670,8 @@ var mutants = map[string]string{
 	"a commit and release is not told":                 "NoticesOfOtherWrites",
 	"a notice is made when it arrives":                 "LateNotices",
 	"a late notice has the age of its commit":          "LateNotices",
+	"a notice has the entry of when it arrives":        "LateNotices",
+	"notices overlap":                                  "LateNotices",
 	"listeners never return":                           "NoticesEnd",
 }
 

@@ -244,7 +244,7 @@ func testHostileKeys(k kit) {
 		"", " ", "  ", "a b", "a", "A", "a\x00", "a\x00b", "\x7f", "a\n", "a\r\n", "a\r\nflush_all\r\n", "a 0 0 1\r\nx\r\n",
 		"*1\r\n$8\r\nFLUSHALL\r\n", "ключ", "鍵", "e\u0301", "\u00e9", "\xff", "\xfe", "\xc3(",
 		"{a}", "{a}b", "a}", "}{", "{}", "#", "#a", "#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU",
-		"/", "a/b", "../a", "a:v", "a:m", "a}:v", "a}:m{a", ":", "%s%d%n", "*", "a?", "[a]",
+		"/", "a/b", "a//b", "a_b", "a-b", "a%2Fb", "../a", "a:v", "a:m", "a}:v", "a}:m{a", ":", "%s%d%n", "*", "a?", "[a]",
 		long, long + "k", strings.Repeat("k", 160), strings.Repeat("k", 161), strings.Repeat("k", 250), strings.Repeat("k", 251),
 		strings.Repeat("\u00e9", 125),
 	}
