@@ -691,6 +691,8 @@ func TestNew_BadOptions(t *testing.T) {
 		`HTTPOptions.TargetedFields[0] is ""; it must be`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{""}}),
 		"HTTPOptions.HeuristicFraction is 2; it must":     ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
 		"HTTPOptions.HeuristicFraction is NaN; it mus":    ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
+
+		"Options.MaxErrorTTL is 500ms; it must not be below ErrorTTL, 1s;": of(bellwether.Options{MaxErrorTTL: 500 * time.Millisecond}),
 	} {
 		func() {
 			defer func() {

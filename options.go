@@ -221,7 +221,7 @@ const usable = "be a usable value, or nil without a type"
 func (o *Options) rules() []rule {
 	f := &o.Fleet
 	return []rule{
-		{"MaxErrorTTL", o.MaxErrorTTL, o.MaxErrorTTL < o.ErrorTTL, "not be below ErrorTTL; zero means the default"},
+		{"MaxErrorTTL", o.MaxErrorTTL, o.MaxErrorTTL < o.ErrorTTL, fmt.Sprintf("not be below ErrorTTL, %v; zero means the default", o.ErrorTTL)},
 		// A shorter lease ends before its renewal arrives, and each process loads more than without a locker.
 		{"Fleet.LeaseTTL", f.LeaseTTL, f.LeaseTTL < 10*time.Millisecond, "be at least 10ms, such as 5*time.Second: a holder renews its lease over the network; zero means the default"},
 		{"Limits.MaxRebuilds", o.Limits.MaxRebuilds, o.Limits.MaxRebuilds < 0, notNegative},
