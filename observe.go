@@ -27,7 +27,7 @@ func (f *flight) failureAt(at instant) error {
 	return state.err
 }
 
-// watchLoad reports the begin of a load and returns its context. unwatchLoad reports the end, also if an
+// watchLoad reports the beginning of a load and returns its context. unwatchLoad reports the end, also if an
 // observer's Goexit has kept the load from beginning.
 func (r *run) watchLoad(ctx context.Context) context.Context {
 	told := observe.Rebuild{Key: r.key}

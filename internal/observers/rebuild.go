@@ -25,7 +25,7 @@ func (s *Set) Rebuild(told observe.Rebuild) *Rebuild {
 }
 
 // Begin calls the observers' Rebuild, and returns the load's context. End is for the observers that have heard of
-// the begin, also if the Goexit of one keeps Begin from returning.
+// the beginning, also if the Goexit of one keeps Begin from returning.
 func (r *Rebuild) Begin(ctx context.Context, now instant) context.Context {
 	r.began = now
 	watched := ctx
