@@ -99,7 +99,7 @@ func (l *listener) silent(s driver.Store, what string) {
 
 func testNotices(k kit) {
 	for name, key := range map[string]string{
-		"plain": k.key, "spaces and controls": k.key + " \r\n\x00", "Unicode": k.key + "é世", "10 KB": k.key + strings.Repeat("k", 10<<10),
+		"plain": k.key, "spaces and controls": k.key + " \r\n\x00", "Unicode": k.key + "é世", "bytes": k.key + "\xff\xfe", "10 KB": k.key + strings.Repeat("k", 10<<10),
 	} {
 		k.Run(name, func(t *testing.T) {
 			k := kit{T: t, Instance: k.Instance, key: key}

@@ -300,6 +300,9 @@ func (m *model) commit(key string, e driver.Entry) error {
 // tell queues a notice. The caller holds mu.
 func (m *model) tell(n driver.Notice) {
 	n.Made = time.Now()
+	if m.fault == "notices have their keys as text" {
+		n.Key = strings.ToValidUTF8(n.Key, "\ufffd")
+	}
 	for queue := range m.listeners {
 		select {
 		case queue <- toldAt{n, n.Made}:
@@ -663,6 +666,7 @@ var mutants = map[string]string{
 	"a batch ignores the context":    "GetMany",
 
 	"a commit's notice has another's age":              "Notices",
+	"notices have their keys as text":                  "Notices",
 	"a repeated commit is told twice":                  "Notices",
 	"a refused commit is told":                         "Notices",
 	"an invalidation's notice has the epoch before it": "Notices",
