@@ -3,6 +3,7 @@ package lockertest
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -33,6 +34,7 @@ var lockerCases = []testCase{
 	{"HostileKeys", hostileKeys},
 	{"TTLNotPositive", ttlNotPositive},
 	{"ShortTTL", shortTTL},
+	{"LongTTL", longTTL},
 	{"CancelledContext", cancelledContext},
 	{"ContextEndsDuringTheCall", contextEndsDuringTheCall},
 }
@@ -405,6 +407,24 @@ func ttlNotPositive(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	}
 	mustBeHeld(t, b, key)
 	mustWork(t, "Release", lease.Release(t.Context()))
+}
+
+// longTTL uses the longest length, with which the end of a lease may overflow. A lease may end sooner than in centuries.
+func longTTL(t *testing.T, newLocker func(testing.TB) driver.Locker) {
+	const longest = time.Duration(math.MaxInt64)
+	a, b, key := newLocker(t), newLocker(t), newKey()
+	held := func() {
+		t.Helper()
+		if until := mustBeHeld(t, b, key).Until; !until.IsZero() && time.Until(until) < long {
+			t.Errorf("a lease with ttl %v is announced to end in %v", longest, time.Until(until))
+		}
+	}
+	lease := acquire(t, a, key, longest)
+	held()
+	mustWork(t, "Renew", lease.Renew(t.Context(), longest))
+	held()
+	mustWork(t, "Release", lease.Release(t.Context()))
+	mustWork(t, "Release", acquire(t, b, key, long).Release(t.Context()))
 }
 
 // shortTTL uses lengths below engines' units: rounded to 0, they are errors, ended leases, or no expiry.

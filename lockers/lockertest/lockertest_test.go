@@ -101,6 +101,7 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"rounds lengths down, and 0 is refused", "ShortTTL"},
 		{"rounds lengths down, and 0 is no end", "ShortTTL"},
 		{"renewals are rounded down, and 0 is an end at once", "ShortTTL"},
+		{"counts the end in nanoseconds", "LongTTL"},
 		{"compares, then deletes", "ReleaseAtTheEnd"},
 		{"compares, then sets the expiry", "RenewAtTheEnd"},
 		{"does not look at the context", "CancelledContext"},
@@ -422,8 +423,11 @@ func (l *locker) take(key string, ttl time.Duration) *lease {
 		l.e.tokens = 0
 	}
 	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l, token: l.e.tokens, lost: make(chan struct{})}
-	if ttl == 0 && l.is("rounds lengths down, and 0 is no end") {
+	switch {
+	case ttl == 0 && l.is("rounds lengths down, and 0 is no end"):
 		mine.end = now.Add(time.Hour)
+	case l.is("counts the end in nanoseconds"):
+		mine.end = time.Unix(0, now.UnixNano()+int64(ttl))
 	}
 	l.e.leases[l.name(key)] = mine
 	return mine
