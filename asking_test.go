@@ -254,7 +254,7 @@ func TestAsking_SlowOrigin(t *testing.T) {
 	}
 }
 
-// A load asks for its own key, whose stale value ends while the load's call waits.
+// A load asks for its own key, whose stale value is invalidated while the load's call waits.
 func TestAsking_OwnKeyWhoseStaleValueEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
@@ -263,12 +263,13 @@ func TestAsking_OwnKeyWhoseStaleValueEnds(t *testing.T) {
 			if n++; n == 1 {
 				return "v", nil
 			}
-			return c.Get(ctx, key)
-		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, Patience: 500 * time.Millisecond})
+			return c.Get(context.WithoutCancel(ctx), key) // the invalidation ends ctx
+		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: 500 * time.Millisecond})
 		defer c.Close()
 		c.Get(t.Context(), "k")
 		time.Sleep(1900 * time.Millisecond)
 		began := time.Now()
+		time.AfterFunc(100*time.Millisecond, func() { c.Invalidate(t.Context(), "k") })
 		if v, err := c.Get(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "own key") || time.Since(began) > 500*time.Millisecond {
 			t.Errorf("%q, %v after %v, want an error within Patience", v, err, time.Since(began))
 		}

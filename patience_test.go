@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -129,6 +130,29 @@ func TestPatience_UpToMaxWait(t *testing.T) {
 		wantTook(t, start, time.Second)
 		if n := p.store.count(); n > 100 {
 			t.Errorf("%d requests to the store in a second", n)
+		}
+	})
+}
+
+// A caller whose stale value leaves its window before the end of Patience gets the value at once.
+func TestPatience_BeyondTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var slow atomic.Bool
+		c := cacheOf(t, func(context.Context, string) (string, error) {
+			if slow.Load() {
+				time.Sleep(3 * time.Second)
+			}
+			return "v", nil
+		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, Patience: 100 * time.Millisecond})
+		if _, err := c.Get(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		slow.Store(true)
+		time.Sleep(1950 * time.Millisecond)
+		start := time.Now()
+		v, err := c.Get(t.Context(), "k")
+		if took := time.Since(start); err != nil || took > 100*time.Millisecond {
+			t.Errorf("got %q, %v after %v, want the stale value within 100ms", v, err, took)
 		}
 	})
 }

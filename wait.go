@@ -216,6 +216,9 @@ func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan t
 			return leftFlight, nil
 		}
 		end = durations.Add(c.began, e.Patience)
+		if !c.stale.Stale(end) {
+			end = now // its window ends during the wait, which would leave the call without it
+		}
 	} else if (state.offered == nil || !state.offered.Stale(now)) && !c.mayWait() {
 		return leftFlight, nil
 	}
