@@ -131,8 +131,8 @@ func TestMiddleware_MaxWait(t *testing.T) {
 // A request waits for the run that tells the URL's variants, then for the run of its variant, and for MaxWait in all.
 func TestMiddleware_MaxWaitOverVariants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var waited time.Duration
-		watch := observe.Observer{Serve: func(_ context.Context, s observe.Serve) { waited = s.Waited }}
+		var waited atomic.Int64
+		watch := observe.Observer{Serve: func(_ context.Context, s observe.Serve) { waited.Store(int64(s.Waited)) }}
 		o := bellwether.HTTPOptions{MaxWait: time.Second, Observers: []observe.Observer{watch}}
 		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(800 * time.Millisecond)
@@ -147,8 +147,8 @@ func TestMiddleware_MaxWaitOverVariants(t *testing.T) {
 		if took := time.Since(start); w.Code != http.StatusServiceUnavailable || took != time.Second {
 			t.Errorf("the other variant got %d %q after %v, want 503 after 1s", w.Code, w.Body, took)
 		}
-		if waited != time.Second {
-			t.Errorf("an observer was told of a wait of %v", waited)
+		if told := time.Duration(waited.Load()); told != time.Second {
+			t.Errorf("an observer was told of a wait of %v, want 1s", told)
 		}
 		time.Sleep(time.Second)
 		if w := s.get("http://a/p", "Accept-Language", "fr"); w.Body.String() != "fr" {
