@@ -324,6 +324,34 @@ func TestGetMany_RebuildTimeout(t *testing.T) {
 	})
 }
 
+// A load may name each key's error after the end of its context. The flights' contexts end at the same time, some of
+// them after the load has returned.
+func TestGetMany_RebuildTimeoutInABatchError(t *testing.T) {
+	for name, of := range map[string]func(end error) error{
+		"the context's error": func(end error) error { return end },
+		"wrapped":             func(end error) error { return fmt.Errorf("reading the row: %w", end) },
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			keys := manyKeys(1000)
+			c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
+				<-ctx.Done()
+				failed := map[string]error{}
+				for _, key := range keys {
+					failed[key] = of(ctx.Err())
+				}
+				return nil, &bellwether.BatchError{Errors: failed}
+			}, bellwether.Options{RebuildTimeout: 3 * time.Second})
+			_, err := c.GetMany(t.Context(), keys)
+			failed := failures(t, err)
+			for _, key := range keys {
+				if !errors.Is(failed[key], bellwether.ErrRebuildTimeout) {
+					t.Fatalf("%s: %v, want ErrRebuildTimeout", key, failed[key])
+				}
+			}
+		})
+	}
+}
+
 // Callers get stale values at once, and one load rebuilds all the keys.
 func TestGetMany_StaleAndEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

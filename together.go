@@ -62,13 +62,13 @@ func (b *batch) load(ctx context.Context, began time.Time, seats []*gather.Seat)
 		result, err = b.user.load(ctx, attempts)
 		// errors.AsType runs the error's code, so it runs within the guard of fault.Run.
 		batchErr, _ = errors.AsType[*BatchError](err)
-		if end := ctx.Err(); end != nil && err == end {
-			return context.Cause(ctx) // the load's error only repeats the end of its context
-		}
 		return err
 	}, func(err error) {
+		end := context.Cause(ctx)
 		for i, s := range seats {
-			s.Product, s.Err = result(attempts[i], batchErr, err)
+			if s.Product, s.Err = result(attempts[i], batchErr, err); s.Err != nil && end != nil {
+				s.Err = end // as in awaitLoad: the end of the member's own context may be on its way
+			}
 		}
 		load.Slot.End()
 	})
