@@ -299,7 +299,7 @@ func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 // part; the other parts are done.
 //
 // Soft matches, Prefixes, Tags and All go into a log of 500 places. A response older than the log
-// counts as invalidated. Without a locker that answers, one of two simultaneous calls may be lost.
+// counts as invalidated. Without a locker that answers, one of two processes' simultaneous calls may be lost.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	return m.pages.Invalidate(ctx, page.Match(match))
 }

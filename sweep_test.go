@@ -1047,6 +1047,43 @@ func TestSweep_TwoWritersFromBelow(t *testing.T) {
 	})
 }
 
+// Calls of one process without a Locker write the log in turn: none writes over the line of another. While the store is
+// silent, they do not wait for each other's time-outs.
+func TestSweep_ManyWritersInAProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 500 * time.Millisecond
+		store := wiredTo(memstore.New())
+		var loads atomic.Int64
+		o := named(bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Store: store, EngineTimeout: timeout}})
+		c := cacheOf(t, func(context.Context, string) (string, error) { return fmt.Sprint(loads.Add(1)), nil }, o)
+		keys := manyKeys(5)
+		sweepEach := func(sound bool) {
+			var wg sync.WaitGroup
+			start := time.Now()
+			for _, key := range keys {
+				wg.Go(func() {
+					if err := c.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{key}}); (err == nil) != sound {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if took := time.Since(start); took > 2*timeout {
+				t.Errorf("the calls took %v", took)
+			}
+		}
+		c.GetMany(t.Context(), keys)
+		store.set(on(func(context.Context, string) error { time.Sleep(10 * time.Millisecond); return nil }, "claim", "commit"))
+		sweepEach(true)
+		c.GetMany(t.Context(), keys)
+		if n := loads.Load(); n != int64(2*len(keys)) {
+			t.Errorf("%d loads, want %d", n, 2*len(keys))
+		}
+		store.set(on(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }, "claim", "commit"))
+		sweepEach(false)
+	})
+}
+
 // A lateLocker's leases come late.
 type lateLocker struct {
 	driver.Locker

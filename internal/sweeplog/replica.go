@@ -71,12 +71,14 @@ type Replica struct {
 	asked atomic.Int64
 	// silent is the end of the latest read if the store did not answer. 0: it answered.
 	silent atomic.Int64
-	// reading has room for one reader.
-	reading chan struct{}
+	// reading has room for one reader, and writing for one writer.
+	reading, writing chan struct{}
 }
 
 // New returns a replica without a log.
-func New(c Config) *Replica { return &Replica{Config: c, reading: make(chan struct{}, 1)} }
+func New(c Config) *Replica {
+	return &Replica{Config: c, reading: make(chan struct{}, 1), writing: make(chan struct{}, 1)}
+}
 
 // Log returns the log in this process, nil if there is none.
 func (r *Replica) Log() *Log {
@@ -286,7 +288,8 @@ func (r *Replica) begin(ctx context.Context, budget *gate.Budget, tell func(erro
 
 // Write adds sweeps to the log in the store, and then to the replica. A store has no compare-and-swap, so the
 // log is written under its lease, which has to hold until after the commit. A process that has read the log
-// before might write over it. Without a Locker's answer, two processes that sweep at one moment may do so.
+// before might write over it. Without a Locker's answer, two processes that sweep at one moment may do so. The calls of
+// one process write in turn, see commitInTurn.
 //
 // The lease is not renewed. A write that has outlasted its lease is repeated: another process may have read the log
 // before the commit. The late commit loses no line of that process, whose claim came later: after the process's commit
@@ -304,7 +307,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 		if lease != nil {
 			end = durations.Add(asked, length)
 		}
-		l, err := r.commit(ctx, budget, sweeps, end)
+		l, err := r.commitInTurn(ctx, budget, sweeps, end)
 		if lease != nil {
 			held := r.Now() < end
 			// The locker's answer counts. Without an answer the clock counts.
@@ -417,6 +420,18 @@ func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep,
 		}
 		l = l.without((len(l.Sweeps) + 1) / 2) // or the store would refuse all later sweeps too
 	}
+}
+
+// commitInTurn is commit when no other call of this process adds sweeps. It waits for the turn for an EngineTimeout at
+// most: the other call may wait for a silent store.
+func (r *Replica) commitInTurn(ctx context.Context, budget *gate.Budget, sweeps []Sweep, until durations.Instant) (*Log, error) {
+	select {
+	case r.writing <- struct{}{}:
+		defer func() { <-r.writing }()
+	case <-time.After(r.EngineTimeout):
+	case <-ctx.Done():
+	}
+	return r.commit(ctx, budget, sweeps, until)
 }
 
 func (r *Replica) put(ctx context.Context, budget *gate.Budget, l *Log, epoch uint64) error {
