@@ -125,14 +125,19 @@ type manyCall struct {
 
 func (c *manyCall) all(ctx context.Context, todo []*waiter) {
 	for len(todo) > 0 {
-		together := todo[:min(len(todo), maxTogether)]
-		todo = todo[len(together):]
-		if !c.places.TryAcquire(int64(2 * len(together))) {
-			together = c.waitForPlaces(ctx, together)
+		n := min(len(todo), maxTogether)
+		has := c.places.TryAcquire(int64(2 * n))
+		if !has {
+			if todo = c.answerCovered(todo); len(todo) == 0 {
+				return
+			}
+			n = min(len(todo), maxTogether)
+			has = c.waitForPlaces(ctx, todo[:n])
 		}
-		if len(together) > 0 {
-			c.begin(together)
+		if has {
+			c.begin(todo[:n])
 		}
+		todo = todo[n:]
 	}
 }
 
@@ -204,11 +209,10 @@ func (c *manyCall) collect(a *waiter) {
 	}
 }
 
-// waitForPlaces returns the keys for which there are places now. A covered key gets its item without
-// waiting: a later call begins its rebuild.
-func (c *manyCall) waitForPlaces(ctx context.Context, together []*waiter) []*waiter {
-	var rest []*waiter
-	for _, a := range together {
+// answerCovered answers the covered keys from their items, which may leave their windows during a wait for places. A later
+// call begins their rebuilds. It returns the other keys.
+func (c *manyCall) answerCovered(todo []*waiter) (rest []*waiter) {
+	for _, a := range todo {
 		now := c.clock.Now()
 		switch {
 		case a.refreshes:
@@ -220,25 +224,27 @@ func (c *manyCall) waitForPlaces(ctx context.Context, together []*waiter) []*wai
 			rest = append(rest, a)
 		}
 	}
-	if len(rest) == 0 {
-		return nil
-	}
+	return rest
+}
+
+// waitForPlaces waits until there are places for the keys. If it returns false, they have their errors.
+func (c *manyCall) waitForPlaces(ctx context.Context, together []*waiter) bool {
 	// Not longer than MaxWait: the places may belong to hanging flights that no caller waits for.
-	limited, cancel := context.WithTimeout(ctx, durations.Add(rest[0].began, c.MaxWait)-c.clock.Now())
+	limited, cancel := context.WithTimeout(ctx, durations.Add(together[0].began, c.MaxWait)-c.clock.Now())
 	defer cancel()
-	if c.places.Acquire(limited, int64(2*len(rest))) == nil {
-		return rest
+	if c.places.Acquire(limited, int64(2*len(together))) == nil {
+		return true
 	}
 	err := ctx.Err()
 	if err == nil {
 		err = ErrWaitTimeout
-		c.count.waitTimeouts.Add(uint64(len(rest)))
+		c.count.waitTimeouts.Add(uint64(len(together)))
 	}
-	for _, a := range rest {
+	for _, a := range together {
 		a.err = err
 		c.collect(a)
 	}
-	return nil
+	return false
 }
 
 // beginBatch begins a batch of the call's own for the keys without flights.

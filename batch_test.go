@@ -499,6 +499,25 @@ func TestGetMany_MaxWait(t *testing.T) {
 	}
 }
 
+// A stale value whose window ends while other keys of its call wait for places answers its key.
+func TestGetMany_StaleBeforeTheWaitForPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
+			if keys[0] == "stale" {
+				return map[string]string{"stale": "v"}, nil
+			}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, MaxWait: time.Second})
+		c.Get(t.Context(), "stale")
+		time.Sleep(1500 * time.Millisecond)
+		values, err := c.GetMany(t.Context(), append(manyKeys(9000), "stale"))
+		if values["stale"] != "v" {
+			t.Errorf("the stale key got %v", failures(t, err)["stale"])
+		}
+	})
+}
+
 func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
 	for range 20 { // the flights end in random order
 		synctest.Test(t, func(t *testing.T) {
