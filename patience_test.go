@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -153,6 +154,30 @@ func TestPatience_BeyondTheWindow(t *testing.T) {
 		v, err := c.Get(t.Context(), "k")
 		if took := time.Since(start); err != nil || took > 100*time.Millisecond {
 			t.Errorf("got %q, %v after %v, want the stale value within 100ms", v, err, took)
+		}
+	})
+}
+
+// A request that takes a stale page for so long only gets the page at once if it would not take the page at the end of
+// Patience.
+func TestPatience_BeyondMaxStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var slow atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{
+			TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: 500 * time.Millisecond,
+			Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()},
+		}, func(w http.ResponseWriter, r *http.Request) {
+			if slow.Load() {
+				<-r.Context().Done()
+			}
+		})
+		s.get("http://a/p")
+		slow.Store(true)
+		time.Sleep(2800 * time.Millisecond) // longer than NearTTL: the page comes from the store
+		start := time.Now()
+		w := s.get("http://a/p", "Cache-Control", "max-stale=2")
+		if took := time.Since(start); w.Code != http.StatusOK || took > 500*time.Millisecond {
+			t.Errorf("got %d after %v, want the stale page within 500ms", w.Code, took)
 		}
 	})
 }

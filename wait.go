@@ -216,8 +216,8 @@ func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan t
 			return leftFlight, nil
 		}
 		end = durations.Add(c.began, e.Patience)
-		if !c.stale.Stale(end) {
-			end = now // its window ends during the wait, which would leave the call without it
+		if !c.stale.Stale(end) || !c.want.Takes(c.stale, end, c.began) {
+			end = now // its window, or the call's own, ends during the wait, which would leave the call without it
 		}
 	} else if (state.offered == nil || !state.offered.Stale(now)) && !c.mayWait() {
 		return leftFlight, nil
