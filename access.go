@@ -118,7 +118,8 @@ func (e *engine) keepNear(key string, it *items.Item, still func() bool) {
 	}
 }
 
-// Find returns the key's item in the near tier or the store, nil if there is none.
+// Find returns the key's item in the near tier or the store, nil if there is none. A silent store cannot void the near
+// item, also not one that is no longer trusted.
 func (a *access) Find(ctx context.Context) *items.Item {
 	e := a.engine
 	it, now := e.near.Get(a.key)
@@ -127,8 +128,11 @@ func (a *access) Find(ctx context.Context) *items.Item {
 	}
 	e.sweeps.Follow(ctx, a.budget, e.NearTTL/2) // perhaps no flight has followed the log of late
 	there := a.read(ctx, a.budget)
-	if there.Err != nil {
-		a.storeDown = there.Silent()
+	switch {
+	case there.Silent():
+		a.storeDown = true
+		return it
+	case there.Err != nil:
 		return nil
 	}
 	it, a.mark = a.decode(there, it)

@@ -480,3 +480,22 @@ func TestRequest_OnlyIfCachedPastTheCache(t *testing.T) {
 		s.wantCalls(t, 1)
 	})
 }
+
+// While the store is silent, a page of the near tier answers requests of all kinds, also after NearTTL.
+func TestRequest_PageAtHandWhileTheStoreIsSilent(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Cache-Control", "only-if-cached"}, {"Authorization", "Basic eDp5"}} {
+		synctest.Test(t, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+			})
+			s.get("http://a/p")
+			time.Sleep(2 * time.Second)
+			store.set(refuse)
+			if w := s.get("http://a/p", fields...); w.Code != http.StatusOK {
+				t.Errorf("%q: status %d, Cache-Status %q", fields, w.Code, w.Header()["Cache-Status"])
+			}
+			s.wantCalls(t, 1)
+		})
+	}
+}
