@@ -28,7 +28,8 @@ type Locker interface {
 	// TryAcquire takes the lease on key for ttl without waiting. The lease ends by itself when ttl has passed
 	// since the call. The holder counts from before the request, so it never believes in a lease longer than
 	// another process does. If another holder has the lease, the error is a *HeldError, also for the holder's
-	// own second call for the key. A ttl of 0 or less is an error.
+	// own second call for the key. A ttl of 0 or less is an error. An adapter shortens a ttl beyond its engine's
+	// longest lease, here and in Renew.
 	TryAcquire(ctx context.Context, key string, ttl time.Duration) (Lease, error)
 }
 
