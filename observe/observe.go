@@ -137,7 +137,8 @@ type Herd struct {
 	Key string
 	// Callers is the number of calls, at least 1.
 	Callers int
-	// Waited is the sum of the calls' waiting times.
+	// Waited is the sum of the calls' waiting times. A request that waits for the run that names its variant, and then
+	// for its variant, has its first wait in both herds.
 	Waited time.Duration
 	// WakeLag is the time from the commit to the last caller's answer. It is 0 if there was no commit while
 	// callers waited. After this process's own commit it counts from the store's reply. After another's
