@@ -215,10 +215,7 @@ func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan t
 			c.answer = callAnswer{item: c.stale}
 			return leftFlight, nil
 		}
-		end = durations.Add(c.began, e.Patience)
-		if !c.stale.Stale(end) || !c.want.Takes(c.stale, end, c.began) {
-			end = now // its window, or the call's own, ends during the wait, which would leave the call without it
-		}
+		end = c.patienceEnd(now)
 	} else if (state.offered == nil || !state.offered.Stale(now)) && !c.mayWait() {
 		return leftFlight, nil
 	}
@@ -237,6 +234,16 @@ func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan t
 		expiry = time.After(end - now)
 	}
 	return stillWaiting, expiry
+}
+
+// patienceEnd is when the stale item answers: after Patience, or now if its window, or the call's own, ends before. A wait
+// would leave the call without the item.
+func (c *waiter) patienceEnd(now instant) instant {
+	end := durations.Add(c.began, c.engine.Patience)
+	if !c.stale.Stale(end) || !c.want.Takes(c.stale, end, c.began) {
+		return now
+	}
+	return end
 }
 
 // mayWait is ask for a call that has lost its stale item. It returns false after an error.
