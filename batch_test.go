@@ -452,16 +452,19 @@ func TestGetMany_ContextEnds(t *testing.T) {
 	})
 }
 
+// hangBeside loads the key "stale" alone. All other loads hang.
+func hangBeside(ctx context.Context, keys []string) (map[string]string, error) {
+	if keys[0] == "stale" {
+		return map[string]string{"stale": "v"}, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 // A stale value is served with or without room for its rebuild, beside keys that fail.
 func TestGetMany_StaleAmongVeryMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
-			if keys[0] == "stale" {
-				return map[string]string{"stale": "v"}, nil
-			}
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
+		c := batchCache(t, hangBeside, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
 		c.Get(t.Context(), "stale")
 		time.Sleep(2 * time.Second)
 		for _, n := range []int{10, 4500} {
@@ -502,13 +505,7 @@ func TestGetMany_MaxWait(t *testing.T) {
 // A stale value whose window ends while other keys of its call wait for places answers its key.
 func TestGetMany_StaleBeforeTheWaitForPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
-			if keys[0] == "stale" {
-				return map[string]string{"stale": "v"}, nil
-			}
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, MaxWait: time.Second})
+		c := batchCache(t, hangBeside, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, MaxWait: time.Second})
 		c.Get(t.Context(), "stale")
 		time.Sleep(1500 * time.Millisecond)
 		values, err := c.GetMany(t.Context(), append(manyKeys(9000), "stale"))

@@ -240,7 +240,7 @@ func (c *waiter) answerInTime(state *flightState) (is waitState, expiry <-chan t
 // would leave the call without the item.
 func (c *waiter) patienceEnd(now instant) instant {
 	end := durations.Add(c.began, c.engine.Patience)
-	if !c.stale.Stale(end) || !c.want.Takes(c.stale, end, c.began) {
+	if !c.takesStale(c.stale, end) {
 		return now
 	}
 	return end
@@ -271,10 +271,15 @@ func (c *waiter) staleNow(state *flightState, now instant) *items.Item {
 	// Sweeps are checked here and not when they come. The caller's item is older than the flight, and
 	// a flight cannot tell the tags of its offer from the tags of its load.
 	it = c.engine.afterSweeps(c.flight.key, it)
-	if it == nil || !it.Stale(now) || !c.want.Takes(it, now, c.began) {
+	if it == nil || !c.takesStale(it, now) {
 		return nil
 	}
 	return it
+}
+
+// takesStale reports whether the item is in its window then, and in the call's own.
+func (c *waiter) takesStale(it *items.Item, then instant) bool {
+	return it.Stale(then) && c.want.Takes(it, then, c.began)
 }
 
 // trusts reports whether the item may answer the call now without asking the store. If the store was asked for
