@@ -539,18 +539,26 @@ func TestCredentials_PartOutsideTheKey(t *testing.T) {
 		return bellwether.Key{URL: "http://" + r.Host + r.URL.Path}, true
 	}}
 	for name, first := range map[string]*http.Request{
-		"query":            request("GET", "http://a/p?evil", "Authorization", "me"),
-		"a question mark":  request("GET", "http://a/p?", "Authorization", "me"),
-		"connection field": request("GET", "http://a/p", "Authorization", "me", "Connection", "X-Evil", "X-Evil", "evil"),
+		"query":             request("GET", "http://a/p?evil", "Authorization", "me"),
+		"a question mark":   request("GET", "http://a/p?", "Authorization", "me"),
+		"connection field":  request("GET", "http://a/p", "Authorization", "me", "Connection", "X-Evil", "X-Evil", "evil"),
+		"announced trailer": announcing("evil", request("GET", "http://a/p", "Authorization", "me")),
+		"of an anonymous":   announcing("evil", request("GET", "http://a/p")),
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=60")
-				fmt.Fprint(w, r.URL, r.Header.Get("X-Evil"))
+				fmt.Fprint(w, r.URL, r.Header.Get("X-Evil"), len(r.Trailer))
 			})
 			s.do(first)
 			synctest.Wait()
-			s.wantBody(t, "/p", "http://a/p")
+			s.wantBody(t, "/p0", "http://a/p")
 		})
 	}
+}
+
+// announcing returns r as net/http reads it over HTTP/2 if the client announces a trailer for a body without bytes.
+func announcing(trailer string, r *http.Request) *http.Request {
+	r.Trailer = http.Header{trailer: nil}
+	return r
 }

@@ -197,7 +197,7 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 // handler, as far as the response can depend on it, see detach, retarget and forEverybody.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, _ := httpcache.CanonicalHost(t.url.Host)
-	return host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !t.needsVariant &&
+	return host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && r.Trailer == nil && !t.needsVariant &&
 		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.Header) == len(r.Header)
 }
 
