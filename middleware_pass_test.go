@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -265,6 +266,7 @@ func TestPass_DetachedHandlersReadTheirRequest(t *testing.T) {
 			<-r.Context().Done()
 			close(left)
 		}()
+		r.Body = io.NopCloser(iotest.ErrReader(http.ErrBodyReadAfterClose)) // as over HTTP/2 when the client has left
 		s.handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), key{}, "value")))
 	})
 	server := httptest.NewUnstartedServer(outer)

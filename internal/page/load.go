@@ -145,8 +145,7 @@ func ownRoute(ctx context.Context, rc *chi.Context) context.Context {
 // route, its routing context, is an argument: Value may be user code, and the caller holds a lock.
 func detach(r *http.Request, route *chi.Context) *http.Request {
 	d := r.Clone(ownRoute(context.WithoutCancel(r.Context()), route))
-	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
-	d.Trailer, d.GetBody = nil, nil
+	d.Body, d.Trailer = http.NoBody, nil // the body is empty, and over HTTP/2 a trailer may be announced all the same
 	// An outer middleware, or Key, may have parsed the query that the client has sent.
 	d.Form, d.PostForm, d.MultipartForm = nil, nil, nil
 	return d
