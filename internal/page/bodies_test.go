@@ -91,6 +91,17 @@ func TestBodies_NothingToCount(t *testing.T) {
 	}
 }
 
+// A body without room is dropped behind its readers: until MaxBodyBytes it would be memory that nothing counts.
+func TestBodies_WithoutRoomAreNotCollected(t *testing.T) {
+	r := recording{Spool: spool.New(bodyLen), limit: bodyLen, account: account{of: newBodies(0)}}
+	client, _ := r.NewReader()
+	defer client.Close()
+	passed := r.passes(smallBody + 1)
+	if r.Write(make([]byte, smallBody+1)); !passed || !r.Overflowed() {
+		t.Errorf("passes = %v, and the spool has overflowed: %v; want both", passed, r.Overflowed())
+	}
+}
+
 // The eldest clients go first, as many as necessary. They stay if their body is in the near tier or they joined while it
 // was written, and the newest body's clients stay always. Bodies in progress take at most half of the room.
 func TestBodies_EldestGoFirst(t *testing.T) {
