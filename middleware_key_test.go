@@ -111,7 +111,11 @@ func TestKey_HandlerSeesTheKeysURL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key := func(r *http.Request) (bellwether.Key, bool) {
 			u := url.URL{Scheme: "http", Host: "shop.example", Path: "/app" + r.URL.Path}
-			if id := r.FormValue("id"); id != "" { // it parses the form
+			switch id := r.FormValue("id"); id { // it parses the form
+			case "":
+			case "none":
+				u.ForceQuery = true
+			default:
 				u.RawQuery = "id=" + id
 			}
 			return bellwether.Key{URL: u.String()}, true
@@ -129,6 +133,7 @@ func TestKey_HandlerSeesTheKeysURL(t *testing.T) {
 		}
 		s.wantCalls(t, 1)
 		s.wantBody(t, "shop.example /p /mount/p ", "http://evil.example/mount/p?utm=evil") // without a parameter that Key keeps
+		s.wantBody(t, "shop.example /p? /mount/p? ", "http://evil.example/mount/p?id=none")
 	})
 }
 
@@ -248,6 +253,7 @@ func TestKey_OddTargetMakesNoPage(t *testing.T) {
 		"user information": {"http://evil.example@a/", path, "/"},
 		"opaque":           {"x:javascript:alert(1)", path, "/"},
 		"opaque, a port":   {"x::80/cart", requestURI, "/cart"}, // its key is http://a:80/cart
+		"another scheme":   {"ftp://a/", path, "/"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {

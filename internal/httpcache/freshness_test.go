@@ -62,6 +62,7 @@ func TestParseDate(t *testing.T) {
 		"Sunday, 06-Nov-76 08:49:37 GMT": time.Date(2076, 11, 6, 8, 49, 37, 0, time.UTC), // 50
 		"Sunday, 06-Nov-77 08:49:37 GMT": time.Date(1977, 11, 6, 8, 49, 37, 0, time.UTC), // 51
 		"Sun Nov  6 08:49:37 1994":       time.Date(1994, 11, 6, 8, 49, 37, 0, time.UTC),
+		"Sun Nov 06 08:49:37 1994":       time.Date(1994, 11, 6, 8, 49, 37, 0, time.UTC),
 		"Sat, 31 Dec 2016 23:59:60 GMT":  time.Date(2017, 1, 1, 0, 0, 0, 0, time.UTC), // a leap second
 	} {
 		if got, ok := parseDate(in, now); !ok || !got.Equal(want) {
