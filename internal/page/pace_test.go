@@ -29,6 +29,31 @@ func TestPacedWriter_DeadlinePanics(t *testing.T) {
 	})
 }
 
+type slowDeadline struct {
+	http.ResponseWriter
+	set bool
+}
+
+func (w *slowDeadline) SetWriteDeadline(time.Time) error {
+	time.Sleep(time.Second)
+	w.set = true
+	return nil
+}
+
+// A write that ends during the call for its deadline waits for this call: no server may use the ResponseWriter beside it.
+func TestPacedWriter_EndsBesideItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &slowDeadline{ResponseWriter: httptest.NewRecorder()}
+		err := paced(w, 1, nil).within(func() error {
+			time.Sleep(writePatience + time.Second/2)
+			return nil
+		})
+		if err != errStalled || !w.set {
+			t.Errorf("%v, the deadline is set: %t; want errStalled after the deadline", err, w.set)
+		}
+	})
+}
+
 // A ResponseWriter that takes another number of bytes than it was given, and tells no error, ends the response.
 func TestPaced_WrongCount(t *testing.T) {
 	for _, n := range []int{0, 2, 100} {

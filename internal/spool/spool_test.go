@@ -362,34 +362,37 @@ func TestReader_LosesItsPlace(t *testing.T) {
 	}
 }
 
-// In a new stride a reader has the whole Patience, and no more, whatever its delay in the stride before.
-func TestReader_DelayOfTheLastStride(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, start := New(2<<20), time.Now()
-		slow, fast := join(t, s), join(t, s)
-		var lost time.Duration
-		slow.OnLoss(func() { lost = time.Since(start) })
-		var group sync.WaitGroup
-		group.Go(func() { readAt(fast, 0) })
-		group.Go(func() {
-			taken := 0
-			slow.CopyTo(t.Context(), writerFunc(func(p []byte) (int, error) {
-				if taken == 0 {
-					time.Sleep(Patience - time.Second)
-				}
-				if taken += len(p); taken > stride {
-					time.Sleep(time.Hour)
-				}
-				return len(p), nil
-			}), nil)
+// In a stride a reader has Patience in all, and in the next stride the whole Patience again.
+func TestReader_DelaysAddUpInAStride(t *testing.T) {
+	const delay = Patience - time.Second // at the body's start
+	for stall, want := range map[int]time.Duration{stride / 4: Patience, stride: delay + Patience} {
+		synctest.Test(t, func(t *testing.T) {
+			s, start := New(2<<20), time.Now()
+			slow, fast := join(t, s), join(t, s)
+			var lost time.Duration
+			slow.OnLoss(func() { lost = time.Since(start) })
+			var group sync.WaitGroup
+			group.Go(func() { readAt(fast, 0) })
+			group.Go(func() {
+				taken := 0
+				slow.CopyTo(t.Context(), writerFunc(func(p []byte) (int, error) {
+					if taken == 0 {
+						time.Sleep(delay)
+					}
+					if taken += len(p); taken > stall {
+						time.Sleep(time.Hour)
+					}
+					return len(p), nil
+				}), nil)
+			})
+			write(t, s, make([]byte, 8<<20))
+			s.Close()
+			group.Wait()
+			if lost != want {
+				t.Errorf("stalled at %d: the place is lost after %v, want %v", stall, lost, want)
+			}
 		})
-		write(t, s, make([]byte, 8<<20))
-		s.Close()
-		group.Wait()
-		if want := 2*Patience - time.Second; lost != want {
-			t.Errorf("its place is lost after %v, want %v", lost, want)
-		}
-	})
+	}
 }
 
 // Slow readers at different places lose their places at the same time, not in turn.
