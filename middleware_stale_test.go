@@ -400,6 +400,59 @@ func TestStale_UnshareableResponseBehindIt(t *testing.T) {
 	}
 }
 
+// A handler that answers again, although not for everyone, ends the stale-if-error window of a page that had failed.
+func TestStale_UnshareableResponseAfterAFailure(t *testing.T) {
+	private := func(w http.ResponseWriter) {
+		w.Header().Set("Cache-Control", "private")
+		w.WriteHeader(http.StatusAccepted)
+	}
+	for name, tt := range map[string]struct {
+		answer func(w http.ResponseWriter)
+		status int    // for clients after the first
+		cookie string // of the first client after the outage
+	}{
+		"404 without a lifetime": {func(w http.ResponseWriter) { http.NotFound(w, nil) }, http.StatusNotFound, ""},
+		"404 to a cookie":        {func(w http.ResponseWriter) { http.NotFound(w, nil) }, http.StatusNotFound, "a=1"},
+		"private":                {private, http.StatusAccepted, ""},
+		"private, to a cookie":   {private, http.StatusOK, "a=1"},
+		"400, about the request": {func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadRequest) }, http.StatusOK, ""},
+	} {
+		aloneAndInAFleet(t, name, func(t *testing.T, fleet bellwether.Fleet) {
+			f := &failing{header: "max-age=1, stale-if-error=3600", fail: func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) }}
+			s := newSite(t, bellwether.HTTPOptions{Fleet: fleet}, f.ServeHTTP)
+			other := s
+			if fleet.Store != nil {
+				other = newSite(t, bellwether.HTTPOptions{Fleet: fleet}, f.ServeHTTP)
+			}
+			s.get("http://a/p")
+			time.Sleep(2 * time.Second)
+			f.broken.Store(true)
+			for _, s := range []*site{s, other} {
+				if w := s.get("http://a/p"); w.Code != http.StatusOK {
+					t.Fatalf("in the outage: %d, want the stale page", w.Code)
+				}
+			}
+			time.Sleep(2 * time.Second)
+			f.fail = tt.answer
+			s.do(request("GET", "http://a/p", "Cookie", tt.cookie)) // stale, with a run behind it
+			time.Sleep(2 * time.Second)
+			for _, s := range []*site{s, other} {
+				if w := s.get("http://a/p"); w.Code != tt.status {
+					t.Errorf("after the outage: %d %v, want %d", w.Code, w.Header(), tt.status)
+				}
+			}
+			synctest.Wait() // the last flight ends
+			f.fail = func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) }
+			for _, s := range []*site{s, other} {
+				if w := s.get("http://a/p"); w.Code != http.StatusOK {
+					t.Errorf("in the next outage: %d %v, want the stale page", w.Code, w.Header())
+				}
+			}
+			time.Sleep(time.Second) // the last run behind the page
+		})
+	}
+}
+
 // In the pause after a failure, max-stale permits no more than at other times.
 func TestStale_MaxStaleInThePauseOfAFailure(t *testing.T) {
 	for name, tt := range map[string]struct{ page, client string }{

@@ -271,8 +271,24 @@ func (x *exchange) offer() {
 		x.end(serverError(res.status))
 	default:
 		x.pauseOwner()
-		x.end(&fault.NoResult{Failed: d.audience == audience.Alike, Err: failureOf(res.status)})
+		nothing := &fault.NoResult{Failed: d.audience == audience.Alike, Err: failureOf(res.status)}
+		if was := x.spare(); was != nil && was.Failures > 0 && x.recovers(res.status) {
+			x.endWithoutFailures(was, nothing)
+			return
+		}
+		x.end(nothing)
 	}
+}
+
+// recovers reports whether a response that the cache does not keep ends the failures of the key's response: only an
+// error permits the stale-if-error window. A 4xx may be about the request, and a response to cookies about the client,
+// while the handler fails for all others.
+func (x *exchange) recovers(status int) bool {
+	switch status {
+	case http.StatusNotFound, http.StatusGone:
+		return !x.owner.target.Credentials
+	}
+	return status < 400 && x.owner.place.client == ""
 }
 
 // outliveLoad separates the body from the load, which ends now: the body ends with its audience.
@@ -315,6 +331,19 @@ func (x *exchange) endWithRecord(reason string) {
 			p = x.record(x.decision, &Response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(took))
 			return nil
 		}, func(err error) { x.attempt.Tell(p, err) })
+	})
+}
+
+// endWithoutFailures ends the load with nothing. The key's response was stays without its failures, here and in the
+// store, beside the handler as in endWithRecord.
+func (x *exchange) endWithoutFailures(was *Item, nothing error) {
+	x.ended = true
+	x.records.Go(func() {
+		fault.Run(func() error {
+			cache := x.m.cache
+			cache.Put(x.ctx, x.owner.key, responseOf(was), was.Windows(cache.Now()), was.Position, was)
+			return nothing
+		}, func(err error) { x.attempt.Tell(items.Product{}, err) })
 	})
 }
 
