@@ -199,8 +199,8 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 
 			// The changed page goes to its client, and is not stored for validation.
 			o.version, o.asked = "2", nil
-			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
-				t.Errorf("changed: %d %q", w.Code, w.Body)
+			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd=stale;fwd-status=200") {
+				t.Errorf("changed: %d %q %v", w.Code, w.Body, w.Header())
 			}
 			synctest.Wait()
 			s.get("http://a/p")

@@ -54,6 +54,7 @@ func TestKey(t *testing.T) {
 		{"RFC 9112 3.2.2: absolute-form", "http://Example.com:80/a?b", "other", "example.com/a?b"},
 		{"RFC 9112 3.2.2: absolute-form without a path", "http://example.com", "other", "example.com/"},
 		{"RFC 9112 3.2.2: absolute-form, query only", "http://example.com?a", "other", "example.com/?a"},
+		{"RFC 9110 4.2.1: absolute-form without a host", "http:///a", "h", "h/a"},
 		{"RFC 9110 4.2.4: user information", "http://me@example.com/", "other", ""},
 		{"RFC 9112 3.2: user information in Host", "/", "me@example.com", ""},
 		{"RFC 9112 3.2: empty host", "/", "", ""},

@@ -60,6 +60,7 @@ func TestStorable(t *testing.T) {
 		{name: "RFC 9111 7.3: Set-Cookie taken out", resp: header("Set-Cookie", "a=b", "Cache-Control", `max-age=60, no-cache="set-cookie"`)},
 		{name: "RFC 9111 7.3: Set-Cookie allowed", resp: header("Set-Cookie", "a=b", "Cache-Control", "max-age=60"), opt: Options{SetCookie: true}},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, nothing said", resp: header("Set-Cookie", "a=b"), opt: Options{SetCookie: true}, want: "set-cookie"},
+		{name: "RFC 9111 7.3: Set-Cookie allowed, TTL", resp: header("Set-Cookie", "a=b"), opt: Options{SetCookie: true, DefaultLifetime: time.Minute}, want: "set-cookie"},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, no time", resp: header("Set-Cookie", "a=b", "Cache-Control", "max-age=0"), opt: Options{SetCookie: true}, want: "set-cookie"},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, no time by Expires", resp: header("Set-Cookie", "a=b", "Expires", "0"), opt: Options{SetCookie: true}, want: "set-cookie"},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, never fresh", resp: header("Set-Cookie", "a=b", "Cache-Control", "no-cache, max-age=60", "ETag", `"e"`), opt: Options{SetCookie: true}, want: "set-cookie"},

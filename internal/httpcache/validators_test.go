@@ -97,6 +97,14 @@ func TestAsksForRanges(t *testing.T) {
 	}
 }
 
+func TestSingleRange_None(t *testing.T) {
+	for ranges, size := range map[string]int64{"bytes=5": 10, "bytes=-5": 0, "bytes=5-4": 10, "bytes=10-": 10} {
+		if first, length, ok := SingleRange(&http.Request{Method: "GET", Header: header("Range", ranges)}, nil, size); ok {
+			t.Errorf("%s of %d bytes: %d from %d", ranges, size, length, first)
+		}
+	}
+}
+
 func TestForRange(t *testing.T) {
 	for date, want := range map[string]string{httpDate(0): "", httpDate(-s): "bytes=2-4"} {
 		r := &http.Request{Header: header("Range", "bytes=2-4", "If-Range", date)}

@@ -126,6 +126,7 @@ func TestNormalised(t *testing.T) {
 		{"Accept-Encoding", []string{"gzip, deflate,BR ;Q=0.5", "", "gzip"}, []string{"br;q=0.5, deflate, gzip"}},
 		{"Accept-Encoding", []string{"g zip"}, []string{"g zip"}},
 		{"Accept-Encoding", []string{" ,"}, []string{""}},
+		{"Accept-Encoding", []string{"gzip", ""}, []string{"gzip"}},
 		{"Accept-Language", []string{"DE-de,zh-hant-tw; q=0.8, EN-a-BBBB-us,*"}, []string{"de-DE, zh-Hant-TW;q=0.8, en-a-bbbb-us, *"}},
 		{"Accept-Language", []string{"d e-DE"}, []string{"d e-DE"}},
 		{"Foo", []string{" 1,2 ", `"3 ,4"`, ""}, []string{`1, 2, "3 ,4", `}},
