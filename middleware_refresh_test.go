@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -98,6 +99,15 @@ func TestMiddleware_Refresh_ThroughARouter(t *testing.T) {
 			s.wantBody(t, fmt.Sprintf("page %d %s", i+1, language), "http://h.example/p", "Accept-Language", language)
 		}
 		s.wantBody(t, "page 2 fr", "http://h.example/p", "Accept-Language", "fr")
+		bare := &http.Request{URL: &url.URL{Path: "/p"}, Host: "h.example"}
+		err := s.mw.Refresh(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.Header.Set("Accept-Language", "fr")
+			router.ServeHTTP(w, r)
+		}), bare)
+		if err != nil {
+			t.Error(err)
+		}
+		s.wantBody(t, "page 4 fr", "http://h.example/p", "Accept-Language", "fr")
 	})
 }
 
