@@ -60,3 +60,31 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// With a negative MaxNotice the store tells no changes.
+func TestNotify_Off(t *testing.T) {
+	ctx := t.Context()
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	s := New(rdb)
+	s.Prefix, s.MaxNotice = t.Name()+":", -1
+	told := rdb.PSubscribe(ctx, s.Prefix+"*")
+	defer told.Close()
+	if _, err := told.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	_, epoch, err := s.Claim(ctx, "k")
+	if err == nil {
+		err = s.Commit(ctx, "k", driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Invalidate(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	rdb.Publish(ctx, s.Prefix+"end", "")
+	if m, err := told.ReceiveMessage(ctx); err != nil || m.Channel != s.Prefix+"end" {
+		t.Errorf("told %v, %v, want nothing", m, err)
+	}
+}
