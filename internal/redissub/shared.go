@@ -25,7 +25,7 @@ type Shared struct {
 	rdb redis.UniversalClient
 
 	mu   sync.Mutex // guards link
-	link *link      // nil without listeners
+	link *link      // nil without listeners; an ended one until its last listener has left
 }
 
 // Share returns a Shared without a connection.
@@ -105,7 +105,6 @@ func (s *Shared) keep(ctx context.Context, channels []string, in *link) {
 			}()
 			return
 		}
-		s.forget(in)
 		close(in.ended)
 	})
 }
@@ -124,18 +123,8 @@ func (s *Shared) leave(in *link, l *listening, why error) (last bool) {
 		return false
 	}
 	in.stop()
-	if s.link == in {
-		s.link = nil
-	}
+	s.link = nil
 	return true
-}
-
-func (s *Shared) forget(in *link) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.link == in {
-		s.link = nil
-	}
 }
 
 func (in *link) confirmed() {
