@@ -435,6 +435,22 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	}
 }
 
+// A client that declines the URL's first variant does not join it.
+func TestHerd_JoinerDeclinesTheFirstVariant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Header().Set("Vary", "Accept")
+			w.(http.Flusher).Flush()
+			time.Sleep(10 * time.Second)
+		})
+		go s.get("http://a/p")
+		time.Sleep(time.Second)
+		s.get("http://a/p", "Cache-Control", "no-cache")
+		s.wantCalls(t, 2)
+	})
+}
+
 // A response is not joined once it may not be served any more, fresh or stale (RFC 9111 section 4.2.4).
 func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	for _, control := range []string{"max-age=2, must-revalidate", "s-maxage=2", "max-age=2", "max-age=2, stale-while-revalidate=3"} {

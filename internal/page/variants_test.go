@@ -31,6 +31,7 @@ func TestVariants(t *testing.T) {
 	if !v.of(true).admits("new", now) || len(v.of(true).before) != 1 {
 		t.Errorf("later: %d old variants, want the one in use", len(v.of(true).before))
 	}
+	v.of(true).add("9", now)
 	if v.of(true).age(now + 2*variantMemory); len(v.of(true).before) != 0 {
 		t.Error("long afterwards variants are there")
 	}
