@@ -533,6 +533,23 @@ func TestCredentials_ValidateNoPageOfOthers(t *testing.T) {
 	})
 }
 
+// A page for clients without credentials does not open its key to others: they still do not wait for each other.
+func TestCredentials_BesideAPageForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1")
+			if r.Header.Get("Authorization") != "" {
+				time.Sleep(time.Second)
+			}
+			io.WriteString(w, "page")
+		})
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		wantBurst(t, s.burst(20, func(i int) *http.Request { return request("GET", "http://a/p", "Authorization", fmt.Sprint(i)) }), 20, "200 page 1s")
+		s.wantCalls(t, 21)
+	})
+}
+
 // A response to a part of the request that is not in its key is kept for no other client.
 func TestCredentials_PartOutsideTheKey(t *testing.T) {
 	o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
