@@ -139,9 +139,9 @@ func TestPatience_UpToMaxWait(t *testing.T) {
 func TestPatience_BeyondTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var slow atomic.Bool
-		c := cacheOf(t, func(context.Context, string) (string, error) {
+		c := cacheOf(t, func(ctx context.Context, _ string) (string, error) {
 			if slow.Load() {
-				time.Sleep(3 * time.Second)
+				<-ctx.Done() // Close waits for no load
 			}
 			return "v", nil
 		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Second, Patience: 100 * time.Millisecond})
