@@ -441,7 +441,8 @@ func TestStale_UnshareableResponseAfterAFailure(t *testing.T) {
 					t.Errorf("after the outage: %d %v, want %d", w.Code, w.Header(), tt.status)
 				}
 			}
-			synctest.Wait() // the last flight ends
+			time.Sleep(time.Second) // the last run ends
+			synctest.Wait()
 			f.fail = func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) }
 			for _, s := range []*site{s, other} {
 				if w := s.get("http://a/p"); w.Code != http.StatusOK {
