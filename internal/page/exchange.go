@@ -272,8 +272,8 @@ func (x *exchange) offer() {
 	default:
 		x.pauseOwner()
 		nothing := &fault.NoResult{Failed: d.audience == audience.Alike, Err: failureOf(res.status)}
-		if was := x.spare(); was != nil && was.Failures > 0 && x.recovers(res.status) {
-			x.endWithoutFailures(was, nothing)
+		if spare := x.spare(); spare != nil && spare.Failures > 0 && x.recovers(res.status) {
+			x.endFailures(spare, nothing)
 			return
 		}
 		x.end(nothing)
@@ -334,14 +334,14 @@ func (x *exchange) endWithRecord(reason string) {
 	})
 }
 
-// endWithoutFailures ends the load with nothing. The key's response was stays without its failures, here and in the
-// store, beside the handler as in endWithRecord.
-func (x *exchange) endWithoutFailures(was *Item, nothing error) {
+// endFailures ends the load with nothing, and takes the failures from the key's response, here and in the store. The
+// write into the store runs beside the handler, as in endWithRecord.
+func (x *exchange) endFailures(spare *Item, nothing error) {
 	x.ended = true
 	x.records.Go(func() {
 		fault.Run(func() error {
 			cache := x.m.cache
-			cache.Put(x.ctx, x.owner.key, responseOf(was), was.Windows(cache.Now()), was.Position, was)
+			cache.Put(x.ctx, x.owner.key, responseOf(spare), spare.Windows(cache.Now()), spare.Position, spare)
 			return nothing
 		}, func(err error) { x.attempt.Tell(items.Product{}, err) })
 	})
