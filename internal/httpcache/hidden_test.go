@@ -14,6 +14,9 @@ func TestHidden_Remove(t *testing.T) {
 	if want := header("Trailer", "X-Sum", "X-Keep", "3"); !reflect.DeepEqual(h, want) {
 		t.Errorf("%v stays, want %v", h, want)
 	}
+	if again := (Hidden{"X-Secret"}).Remove(h); again != nil {
+		t.Errorf("a second Remove has changed %v", again)
+	}
 	if maps.Copy(h, removed); !reflect.DeepEqual(h, before) {
 		t.Errorf("with the removed entries %v, want %v", h, before)
 	}

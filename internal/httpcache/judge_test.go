@@ -8,6 +8,11 @@ import (
 )
 
 func TestJudge(t *testing.T) {
+	rule := func(lifetime time.Duration) Options {
+		return Options{Freshness: func(*http.Request, int, http.Header, time.Duration, Freshness) Freshness {
+			return Freshness{Lifetime: lifetime}
+		}}
+	}
 	etag := func(cc string) http.Header { return header("Cache-Control", cc, "ETag", `"e"`) }
 	for _, tt := range []struct {
 		name     string
@@ -45,6 +50,11 @@ func TestJudge(t *testing.T) {
 		{name: "heuristic", resp: header("Last-Modified", httpDate(-100*time.Second)), opt: Options{HeuristicFraction: 0.1}, lifetime: 10 * time.Second},
 		{name: "targeted", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), opt: Options{Targets: []string{"CDN-Cache-Control"}}, lifetime: 60 * time.Second},
 		{name: "not targeted", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), reason: "no-store"},
+		{name: "no-cache with a validator, no success", status: 300, resp: etag("no-cache"), reason: "not-fresh"},
+		{name: "a rule without a lifetime", resp: header(), opt: rule(0), reason: "no-lifetime"},
+		{name: "a rule about a redirect", status: 302, resp: header(), opt: rule(time.Minute), lifetime: time.Minute},
+		{name: "a rule about a client's error", status: 400, resp: header(), opt: rule(time.Minute), reason: ReasonStatusNoLifetime},
+		{name: "a rule about a zero, a request's cookie", req: header("Cookie", "u=1"), resp: header("Cache-Control", "max-age=0"), opt: rule(time.Minute), lifetime: time.Minute},
 		{name: "an error without a lifetime", status: 503, resp: etag("no-cache"), reason: ReasonStatusNoLifetime},
 	} {
 		if tt.status == 0 {
@@ -90,6 +100,7 @@ func TestPostStorable(t *testing.T) {
 		{"another method", "PUT", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b"), false},
 		{"created, elsewhere described", "POST", 201, header("Cache-Control", "max-age=60", "Content-Location", "/a?b"), false},
 		{"heuristic freshness only", "POST", 200, header("Last-Modified", httpDate(-time.Hour), "Content-Location", "/a?b"), false},
+		{"private", "POST", 200, header("Cache-Control", "private, max-age=60", "Content-Location", "/a?b"), false},
 		{"no location", "POST", 200, header("Cache-Control", "max-age=60"), false},
 		{"another location", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a"), false},
 		{"two locations", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b", "Content-Location", "/a?b"), false},

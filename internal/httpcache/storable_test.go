@@ -58,6 +58,7 @@ func TestStorable(t *testing.T) {
 		{name: "RFC 9111 4.1: Vary *", resp: header("Vary", "Foo, *"), want: "vary"},
 		{name: "RFC 9111 7.3: Set-Cookie", resp: header("Set-Cookie", "a=b", "Cache-Control", "max-age=60"), want: "set-cookie"},
 		{name: "RFC 9111 7.3: Set-Cookie taken out", resp: header("Set-Cookie", "a=b", "Cache-Control", `max-age=60, no-cache="set-cookie"`)},
+		{name: "RFC 9111 7.3: Set-Cookie for its client", resp: header("Set-Cookie", "a=b", "Cache-Control", `max-age=60, private="set-cookie"`)},
 		{name: "RFC 9111 7.3: Set-Cookie allowed", resp: header("Set-Cookie", "a=b", "Cache-Control", "max-age=60"), opt: Options{SetCookie: true}},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, nothing said", resp: header("Set-Cookie", "a=b"), opt: Options{SetCookie: true}, want: "set-cookie"},
 		{name: "RFC 9111 7.3: Set-Cookie allowed, TTL", resp: header("Set-Cookie", "a=b"), opt: Options{SetCookie: true, DefaultLifetime: time.Minute}, want: "set-cookie"},
@@ -79,6 +80,16 @@ func TestStorable(t *testing.T) {
 				t.Errorf("storable = %v, %q, want reason %q", ok, reason, tt.want)
 			}
 		})
+	}
+}
+
+func TestUnderstood(t *testing.T) {
+	for status, want := range map[int]bool{
+		205: true, 206: false, 299: false, 300: true, 303: true, 304: false, 309: false, 399: false, 400: true, 499: false, 500: true, 506: false,
+	} {
+		if understood(status) != want {
+			t.Errorf("RFC 9111 5.2.2.3: %d: want %v", status, want)
+		}
 	}
 }
 

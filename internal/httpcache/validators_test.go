@@ -88,7 +88,7 @@ func TestHeadAgrees(t *testing.T) {
 
 func TestAsksForRanges(t *testing.T) {
 	for ranges, want := range map[string]bool{
-		"bytes=0-0": true, "bytes=-1": true, "bytes=-0": false, "bytes=0-0,-00": false, "lines=1-2": false, "": false,
+		"bytes=0-0": true, "bytes=-1": true, "bytes=-0": false, "bytes=0-0,-00": false, "bytes=0-0,": true, "lines=1-2": false, "": false,
 		"bytes=" + strings.Repeat("0-0,", maxRanges-1) + "0-0": true, "bytes=" + strings.Repeat("0-0,", maxRanges) + "0-0": false,
 	} {
 		if got := AsksForRanges(&http.Request{Header: header("Range", ranges)}); got != want {
@@ -98,7 +98,7 @@ func TestAsksForRanges(t *testing.T) {
 }
 
 func TestSingleRange_None(t *testing.T) {
-	for ranges, size := range map[string]int64{"bytes=5": 10, "bytes=-5": 0, "bytes=5-4": 10, "bytes=10-": 10} {
+	for ranges, size := range map[string]int64{"bytes=5": 10, "bytes=-5": 0, "bytes=5-4": 10, "bytes=10-": 10, "bytes=x-5": 10, "bytes=0-x": 10} {
 		if first, length, ok := SingleRange(&http.Request{Method: "GET", Header: header("Range", ranges)}, nil, size); ok {
 			t.Errorf("%s of %d bytes: %d from %d", ranges, size, length, first)
 		}
@@ -128,6 +128,7 @@ func TestNotModified(t *testing.T) {
 		{"RFC 9110 13.1.2: HEAD", "HEAD", 200, header("If-None-Match", `"a,b"`), tag, true},
 		{"RFC 9110 13.1.2: POST", "POST", 200, header("If-None-Match", `"a,b"`), tag, false},
 		{"RFC 9110 13.2.1: no success", "GET", 404, header("If-None-Match", `"a,b"`), tag, false},
+		{"RFC 9110 13.2.1: any success", "GET", 299, header("If-None-Match", `"a,b"`), tag, true},
 		{"RFC 9110 13.1.2: weak", "GET", 200, header("If-None-Match", `W/"a,b"`), tag, true},
 		{"RFC 9110 13.1.2: among several", "GET", 200, header("If-None-Match", `"x", "a,b"`, "If-None-Match", `"y"`), tag, true},
 		{"RFC 9110 13.1.2: other", "GET", 200, header("If-None-Match", `"a", "b"`), tag, false},

@@ -129,16 +129,20 @@ func TestNormalised(t *testing.T) {
 		{"Accept-Encoding", []string{"gzip", ""}, []string{"gzip"}},
 		{"Accept-Language", []string{"DE-de,zh-hant-tw; q=0.8, EN-a-BBBB-us,*"}, []string{"de-DE, zh-Hant-TW;q=0.8, en-a-bbbb-us, *"}},
 		{"Accept-Language", []string{"d e-DE"}, []string{"d e-DE"}},
+		{"Accept-Language", []string{"AA, ZZ-az"}, []string{"aa, zz-AZ"}},
 		{"Foo", []string{" 1,2 ", `"3 ,4"`, ""}, []string{`1, 2, "3 ,4", `}},
 		{"Foo", []string{`"a\", b",c`, `"d\`}, []string{`"a\", b", c, "d\`}},
+		{"Foo", []string{`a\,b`}, []string{`a\, b`}},
 		{"Foo", []string{""}, []string{""}},
-		{"Cookie", []string{" a=1,2 ", "b"}, []string{"a=1,2", "b"}},
+		{"Cookie", []string{" a=1,2 ", "b\t"}, []string{"a=1,2", "b"}},
 		{"User-Agent", []string{"a,b"}, []string{"a,b"}},
 	} {
 		h := http.Header{tt.name: tt.lines}
-		h, _ = Normalised(h, Options{})
-		if !reflect.DeepEqual(h[tt.name], tt.want) {
-			t.Errorf("%s %q became %q, want %q", tt.name, tt.lines, h[tt.name], tt.want)
+		if got, _ := Normalised(h, Options{}); !reflect.DeepEqual(got[tt.name], tt.want) {
+			t.Errorf("%s %q became %q, want %q", tt.name, tt.lines, got[tt.name], tt.want)
+		}
+		if !slices.Equal(h[tt.name], tt.lines) {
+			t.Errorf("Normalised changed its argument to %q", h)
 		}
 	}
 }
