@@ -177,6 +177,9 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 			}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Location", "/q")
+				if store { // the answer to a POST is for no GET then
+					w.Header().Set("Content-Location", "/p")
+				}
 				page(0, r.Method)(w, r)
 			})
 			s.get("http://a/p")

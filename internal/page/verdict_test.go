@@ -50,6 +50,7 @@ func TestVerdict(t *testing.T) {
 		{name: "an error where TTL is set, and a Vary that nobody could find", status: 503, ttl: 60 * s, lost: true, want: audience.Owner, reason: "vary", lifetime: 2 * s},
 		{name: "an error that says public", status: 500, cc: "public", want: audience.Everyone, pauses: true, lifetime: 2 * s},
 		{name: "an error with its own freshness", status: 503, cc: "max-age=9", want: audience.Everyone, lifetime: 9 * s},
+		{name: "an error with an Expires", status: 503, fields: "Expires: 0", want: audience.Everyone},
 		{name: "a private error", status: 503, cc: "private", ttl: 60 * s, had: true, want: audience.Owner, reason: "private"},
 		{name: "an error that is not to be stored", status: 503, cc: "no-store", ttl: 60 * s, had: true, want: audience.Owner, reason: "no-store"},
 		{name: "events", status: 200, cc: "max-age=60", fields: "Content-Type: text/event-stream", want: audience.Owner, reason: "event-stream", lifetime: 60 * s},
