@@ -325,12 +325,16 @@ func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=20")
+			w.Header().Set("ETag", `"e"`)
 			io.WriteString(w, "a")
 			time.Sleep(30 * time.Second)
 			io.WriteString(w, "b")
 		})
 		go s.get("http://a/p")
 		time.Sleep(25 * time.Second)
+		if w := s.get("http://a/p", "If-None-Match", `"e"`); w.Code != 304 || w.Header().Get("Age") != "25" {
+			t.Errorf("joined with the page's ETag: %d %v", w.Code, w.Header())
+		}
 		w := s.get("http://a/p")
 		s.wantCalls(t, 1)
 		if h := w.Header(); h.Get("Age") != "25" || !strings.Contains(h.Get("Cache-Status"), "ttl=-15") {

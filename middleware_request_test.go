@@ -83,7 +83,7 @@ func TestRequest_OnlyIfCached(t *testing.T) {
 			page(w, r)
 		})
 		w := s.get("http://a/p", "Cache-Control", "only-if-cached")
-		if w.Code != 504 || w.Header().Get("Cache-Control") != "no-store" {
+		if w.Code != 504 || w.Header().Get("Cache-Control") != "no-store" || w.Header()["Retry-After"] != nil {
 			t.Errorf("nothing stored: %d %v, want 504", w.Code, w.Header())
 		}
 		s.get("http://a/p")

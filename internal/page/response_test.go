@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
@@ -118,5 +119,14 @@ func TestResponse_SizeOfManyValues(t *testing.T) {
 	many := &Response{fields: fieldsOf(http.Header{"Link": slices.Repeat([]string{"<a>"}, values)})}
 	if got, want := Size("", many)-Size("", one), (values-1)*(16+len("<a>")); got < want {
 		t.Errorf("%d more values count as %d bytes, want at least %d", values-1, got, want)
+	}
+}
+
+// A store has the error's text of another process, maybe of another version.
+func TestToldStatus(t *testing.T) {
+	for text, want := range map[string]int{"503": 503, "200": 0, "7": 0, "x": 0} {
+		if status, ok := toldStatus(&fault.RemoteError{Message: serverErrorText + text}); ok != (want != 0) || ok && status != want {
+			t.Errorf("%q: %d, %v, want %d", text, status, ok, want)
+		}
 	}
 }
