@@ -293,6 +293,12 @@ func TestCanonical(t *testing.T) {
 			t.Errorf("Canonical changed %v to %v", &before, r.URL)
 		}
 	}
+	for target, rewritten := range map[string]url.URL{"/%61/b": {Path: "/b"}, "/a": {Path: "/a", RawPath: "/%61"}} {
+		r, _ := read(t, "GET", target, "h")
+		if r.URL = &rewritten; Canonical(r) {
+			t.Errorf("%s is canonical as %q", target, rewritten.RawPath)
+		}
+	}
 }
 
 // A path that has lost its first slash, such as below http.StripPrefix("/a/", ...), would change the host in the key.

@@ -107,6 +107,14 @@ func TestCanonicalHeader(t *testing.T) {
 	}
 }
 
+// A field that each connection has stays, also if Connection names it.
+func TestEndToEnd(t *testing.T) {
+	h := header("Connection", "te, x-hop", "Te", "trailers", "X-Hop", "1", "Foo", "2")
+	if got, want := EndToEnd(h), header("Connection", "te, x-hop", "Te", "trailers", "Foo", "2"); !reflect.DeepEqual(got, want) || len(h) != 4 {
+		t.Errorf("EndToEnd = %v of %v, want %v", got, h, want)
+	}
+}
+
 func TestStoredHeader(t *testing.T) {
 	received := time.Date(2026, 5, 1, 12, 0, 0, 0, time.FixedZone("", 3600))
 	h := header(

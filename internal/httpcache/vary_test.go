@@ -78,6 +78,8 @@ func TestVariantKey(t *testing.T) {
 		{"RFC 9110 5.6.2: space within a coding", "accept-encoding", header("Accept-Encoding", "gzip"), header("Accept-Encoding", "g zip"), false},
 		{"RFC 9110 5.6.4: a string over two lines", "foo", header("Foo", `"1`, "Foo", `2"`), header("Foo", `"1, 2"`), true},
 		{"RFC 9110 12.5.4: Accept-Language, order", "accept-language", header("Accept-Language", "en, de"), header("Accept-Language", "de, en"), false},
+		{"an alias behind a gateway", "foo-bar", header("Foo-Bar", "1"), header("Foo-Bar", "1", "Foo_Bar", "2"), false},
+		{"an alias of another field", "foo-bar", header("Foo-Bar", "1"), header("Foo-Bar", "1", "Foo_Baz", "2"), true},
 		{"RFC 6265 5.4: Cookie byte by byte", "cookie", header("Cookie", "a=1,2"), header("Cookie", "a=1, 2"), false},
 		{"RFC 6265 5.4: Cookie lines", "cookie", header("Cookie", "a, b"), header("Cookie", "a", "Cookie", "b"), false},
 	} {
