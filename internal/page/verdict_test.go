@@ -151,3 +151,13 @@ func TestLoad_Failures(t *testing.T) {
 		}
 	}
 }
+
+// A request with credentials may ask about a response for everyone alone: another client's tag is none of its business.
+func TestCondition_Credentials(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		res := &Response{status: 200, fields: fieldsOf(http.Header{"Etag": {`"e"`}}), openToAll: open}
+		if asks := new(Middleware).condition(res, httpcache.Request{Credentials: true}); (asks != nil) != open {
+			t.Errorf("open to all: %v, condition %v", open, asks)
+		}
+	}
+}
