@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -108,6 +109,9 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 					}
 					if got := w.header; !invalidated && got != ttfb {
 						t.Errorf("its header after %v, want %v", got, ttfb)
+					}
+					if got := w.Header().Get("Cache-Status"); !invalidated && !(strings.HasPrefix(got, "Bellwether;fwd=uri-miss;") && strings.Contains(got, ";stored;collapsed;")) {
+						t.Errorf("its Cache-Status %s", got)
 					}
 					if n := calls.Load(); fmt.Sprint(n) != want {
 						t.Errorf("%d handler calls, want %s", n, want)

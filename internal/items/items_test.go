@@ -57,6 +57,11 @@ func TestWeigh_Marks(t *testing.T) {
 	if it.Weigh("k", func(string, any) int { return 0 }); it.Weight() < 2000 {
 		t.Errorf("a weight of %d, want 2,000 at least", it.Weight())
 	}
+	changed := it.Unweighed()
+	changed.Marks = nil
+	if changed.Weigh("k", func(string, any) int { return 0 }); changed.Weight() >= 2000 {
+		t.Errorf("a weight of %d without marks", changed.Weight())
+	}
 }
 
 func TestWeigh_Failures(t *testing.T) {
