@@ -116,6 +116,19 @@ func TestNear_EndOfAnItem(t *testing.T) {
 	})
 }
 
+func TestClose_EndsTheTicks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTier(t, 1<<20)
+		time.Sleep(time.Minute)
+		open := n.clock.NowNano()
+		n.Close()
+		time.Sleep(time.Minute)
+		if closed := n.clock.NowNano(); open == 0 || closed != open {
+			t.Errorf("the table's time is %d, and %d a minute after Close", open, closed)
+		}
+	})
+}
+
 func TestNear_BoundedInBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 1 << 20
