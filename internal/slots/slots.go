@@ -77,11 +77,11 @@ type request struct {
 	taken  chan struct{} // closed when free is set
 }
 
-// Try implements [Source]. It takes a slot if there is one and no rebuild waits.
+// Try implements [Source]. A rebuild waits only while size loads hold a slot, see dispatch.
 func (s *Slots) Try() (free func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held >= s.size || s.asked.Len() > 0 || s.others.Len() > 0 {
+	if s.held >= s.size {
 		return nil
 	}
 	return s.take()
