@@ -204,10 +204,7 @@ func (q *query) call(at hop) *call {
 // Bind makes the handler's run the load of a flight that the call begins.
 func (c *call) Bind() Loader {
 	c.ownHeader()
-	r := detach(c.r, c.route)
-	if t := c.target.url; t != c.r {
-		retarget(r, t)
-	}
+	r := c.detached(c.route)
 	return func(ctx context.Context, a Attempt) (items.Product, error) {
 		return c.fetch(ctx, a, r)
 	}
