@@ -139,7 +139,7 @@ func TestSpelling_HostBehindServeMux(t *testing.T) {
 		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 		defer mw.Close()
 		mux := http.NewServeMux()
-		for _, pattern := range []string{"shop.example/", "/"} {
+		for _, pattern := range []string{"shop.example/", "[::1]/", "/"} {
 			mux.Handle(pattern, mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				io.WriteString(w, pattern)
@@ -152,14 +152,18 @@ func TestSpelling_HostBehindServeMux(t *testing.T) {
 			mux.ServeHTTP(w, r)
 			return w.Body.String(), w.Header().Get("Cache-Status")
 		}
-		for i, host := range []string{"SHOP.example", "shop.example.", "SHOP.example:80"} {
+		// An address loses its brackets together with its port.
+		for i, host := range []string{"SHOP.example", "shop.example.", "SHOP.example:80", "[::1]:80", "[0::1]"} {
 			path := fmt.Sprint("/", i)
 			if body, status := ask(host, path); body != "/" || !strings.Contains(status, `fwd=bypass;detail="host spelling"`) {
 				t.Errorf("%q got %q (%s), want the other handler's page, past the cache", host, body, status)
 			}
-			for _, host := range []string{"shop.example", "shop.example:80", "[::1]:443"} {
+			for _, host := range []string{"shop.example", "shop.example:80", "[::1]", "[::1]:8080"} {
 				want := "shop.example/"
-				if host == "[::1]:443" {
+				switch host {
+				case "[::1]":
+					want = "[::1]/"
+				case "[::1]:8080":
 					want = "/"
 				}
 				if body, status := ask(host, path); body != want || strings.Contains(status, "bypass") {

@@ -2,6 +2,7 @@ package httpcache
 
 import (
 	"cmp"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -307,11 +308,16 @@ func RespelledHost(hostport string) bool {
 	return ok && withoutPort(canonical) != withoutPort(hostport)
 }
 
+// withoutPort returns a host as http.ServeMux does: an address loses its brackets together with its port only.
 func withoutPort(hostport string) string {
-	if i := strings.LastIndexByte(hostport, ':'); i >= 0 && !strings.HasSuffix(hostport, "]") {
-		return hostport[:i]
+	if !strings.Contains(hostport, ":") {
+		return hostport
 	}
-	return hostport
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		return hostport
+	}
+	return host
 }
 
 // Ordinary reports whether a request's target is a path with or without a query, and nothing else.
