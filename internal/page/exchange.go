@@ -280,15 +280,11 @@ func (x *exchange) offer() {
 	}
 }
 
-// recovers reports whether a response that the cache does not keep ends the failures of the key's response: only an
-// error permits the stale-if-error window. A 4xx may be about the request, and a response to cookies about the client,
-// while the handler fails for all others.
+// recovers reports whether a response with that status, which the cache does not keep, ends the failures of the key's
+// response: only an error permits the stale-if-error window. A 4xx may be about the request, and an answer to a personal
+// request about the client, while the handler fails for all others.
 func (x *exchange) recovers(status int) bool {
-	switch status {
-	case http.StatusNotFound, http.StatusGone:
-		return !x.owner.target.Credentials
-	}
-	return status < 400 && x.owner.place.client == ""
+	return !x.owner.personal() && (status < 400 || status == http.StatusNotFound || status == http.StatusGone)
 }
 
 // outliveLoad separates the body from the load, which ends now: the body ends with its audience.
