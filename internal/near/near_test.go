@@ -119,7 +119,7 @@ func TestNear_EndOfAnItem(t *testing.T) {
 func TestClose_EndsTheTicks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTier(t, 1<<20)
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute + time.Millisecond) // not at the moment of a tick
 		open := n.clock.NowNano()
 		n.Close()
 		time.Sleep(time.Minute)
