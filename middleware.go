@@ -264,7 +264,7 @@ func (m *Middleware) Close() error {
 // cache. A second use of it within next has no effect.
 //
 // The handler runs detached, with a goroutine and a context of its own. It sees the first client's
-// header, cookies and address, as an HTTP/1.1 GET without ranges and with the cache's own conditions. A handler
+// header, cookies and address, as a GET without ranges and with the cache's own conditions. A handler
 // that uses a session or a CSRF token from the request's context must say private or Vary.
 //
 // If the handler panics, clients get a stale response. Without one, the panic reaches the server of the

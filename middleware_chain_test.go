@@ -134,7 +134,7 @@ func TestChain_OuterFieldsOfOneClient(t *testing.T) {
 				w.Header().Set("X-Csrf-Token", who)
 				w.Header().Add("Link", "</"+who+">")
 				w.Header()["x-id"] = []string{who}
-				s.handler.ServeHTTP(w, inOriginForm(request(method, "http://a"+path)))
+				s.handler.ServeHTTP(w, request(method, "http://a"+path))
 				synctest.Wait()
 				h := w.Header()
 				if all := fmt.Sprint(h); who != "alice" && strings.Contains(all, "alice") {
@@ -254,7 +254,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 			ask := func(method, path string) string {
 				t.Helper()
 				w := httptest.NewRecorder()
-				h.ServeHTTP(w, inOriginForm(request(method, "http://a"+path)))
+				h.ServeHTTP(w, request(method, "http://a"+path))
 				synctest.Wait() // the response is stored just after the answer
 				if w.Code != 200 || w.Body.String() != method && method == http.MethodPost {
 					t.Errorf("%s %s: %d %q", method, path, w.Code, w.Body)

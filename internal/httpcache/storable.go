@@ -147,16 +147,6 @@ func RemoveConnectionFields(h http.Header) {
 	remove(h, connectionFields)
 }
 
-// RemovePersistence removes Connection from h if it says only whether the connection persists, and names no field.
-func RemovePersistence(h http.Header) {
-	for name := range Members(h["Connection"]) {
-		if !strings.EqualFold(name, "close") && !strings.EqualFold(name, "keep-alive") {
-			return
-		}
-	}
-	delete(h, "Connection")
-}
-
 // EndToEnd returns a request's header for a forwarder: without the fields that only Connection
 // makes fields of one connection (RFC 9110 section 7.6.1). Without such fields it is h itself.
 func EndToEnd(h http.Header) http.Header {

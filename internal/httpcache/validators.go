@@ -23,11 +23,6 @@ func RemoveConditions(req http.Header) {
 	remove(req, conditions)
 }
 
-// Conditional reports whether RemoveConditions would remove a field.
-func Conditional(req http.Header) bool {
-	return slices.ContainsFunc(conditions, func(name string) bool { return req[name] != nil })
-}
-
 // SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1): by none if neither
 // ETag nor Last-Modified is stored.
 func SetConditions(req, stored http.Header) {

@@ -10,8 +10,9 @@ import (
 
 // passCredentials hands a request with credentials to the handler, unless the key's responses are known to be
 // for everyone, and reports whether it has. Until then such requests neither wait for others nor make others
-// wait: one user's answer may be slow, and for that user alone. The first response for everyone is kept if it
-// displaces nothing, and if it is small. It stays in memory as long as its client reads.
+// wait: one user's answer may be slow, and for that user alone. The first response for everyone is kept if a
+// request without credentials would have got the same, if it displaces nothing, and if it is small. It stays
+// in memory as long as its client reads.
 func (q *query) passCredentials(key string) bool {
 	m := q.m
 	switch open, known := m.learntOpenToAll(key); {
@@ -44,20 +45,18 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 	m := q.m
 	q.bypassed()
 	u := m.newKeptWriter(q.w, q.r)
-	asked := q.target.Request
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
 		if first && q.draftable() {
 			draft := access.Draft(q.r.Context())
 			defer draft.End()
 			u.keep = draft.Keep
-			asked.Asked = m.forEverybody(q.r.Context(), q.detached(nil))
 		}
 	}
 	shared := false
 	u.before = func(status int) httpcache.Status {
 		header := httpcache.CanonicalHeader(u.Header())
-		own, j, now := u.judge(asked, status)
+		own, j, now := u.judge(q.target.Request, status)
 		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
 		switch {
 		case !shared && tellsAudience(status):
@@ -71,15 +70,20 @@ func (q *query) passDrafting(key string, access Access, first bool) {
 		}
 		return httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
 	}
-	u.runBelowServer(q.next, asked.Asked)
+	u.runBelowServer(q.next, q.r)
 	u.finish()
 	if shared {
 		m.learnOpenToAll(key, true) // after the response is kept: an earlier mark would let other requests make it again
 	}
 }
 
-// draftable reports whether the response may be kept. Its handler gets the cache's own request, which is not the same
-// for a client that asks for a part, or for another variant.
+// draftable reports whether the response may be kept: the handler must get what the cache's own request would have.
+// Otherwise Key may have taken another value from the fields than the handler, which sees them as sent.
 func (q *query) draftable() bool {
-	return !q.target.needsVariant && !httpcache.Conditional(q.r.Header)
+	if q.m.options.Key != nil {
+		if _, changed := httpcache.Normalised(q.target.Header, q.m.options.Rules); changed {
+			return false
+		}
+	}
+	return q.m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -152,15 +151,6 @@ func detach(r *http.Request, route *chi.Context) *http.Request {
 	return d
 }
 
-// detached returns detach's copy of the request, with the host and query of the key.
-func (q *query) detached(route *chi.Context) *http.Request {
-	r := detach(q.r, route)
-	if t := q.target.url; t != q.r {
-		retarget(r, t)
-	}
-	return r
-}
-
 // withServer returns ctx with a server, ctx itself if it has one. Only below a server ReverseProxy
 // panics on a body that breaks off. Otherwise it returns, and the part would count as the whole body.
 func withServer(ctx context.Context) context.Context {
@@ -182,44 +172,32 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	}
 	d := r.Clone(ctx)
 	d.Method = http.MethodGet // the GET's response answers a HEAD
-	d.Proto, d.ProtoMajor, d.ProtoMinor, d.Close = "HTTP/1.1", 1, 1, false
 	for _, name := range contentFields {
 		delete(d.Header, name)
 	}
-	m.removePersonal(d.Header)
+	httpcache.RemoveConditions(d.Header)
+	if m.options.IgnoreRequestDirectives {
+		delete(d.Header, "Cache-Control")
+		delete(d.Header, "Pragma")
+	} else {
+		httpcache.RemoveAllowances(d.Header)
+	}
+	m.options.Rules.RemoveAliases(d.Header)
+	httpcache.RemoveConnectionFields(d.Header)
+	// The handler must not see a part of the request that the key leaves out. net/http leaves a
+	// Host in the header beside HTTP/2's ":authority" (RFC 9113 section 8.3.1).
+	delete(d.Header, "Host")
 	d.Header, _ = httpcache.Normalised(d.Header, m.options.Rules)
 	httpcache.Canonicalise(d)
 	return d
 }
 
-// removePersonal removes the fields from a request's header that would make the answer one client's.
-func (m *Middleware) removePersonal(h http.Header) {
-	httpcache.RemoveConditions(h)
-	if m.options.IgnoreRequestDirectives {
-		delete(h, "Cache-Control")
-		delete(h, "Pragma")
-	} else {
-		httpcache.RemoveAllowances(h)
-	}
-	m.options.Rules.RemoveAliases(h)
-	httpcache.RemoveConnectionFields(h)
-	// The handler must not see a part of the request that the key leaves out. net/http leaves a
-	// Host in the header beside HTTP/2's ":authority" (RFC 9113 section 8.3.1).
-	delete(h, "Host")
-}
-
-// plainRequest reports whether a POST has the same target as the cache's own request to the handler, and no field that
-// the cache's own lacks, except fields of the content. See detach, retarget and forEverybody.
+// plainRequest reports whether a bypassing request is the same as the cache's own request to the
+// handler, as far as the response can depend on it, see detach, retarget and forEverybody.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, _ := httpcache.CanonicalHost(t.url.Host)
-	if host != r.Host || t.url.URL.RawQuery != r.URL.RawQuery || t.url.URL.ForceQuery != r.URL.ForceQuery || !httpcache.Canonical(r) || r.Trailer != nil || t.needsVariant {
-		return false
-	}
-	sent := maps.Clone(r.Header)
-	httpcache.RemovePersistence(sent)
-	own := maps.Clone(sent)
-	m.removePersonal(own)
-	return maps.EqualFunc(own, sent, slices.Equal)
+	return host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && r.Trailer == nil && !t.needsVariant &&
+		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.Header) == len(r.Header)
 }
 
 // retarget gives r the host and query of t: a part outside the key must not get into the response.

@@ -204,7 +204,10 @@ func (q *query) call(at hop) *call {
 // Bind makes the handler's run the load of a flight that the call begins.
 func (c *call) Bind() Loader {
 	c.ownHeader()
-	r := c.detached(c.route)
+	r := detach(c.r, c.route)
+	if t := c.target.url; t != c.r {
+		retarget(r, t)
+	}
 	return func(ctx context.Context, a Attempt) (items.Product, error) {
 		return c.fetch(ctx, a, r)
 	}

@@ -219,9 +219,9 @@ func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, 
 
 // runBelowServer is run for a handler whose response may be kept, see withServer.
 func (u *keptWriter) runBelowServer(next http.Handler, r *http.Request) {
-	if ctx := r.Context(); ctx.Value(http.ServerContextKey) == nil {
+	if u.client.Value(http.ServerContextKey) == nil {
 		// Only if necessary: the server does not remove the files of the form of a request's copy.
-		r = r.WithContext(withServer(ctx))
+		r = r.WithContext(withServer(u.client))
 	}
 	u.run(u, next, r)
 }
