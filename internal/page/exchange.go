@@ -316,30 +316,32 @@ func (x *exchange) end(err error) {
 	x.attempt.Tell(items.Product{}, err)
 }
 
-// endWithRecord ends the load with the record of a response that the cache does not keep. The write of the
-// record into the store runs beside the handler.
+// endWithRecord ends the load with the record of a response that the cache does not keep.
 func (x *exchange) endWithRecord(reason string) {
-	x.ended = true
-	x.records.Go(func() {
-		var p items.Product
-		fault.Run(func() error { // an adapter, or OnError, may panic or exit
-			took := x.stream().decidedAt.Sub(x.sent)
-			p = x.record(x.decision, &Response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(took))
-			return nil
-		}, func(err error) { x.attempt.Tell(p, err) })
+	x.endBeside(func() (items.Product, error) {
+		took := x.stream().decidedAt.Sub(x.sent)
+		return x.record(x.decision, &Response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(took)), nil
 	})
 }
 
-// endFailures ends the load with nothing, and takes the failures from the key's response, here and in the store. The
-// write into the store runs beside the handler, as in endWithRecord.
+// endFailures ends the load with nothing, and takes the failures from the key's response, here and in the store.
 func (x *exchange) endFailures(spare *Item, nothing error) {
+	x.endBeside(func() (items.Product, error) {
+		cache := x.m.cache
+		cache.Put(x.ctx, x.owner.key, responseOf(spare), spare.Windows(cache.Now()), spare.Position, spare)
+		return items.Product{}, nothing
+	})
+}
+
+// endBeside ends the load with write's result. Its requests to the store run beside the handler.
+func (x *exchange) endBeside(write func() (items.Product, error)) {
 	x.ended = true
 	x.records.Go(func() {
-		fault.Run(func() error {
-			cache := x.m.cache
-			cache.Put(x.ctx, x.owner.key, responseOf(spare), spare.Windows(cache.Now()), spare.Position, spare)
-			return nothing
-		}, func(err error) { x.attempt.Tell(items.Product{}, err) })
+		var p items.Product
+		fault.Run(func() (err error) { // an adapter, or OnError, may panic or exit
+			p, err = write()
+			return err
+		}, func(err error) { x.attempt.Tell(p, err) })
 	})
 }
 
