@@ -382,6 +382,9 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 		"an override":            request("POST", "http://a/p", "X-HTTP-Method-Override", "PUT"),
 		"a spelling of the Host": request("POST", "http://A:0080/p"),
 		"a spelling of the path": request("POST", "http://a/%70"),
+		"absolute-form":          inAbsoluteForm(request("POST", "http://a/p")),
+		"a part":                 request("POST", "http://a/p", "Range", "items=1-2"),
+		"a hop's field":          request("POST", "http://a/p", "TE", "evil"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -398,7 +401,7 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 		w.Header().Set("Content-Location", "/p")
 		fmt.Fprint(w, "<html>")
 	})
-	s.do(request("POST", "http://a/p"))
+	s.do(request("POST", "http://a/p", "Connection", "keep-alive", "Cache-Control", "evil", "Content-Type", "text/plain"))
 	if w := s.get("http://a/p"); w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
 		t.Errorf("the next GET gets %v", w.Header())
 	}

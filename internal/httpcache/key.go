@@ -283,13 +283,12 @@ func Canonicalise(r *http.Request) {
 	}
 }
 
-// Canonical reports whether host and path of r have Canonicalise's spelling, also in absolute-form.
+// Canonical reports whether the host and the target of r have Canonicalise's spelling, in origin-form.
 func Canonical(r *http.Request) bool {
 	c := *r
 	c.URL = new(*r.URL)
 	Canonicalise(&c)
-	sent, _ := originForm(r.RequestURI)
-	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && c.RequestURI == sent
+	return c.Host == r.Host && *c.URL == *r.URL && c.RequestURI == r.RequestURI
 }
 
 // Respelled reports whether the path is not canonical for a router of encoded paths, such as chi's.

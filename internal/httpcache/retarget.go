@@ -119,16 +119,6 @@ func (opt *Options) RemoveAliases(req http.Header) {
 	maps.DeleteFunc(req, func(name string, _ []string) bool { return opt.isAlias(name) })
 }
 
-// Aliased reports whether RemoveAliases would remove a field.
-func (opt *Options) Aliased(req http.Header) bool {
-	for name := range req {
-		if opt.isAlias(name) {
-			return true
-		}
-	}
-	return false
-}
-
 // Retargeted reports whether a request has a field that may choose another target. Each hit calls it.
 func (opt *Options) Retargeted(req http.Header) bool {
 	t := opt.retargeting()

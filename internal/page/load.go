@@ -175,29 +175,38 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	for _, name := range contentFields {
 		delete(d.Header, name)
 	}
-	httpcache.RemoveConditions(d.Header)
 	if m.options.IgnoreRequestDirectives {
 		delete(d.Header, "Cache-Control")
 		delete(d.Header, "Pragma")
 	} else {
 		httpcache.RemoveAllowances(d.Header)
 	}
-	m.options.Rules.RemoveAliases(d.Header)
-	httpcache.RemoveConnectionFields(d.Header)
-	// The handler must not see a part of the request that the key leaves out. net/http leaves a
-	// Host in the header beside HTTP/2's ":authority" (RFC 9113 section 8.3.1).
-	delete(d.Header, "Host")
+	m.removePersonal(d.Header)
 	d.Header, _ = httpcache.Normalised(d.Header, m.options.Rules)
 	httpcache.Canonicalise(d)
 	return d
 }
 
-// plainRequest reports whether a bypassing request is the same as the cache's own request to the
-// handler, as far as the response can depend on it, see detach, retarget and forEverybody.
+// removePersonal removes the fields of a request that the key leaves out: the handler must not see them.
+func (m *Middleware) removePersonal(h http.Header) {
+	httpcache.RemoveConditions(h)
+	m.options.Rules.RemoveAliases(h)
+	httpcache.RemoveConnectionFields(h)
+	delete(h, "Host") // net/http leaves it beside HTTP/2's ":authority" (RFC 9113 section 8.3.1)
+}
+
+// plainRequest reports whether a bypassing request has the target of the cache's own request to the handler, and no
+// field that the cache's own lacks, except Connection and the content's. See detach, retarget and forEverybody.
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, _ := httpcache.CanonicalHost(t.url.Host)
-	return host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && r.Trailer == nil && !t.needsVariant &&
-		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.Header) == len(r.Header)
+	if host != r.Host || t.url.URL.RawQuery != r.URL.RawQuery || t.url.URL.ForceQuery != r.URL.ForceQuery || !httpcache.Canonical(r) {
+		return false
+	}
+	own := maps.Clone(r.Header)
+	if m.removePersonal(own); r.Header["Connection"] != nil {
+		own["Connection"] = nil // common clients send it
+	}
+	return r.Trailer == nil && !t.needsVariant && !httpcache.OverridesMethod(r.Method, r.Header) && len(own) == len(r.Header)
 }
 
 // retarget gives r the host and query of t: a part outside the key must not get into the response.
