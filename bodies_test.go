@@ -452,6 +452,34 @@ func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
 	}
 }
 
+// A client gets what the handler has flushed, also if the handler fails right after.
+func TestBodies_FlushedBeforeTheBreak(t *testing.T) {
+	for protocol, serve := range protocols {
+		for _, part := range []string{"part", ""} {
+			t.Run(protocol+" "+part, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					io.WriteString(w, part)
+					w.(http.Flusher).Flush()
+					panic(http.ErrAbortHandler)
+				})
+				server := serve(t, s.handler)
+				for i := range 20 { // the client's goroutine may be quick
+					res, err := server.Client().Get(fmt.Sprintf("%s/%d", server.URL, i))
+					if err != nil {
+						t.Fatal(err)
+					}
+					b, err := io.ReadAll(res.Body)
+					res.Body.Close()
+					if res.StatusCode != 200 || string(b) != part || err == nil {
+						t.Fatalf("%d %q, %v, want a 200 that breaks off after %q", res.StatusCode, b, err, part)
+					}
+				}
+			})
+		}
+	}
+}
+
 // A handler returns early when its client leaves, and the truncated body is not stored.
 func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {

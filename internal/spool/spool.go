@@ -404,7 +404,8 @@ func (r *Reader) delayed(d time.Duration) {
 // next returns the next piece of the body without a copy, and waits for it. The piece stays valid, must not
 // be modified, and counts as unread until the next call. The error is io.EOF at the end of a complete body,
 // else the reason of the break. If ctx ends first, it is ctx's cause, and the Reader loses no bytes. Before a
-// wait next calls idle, and once in a Reader's life flush, if Flush was called. Both may be nil.
+// wait next calls idle, and once in a Reader's life flush, if Flush was called. Both may be nil. After Flush, next calls
+// them also before the reason of a break: the reader may drop the bytes that are still in its buffers.
 func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -425,11 +426,11 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 			r.lent = len(b)
 			return b, nil
 		}
-		if s.end != nil {
-			return nil, s.end
-		}
 		if idle == nil && s.flushed && !r.flushed {
 			idle = flush
+		}
+		if s.end != nil && (idle == nil || s.end == io.EOF || !s.flushed) {
+			return nil, s.end
 		}
 		if idle != nil {
 			f := idle
@@ -484,7 +485,8 @@ func (r *Reader) pass() {
 
 // CopyTo writes the rest of the body to w as it grows, and returns the number of bytes. The error is nil for
 // a complete body, else the error of the body, of w or of flush. flush may be nil. It runs before each wait
-// that follows a write, so no byte sits in w's buffers, and, after the spool's Flush, before the first wait.
+// that follows a write, so no byte sits in w's buffers, and, after the spool's Flush, before the first wait and
+// before the error of the body.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
 	var total int64
 	var idle func() error // flush, if a write has followed the last flush

@@ -640,6 +640,46 @@ type shortWriter struct{}
 
 func (shortWriter) Write(p []byte) (int, error) { return len(p) - 1, nil }
 
+// A body that its writer has flushed and broken off reaches the client up to the break, also with its header alone.
+func TestReader_CopyToFlushesBeforeABreak(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		body    string
+		flushed bool
+		end     error
+		want    int // calls of flush
+	}{
+		{"a flushed part", "part", true, io.ErrNoProgress, 1},
+		{"a flushed header", "", true, io.ErrNoProgress, 1},
+		{"a part in the buffer", "part", false, io.ErrNoProgress, 0},
+		{"a whole body", "whole", true, io.EOF, 0}, // the server flushes it
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := New(1 << 20)
+			r := join(t, s)
+			defer r.Close()
+			write(t, s, []byte(tt.body))
+			if tt.flushed {
+				s.Flush()
+			}
+			want := tt.end
+			if want == io.EOF {
+				want = s.Close()
+			} else {
+				s.CloseWithError(want)
+			}
+			flushes := 0
+			n, err := r.CopyTo(t.Context(), io.Discard, func() error {
+				flushes++
+				return nil
+			})
+			if n != int64(len(tt.body)) || err != want || flushes != tt.want {
+				t.Errorf("CopyTo = %d, %v with %d flushes, want %v with %d", n, err, flushes, want, tt.want)
+			}
+		})
+	}
+}
+
 func TestReader_CopyToErrors(t *testing.T) {
 	broken := errors.New("broken")
 	s := New(10)
