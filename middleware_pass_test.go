@@ -115,6 +115,68 @@ func TestPass_ResponseControllerOfDetachedHandlers(t *testing.T) {
 	}
 }
 
+// gin's Context.Stream needs a CloseNotify of each ResponseWriter, which net/http has deprecated.
+func TestPass_CloseNotify(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		method string
+		fields []string
+		runs   int // earlier runs of the same page
+	}{
+		{name: "a run of its own", method: "GET"},
+		{name: "a key known as uncacheable", method: "GET", runs: 1},
+		{name: "past the cache", method: "GET", fields: []string{"Cache-Control", "no-store"}},
+		{name: "credentials", method: "GET", fields: []string{"Authorization", "Basic eA=="}},
+		{name: "POST", method: "POST"},
+		{name: "PUT", method: "PUT"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var left sync.WaitGroup
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				defer left.Done()
+				gone := w.(interface{ CloseNotify() <-chan bool }).CloseNotify()
+				w.Header().Set("Cache-Control", "private")
+				http.NewResponseController(w).Flush()
+				<-gone
+			})
+			server := serve(t, s.handler)
+			for range tt.runs + 1 {
+				left.Add(1)
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				r, err := http.NewRequestWithContext(ctx, tt.method, server.URL, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := 0; i < len(tt.fields); i += 2 {
+					r.Header.Set(tt.fields[i], tt.fields[i+1])
+				}
+				res, err := server.Client().Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				leave()
+				res.Body.Close()
+				left.Wait()
+			}
+		})
+	}
+}
+
+// A writer of another package has no CloseNotify: the handler never learns that its client has left, and does not fail.
+func TestPass_CloseNotifyOfAnotherWriter(t *testing.T) {
+	plain := struct{ http.ResponseWriter }{httptest.NewRecorder()}
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-w.(interface{ CloseNotify() <-chan bool }).CloseNotify():
+			t.Error("the client has left")
+		default:
+		}
+	})
+	s.handler.ServeHTTP(plain, request("POST", "http://a/p"))
+	s.wantCalls(t, 1)
+}
+
 func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -214,6 +214,8 @@ func (x *exchange) flush() {
 	}
 }
 
+func (x *exchange) afterRun(f func()) { context.AfterFunc(x.running, f) }
+
 // overflow ends the load of a body over the limit. The body leaves the load first: the wait for a client's place
 // must not become the end of all bodies by RebuildTimeout.
 func (x *exchange) overflow() {

@@ -19,6 +19,8 @@ type sink interface {
 	begin(h heading)
 	take(p []byte) (int, error)
 	flush()
+	// afterRun calls f, on a goroutine of its own, when the run's context ends.
+	afterRun(f func())
 }
 
 // A heading is the part of a response before the body.
@@ -141,6 +143,13 @@ func (w *writer) Write(p []byte) (int, error) {
 func (w *writer) Flush() {
 	w.settle()
 	w.to.flush()
+}
+
+// CloseNotify tells of the end of the run, which has no other client. See watchedWriter.CloseNotify.
+func (w *writer) CloseNotify() <-chan bool {
+	gone := make(chan bool, 1)
+	w.to.afterRun(func() { gone <- true })
+	return gone
 }
 
 // settle writes the header if the handler has not, and ends the wait for more of the body.
