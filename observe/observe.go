@@ -13,7 +13,7 @@ import (
 //
 // The cache calls them on its callers' goroutines and its own, without a lock held. They have to be
 // quick and safe for concurrent use. Calls of Breaker and Evict do not overlap: they run on one
-// goroutine of the cache, and Close waits for it.
+// goroutine of the cache, and Close waits for it. While 65,536 of them wait, further ones are left out.
 //
 // The functions may call the cache, with exceptions that would wait for themselves: Close, Get for a key
 // whose rebuild waits for the function, and, from Rebuild and Error, a Get that loads while its rebuild
@@ -41,8 +41,8 @@ type Observer struct {
 	// and a function to call at the load's end. Either may be nil. A Middleware's handler sees the
 	// values of the context.
 	Rebuild func(ctx context.Context, key string) (context.Context, func(Rebuild))
-	// Caller returns a record of a call that joins a rebuild, such as its span, for
-	// [Rebuild.Callers]. It runs on the goroutine of the call, while the call's context is valid.
+	// Caller returns a record of a call that joins a rebuild, such as its span, for [Rebuild.Callers]. It runs
+	// on the goroutine of the call, while the call's context is valid. Without Rebuild it is not called.
 	Caller func(ctx context.Context) any
 	// Herd is called once for each flight with an answered caller, when the flight's last caller
 	// leaves. It runs on the goroutine of that caller or of the flight.
@@ -50,9 +50,8 @@ type Observer struct {
 
 	// Breaker is called when the breaker of an engine changes its state.
 	Breaker func(engine Engine, from, to BreakerState)
-	// Evict is called with each value evicted from the near tier for other values, and the value's
-	// size there. Expired values are not reported. While 65,536 evictions wait for Evict, further
-	// evictions are not reported.
+	// Evict is called with the key of each value that leaves the near tier for other values, or is larger than
+	// the near tier, and with the value's size there. Expired values are not reported.
 	Evict func(key string, bytes int)
 	// Error is called with the errors of Options.OnError, except failed loads, which Rebuild reports.
 	Error func(key string, err error)
@@ -83,7 +82,7 @@ const (
 	WayCollapsed
 	// WayMiss is a flight begun by the call, or no answer if the call found neither value nor flight.
 	WayMiss
-	// WayBypass is the handler's answer to this request alone, because the response was not shareable.
+	// WayBypass is the handler's answer to this request alone, such as an unshareable response.
 	WayBypass
 )
 
@@ -103,7 +102,7 @@ type Rebuild struct {
 	Err error
 	// Takeover reports that the rebuild replaced another holder after the end of its lease.
 	Takeover bool
-	// LeaseLost reports that another holder took the lease of this rebuild meanwhile.
+	// LeaseLost reports that the lease of this rebuild ended meanwhile, or that another holder took it.
 	LeaseLost bool
 	// Callers are the results of this observer's Caller for the calls collapsed on the flight so
 	// far, at most [MaxCallers].

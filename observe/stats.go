@@ -3,8 +3,8 @@ package observe
 // Stats are counts since the cache was made, and the present state of the cache.
 //
 // Each call counts in one of Hits, Misses and Collapsed, except a call without a flight and without a fresh
-// value. Such a call counts in Stale alone if it gets a stale value, during a failure's pause or because the
-// request accepts it. With a failure, an only-if-cached answer or a bypass to the handler it counts nowhere.
+// value. Such a call counts in Stale alone if it gets a stale value, such as during a failure's pause. With a
+// failure, an only-if-cached answer or a bypass to the handler it counts in none of the four.
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`
@@ -35,7 +35,7 @@ type Stats struct {
 	Hedges uint64 `json:"hedges"`
 	// Degraded are loads without lease or store, because an engine did not answer.
 	Degraded uint64 `json:"degraded"`
-	// EngineErrors are engine calls without an answer.
+	// EngineErrors are engine calls without an answer, also calls that an open breaker has held back.
 	EngineErrors uint64 `json:"engine_errors"`
 
 	// Flights is the number of keys now in a rebuild or a wait.
@@ -44,8 +44,8 @@ type Stats struct {
 	NearBytes uint64 `json:"near_bytes"`
 	// StoreUp and LockerUp report whether the engines answer; the store has to answer reads and
 	// writes. Each turns false when a breaker of the engine opens, EngineWatch's apart. It turns true
-	// again when a call gets an answer, or after half a minute without a failed call. Without an engine it
-	// is true.
+	// again when the call that tests the engine gets an answer, or after half a minute without a failed call.
+	// Without an engine it is true.
 	StoreUp  bool `json:"store_up"`
 	LockerUp bool `json:"locker_up"`
 }
