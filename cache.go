@@ -174,8 +174,9 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 // Refresh begins a rebuild of key, also of a fresh value, and does not wait. The load gets ctx's values,
 // but not its end. Callers get the present value meanwhile. A load under way anywhere counts, so call
 // Set or Invalidate after a write. A load's failure goes to OnError. A rebuild that meets MaxQueued waiting keys
-// does not take place, and nobody hears of it: refresh many keys part by part. The error is [ErrClosed], a
-// remembered failure, or [ErrOverloaded] if too many keys wait for Store.
+// does not take place, and nobody hears of it: refresh many keys part by part. In a failure's pause no rebuild
+// begins either: the error is that failure, or nil beside a value to serve. Other errors are [ErrClosed], and
+// [ErrOverloaded] if too many keys wait for Store.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 	// A load that returns at this instant counts as one from before the call.
 	return c.engine.refreshSince(context.WithoutCancel(ctx), key, c.bind, c.engine.clock.Now()+1)

@@ -76,8 +76,8 @@ type HTTPOptions struct {
 	// IgnoreRequestDirectives ignores Cache-Control in requests, by which clients choose the moments of
 	// rebuilds. Default: RFC 9111 section 5.2.1 holds.
 	IgnoreRequestDirectives bool
-	// MaxStreams is how many GETs with a key ask for an upgrade or, by Accept, an event stream at a time.
-	// Others get 503. Zero means 65,536.
+	// MaxStreams is how many GET and HEAD requests with a key ask for an upgrade or, by Accept, an event
+	// stream at a time. Others get 503. Zero means 65,536.
 	MaxStreams int
 
 	// Key returns the key of a request's response, or false to send the request past the cache. [Keys]
@@ -126,7 +126,8 @@ type Invalidation uint8
 const (
 	// HardInvalidation drops the responses.
 	HardInvalidation Invalidation = iota
-	// SoftInvalidation makes the responses stale from now on. A full log drops them, see docs/http.md.
+	// SoftInvalidation makes the responses stale from now on. Without room in the log it drops them, see
+	// docs/http.md.
 	SoftInvalidation
 	// NoInvalidation keeps the responses.
 	NoInvalidation

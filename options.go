@@ -276,6 +276,7 @@ type Match struct {
 	Tags []string
 	// All matches everything in the fleet, for one place in the log of [Middleware.InvalidateMatching].
 	All bool
-	// Soft makes matches stale from now on instead of dropping them. The next load can start from them.
+	// Soft makes matches stale from now on instead of dropping them. The next load can start from a match
+	// with a stale window or a [Result].Validator.
 	Soft bool
 }
