@@ -69,8 +69,8 @@ type progress struct {
 	lookGeneration uint64   // witness.generation at the last look, see outdated
 	current        *attempt // the load since the last look, nil if none
 	validSince     instant  // when the flight began, or the key was last invalidated
-	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it had a
-	// stale item, and so leaves at once, or waits for nothing.
+	// The flight goes on without callers: it has been elected or has begun a load, or the call that began it only
+	// refreshes, or has a stale item with which it may leave soon.
 	goesOn    bool
 	lostLease bool          // the flight has lost a lease
 	confirms  bool          // a goroutine confirms the offers

@@ -99,7 +99,7 @@ func (r *run) freeHedge(ctx context.Context) {
 
 // watchOf returns a watch for a rival. The watch has an attempt yield after another process's commit of a later epoch, and
 // returns then or at the end of its context. A holder always watches, however little it knows of builds: another process
-// begins the hedge by its own knowledge. The first poll comes at minHedge, when a hedge may begin.
+// begins the hedge by its own knowledge. No poll comes before minHedge, when a hedge may begin.
 func (r *run) watchOf(epoch uint64, since instant) func(context.Context, *attempt) {
 	e := r.engine
 	pause := func() time.Duration { return e.lookEvery(polls.Interval(e.clock.Now() - since)) }

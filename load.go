@@ -63,7 +63,7 @@ type attempt struct {
 	result  chan loaded // has room for the result, or an abandoned load would leak its goroutine
 
 	// shard.mu guards the fields below.
-	lost    bool // another process has the lease
+	lost    bool // the lease has ended, or another process has it
 	repeats bool // the failed load commits the present value once more: Sets count whatever their epoch
 }
 

@@ -96,8 +96,8 @@ type Fleet struct {
 	Namespace string
 	// EngineTimeout is how long a rebuild waits for silent engines in all, while the process runs. Zero means 500 ms.
 	EngineTimeout time.Duration
-	// LeaseTTL is the longest lease, and the longest time until a dead holder is replaced. It is at least
-	// 10 ms. Zero means 5 s.
+	// LeaseTTL is the longest lease, and so about the longest time for which a call waits for a dead holder.
+	// It is at least 10 ms. Zero means 5 s.
 	LeaseTTL time.Duration
 	// NearTTL is how long the near tier serves a value before asking Store again, and so how long another
 	// process may miss an Invalidate. Zero means 1 s. Negative: off, each call asks Store, and an Invalidate

@@ -77,7 +77,7 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// A RemoteError is another process's failure. Only its text comes through the store.
+// A RemoteError is a failure from the store, mostly another process's. Only its text comes through the store.
 type RemoteError struct{ Message string }
 
 // Error returns "bellwether: rebuild failed: " and the text.

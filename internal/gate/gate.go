@@ -312,8 +312,9 @@ func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call 
 	return err
 }
 
-// AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, or Ping's. It
-// takes no turn: a call of a silent engine would keep the calls of lease holders waiting.
+// AskAnyway makes a call whatever the gate's state: a user's write that Ask has refused, a repeated invalidation,
+// or Ping's. It takes no turn: a call of a silent engine would keep the calls of lease holders waiting. Its answer
+// does not close the gate.
 func AskAnyway(ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) error) error {
 	only := func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) }
 	_, _, err := askWithin(ctx, g, key, g.turns.patiences.begin(ctx, limit, nil), only, func(error) {})

@@ -31,6 +31,7 @@ type Config struct {
 	// Name is a key as the store knows it.
 	Name func(key string) string
 	// Timeout is the cache's EngineTimeout. A shared request has a half of it, and the flight's own look the other half.
+	// The request for the first looks of a batch has the whole.
 	Timeout time.Duration
 	// Now is the cache's clock.
 	Now func() durations.Instant

@@ -143,8 +143,8 @@ type Turn struct {
 
 // Turn waits for the turn to read the log. It returns nil if no read is needed: there is no store, or
 // the replica was no older than age when the wait began. After a silence of the store a caller with a log does not wait
-// either: the log may be on a server that hangs, and the caller's key on another. This holds for NearTTL, which is twice
-// the age, and as long again after each probe. Later a caller waits: it has to hear of a sweep after the silence.
+// either: the log may be on a server that hangs, and the caller's key on another. This holds for twice the age, and as
+// long again after each probe. Later a caller waits: it has to hear of a sweep after the silence.
 func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
 	if r == nil || r.Store == nil || budget.Left() <= 0 {
 		return nil
