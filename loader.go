@@ -31,7 +31,7 @@ type Result[V any] struct {
 	// not sent the value again. It is an error if Request.Found is false.
 	NotModified bool
 	// Freshness replaces the times of the options. A window of zero is closed. Zero: only waiting callers
-	// get the value. With ErrNotFound it replaces NotFoundTTL. Nil: the options' times.
+	// get the value. With ErrNotFound it replaces NotFoundTTL, and may have stale windows. Nil: the options' times.
 	Freshness *Freshness
 	// Tags are for [Cache.InvalidateMatching], such as "org:7". Nil: none; with NotModified as before.
 	Tags []string

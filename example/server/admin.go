@@ -116,7 +116,7 @@ func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 		}{append([]string{}, match.Keys...), match.Prefixes, match.Tags, match.Soft})
 	case errors.Is(err, bellwether.ErrUnavailable):
 		replyJSON(w, http.StatusServiceUnavailable, failure{
-			Error: "the store has not taken the invalidation, so the processes go on serving what the store and the other processes have; this process has dropped its own copies (the near tier), and repeats each url until the store answers; repeat prefixes and tags yourself: " + err.Error(),
+			Error: "the store has not taken the invalidation, so the processes go on serving what the store and the other processes have; this process has invalidated its own copies (the near tier), and repeats each url without soft=1 until the store answers; repeat all else yourself: " + err.Error(),
 			URLs:  match.Keys,
 		})
 	default:
