@@ -103,7 +103,8 @@ type HTTPOptions struct {
 	// TagFields are the response fields with the tags of [Match], the same in a fleet. Spaces and
 	// commas separate tags. Nil: Surrogate-Key (spaces only) and Cache-Tag (commas only). Empty: none.
 	TagFields []string
-	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: new replies show it.
+	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: a reply from a run of the
+	// handler shows it, and a hit does not.
 	HideStatusKey bool
 	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL (RFC 9111
 	// section 4.4). Set NoInvalidation if any client may send one for any URL. Default: HardInvalidation.

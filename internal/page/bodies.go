@@ -64,7 +64,8 @@ func (b *bodies) release(at *list.Element) {
 	}
 }
 
-// besideNear is the number of complete bytes outside the near tier, looked up above fits. b.mu is held.
+// besideNear is the number of bytes of the complete bodies outside the near tier. If all complete bodies fit into fits,
+// it counts all of them, and does not look into the near tier. b.mu is held.
 func (b *bodies) besideNear(fits int64) int64 {
 	n := b.sent
 	for e := b.sending.Front(); e != nil && b.sent > fits; e = e.Next() {

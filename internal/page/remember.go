@@ -13,7 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file decides how long the cache remembers a key's response, and the record of its last ones.
+// This file decides how long the cache remembers a key's response, and what it remembers beside the response: that the
+// key is uncacheable, that its responses are open to all, and that a client pauses.
 
 // varyingTTL is the life of a signpost. An outdated one is harmless: the next variant brings new names.
 const varyingTTL = 24 * time.Hour

@@ -99,7 +99,8 @@ func (m *Middleware) noteChanged(changed *httpcache.Changed, r *http.Request, t 
 	})
 }
 
-// invalidateChanged invalidates an unsafe request's URLs, even for a client that has left.
+// invalidateChanged invalidates an unsafe request's URLs, even for a client that has left. It reports whether it has
+// dropped their responses, and not made them stale.
 func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed) (dropped bool) {
 	if len(c.URLs) == 0 || m.options.Unsafe == UnsafeNothing {
 		return false
