@@ -15,7 +15,7 @@ var (
 	// ErrNotFound means that the key does not exist. A load returns or wraps it.
 	ErrNotFound = driver.ErrNotFound
 
-	// ErrWaitTimeout means that a call got no value or failure within MaxWait. A load goes on.
+	// ErrWaitTimeout means that a call got no value or failure within MaxWait. A load under way goes on.
 	ErrWaitTimeout = fault.ErrWaitTimeout
 
 	// ErrClosed means that the cache is closed.
@@ -28,14 +28,14 @@ var (
 	// The error wraps the engine's own error, if any.
 	ErrUnavailable = fault.ErrUnavailable
 
-	// ErrGoexit is the failure after a runtime.Goexit in a load, an observer, a codec or an adapter.
+	// ErrGoexit is the failure after a runtime.Goexit in a load, an observer, a codec, an adapter or Size.
 	ErrGoexit = fault.ErrGoexit
 
 	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and its context's cause.
 	ErrRebuildTimeout = fault.ErrRebuildTimeout
 )
 
-// A PanicError is the failure after a panic in a load, a handler, an adapter, a codec or an observer.
+// A PanicError is the failure after a panic in a load, a handler, an adapter, a codec, an observer or Size.
 // Its Value is the value of the panic, which Unwrap returns if it is an error. Stack is the stack.
 type PanicError = fault.PanicError
 

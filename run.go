@@ -34,7 +34,7 @@ type run struct {
 	// For observers, see observe.go.
 	watched   *observers.Rebuild // the load that observers hear of; nil: none
 	loaded    bool               // the flight's own load has made the result
-	committed instant            // when the result was committed; 0 if not while the flight waited
+	committed instant            // when the result was committed; 0: never, or before the flight waited
 }
 
 type lookingState struct {
