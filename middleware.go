@@ -297,8 +297,8 @@ func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 }
 
 // InvalidateMatching drops the matching responses. After it has returned nil, no matching response made
-// before the call is served in this process, nor in others after NearTTL. An error names each failed
-// part; the other parts are done.
+// before the call is served in this process, nor in others after NearTTL. An error names each invalid part,
+// each URL that failed, and the log if its write failed. The other parts are done.
 //
 // Soft matches, Prefixes, Tags and All go into a log of 500 places. A response older than the log
 // counts as invalidated. Without a locker that answers, one of two processes' simultaneous calls may be lost.

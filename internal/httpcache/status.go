@@ -27,7 +27,7 @@ type Status struct {
 	Hit bool
 	// Fwd is why the request went to the origin. Empty: unknown.
 	Fwd Forward
-	// FwdStatus is the origin's status if it differs from the response's, such as 304. 0: left out.
+	// FwdStatus is the origin's status, such as 304. 0: left out, if it is the response's.
 	FwdStatus int
 	// TTL is the rest of the response's freshness, negative if it is stale.
 	TTL Delta
