@@ -10,7 +10,7 @@
 //   - panic, goexit: how the load ended
 //   - rebuild_timeout, timeout: [bellwether.ErrRebuildTimeout], and other time limits
 //   - overloaded, closed, unavailable: the errors of package bellwether
-//   - remote: the load failed in another process
+//   - remote: the failure came from the store, mostly of another process's load
 //   - canceled: a context was cancelled
 //   - else the result of the error's method ErrorType() string, or the error's Go type
 package bellwetherotel
@@ -281,7 +281,7 @@ var levels = []level{
 		func(s observe.Stats) int64 { return int64(s.StoreHits) }},
 	{"bellwether.waits", "{flight}", "Flights that found the lease with another process.", counter,
 		func(s observe.Stats) int64 { return int64(s.Waits) }},
-	{"bellwether.fenced", "{commit}", "Commits that the store refused because of a later epoch.", counter,
+	{"bellwether.fenced", "{commit}", "Commits that the store refused, after a later commit or an invalidation.", counter,
 		func(s observe.Stats) int64 { return int64(s.Fenced) }},
 	{"bellwether.leases.lost", "{lease}", "Leases that ended before their rebuild.", counter,
 		func(s observe.Stats) int64 { return int64(s.LeasesLost) }},

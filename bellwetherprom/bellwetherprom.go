@@ -37,7 +37,7 @@ var metrics = []metric{
 		func(s observe.Stats) uint64 { return s.StoreHits }),
 	counter("waits", "Flights that found the lease with another process.",
 		func(s observe.Stats) uint64 { return s.Waits }),
-	counter("fenced", "Commits that the store refused because of a later epoch.",
+	counter("fenced", "Commits that the store refused, after a later commit or an invalidation.",
 		func(s observe.Stats) uint64 { return s.Fenced }),
 	counter("leases_lost", "Leases that ended before their rebuild.",
 		func(s observe.Stats) uint64 { return s.LeasesLost }),
