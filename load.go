@@ -14,8 +14,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// This file runs the user's load, with a goroutine and a context of its own. A panic, a Goexit and
-// an endless load end in a failure here.
+// This file runs the user's load, with a goroutine and a context of its own. A panic and a Goexit become failures here.
+// The flight waits for the load in building.go, for RebuildTimeout at most.
 
 // A loaded is a product whose windows are set, with the load's basis, error and times.
 type loaded struct {

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
+// This file is the Middleware with its settings.
+
 // Options are the settings of a Middleware.
 type Options struct {
 	Shared       bool // the cache has a store, and a fleet may share the store
