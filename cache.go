@@ -115,7 +115,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 }
 
 // GetFunc is [Cache.Get] with this load. The load outlives its caller and its value is for all callers of
-// the key: it must not use the caller's transaction or request, and only what the key names.
+// the key: the load must use only what the key names, and not the caller's transaction or request.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))

@@ -45,8 +45,8 @@ func SortedQuery() KeyRule { return KeyRule{keyrules.Rule{Sorts: true}} }
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such a
 // cookie share a variant. But a quoted value with a semicolon, a backslash or another quotation mark, of
 // any cookie, makes a variant of the whole Cookie field. A handler that answers by another cookie must say
-// private or Vary: Cookie. A client can invent values: a URL has up to 1,024 variants in ten minutes. It
-// panics on a bad name.
+// private or Vary: Cookie. A client can invent values: a URL has up to 1,024 variants in ten minutes.
+// WithCookies panics on a bad name.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {

@@ -109,7 +109,8 @@ type HTTPOptions struct {
 	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL (RFC 9111
 	// section 4.4). Set NoInvalidation if any client may send one for any URL. Default: HardInvalidation.
 	UnsafeInvalidation Invalidation
-	// InvalidateLocations adds the same-host URLs in Location and Content-Location to it. Default: off.
+	// InvalidateLocations adds the same-host URLs in Location and Content-Location to the URL of
+	// UnsafeInvalidation. Default: off.
 	InvalidateLocations bool
 
 	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a response

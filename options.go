@@ -59,8 +59,8 @@ type Options struct {
 	HedgeShare float64
 	// BatchWindow is how long a [NewBatch] load waits for other calls, to load together. Zero: off.
 	BatchWindow time.Duration
-	// Size returns a value's bytes in the near tier, for concurrent callers. It must not ask the cache for
-	// the key, whose flight waits for it. Nil: by reflection.
+	// Size returns a value's bytes in the near tier, for concurrent callers. The key's flight waits for Size,
+	// so Size must not ask the cache for the key. Nil: by reflection.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, for concurrent callers. Zero: JSON, and values of type []byte
 	// and string as they are. A changed type needs a new Namespace.

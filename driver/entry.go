@@ -57,7 +57,7 @@ type Entry struct {
 
 	// Failures counts the failed rebuilds in a row since the value was built. A success makes it 0.
 	Failures uint32
-	// RetryAge is the age of the next try, if Failures > 0. No process tries before it, but once
+	// RetryAge is the age of the next try, if Failures > 0. No process tries before it, except once
 	// after a recovery of the origin.
 	RetryAge time.Duration
 	// Failure is the text of the last failure, if Failures > 0.
