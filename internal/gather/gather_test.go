@@ -306,6 +306,61 @@ func TestLoad_MemberLeavesDuringTheLoad(t *testing.T) {
 	})
 }
 
+// Members whose load came to nothing load once more together: in vain, as if another process had the later value, or
+// cancelled, as by an invalidation.
+func TestLoad_MembersLoadAgain(t *testing.T) {
+	for name, given := range map[string]struct{ end, look, again time.Duration }{
+		"in vain":   {end: time.Minute, again: time.Second + 2*time.Millisecond},
+		"cancelled": {end: time.Second / 2, look: 2 * time.Millisecond, again: time.Second/2 + 4*time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(1)
+				ctx, cancel := context.WithTimeout(t.Context(), given.end)
+				defer cancel()
+				for i, m := range f.joinAll("a", "b") {
+					free := m.Try()
+					s := m.Ready()
+					go func() {
+						<-s.Begins()
+						s.Enter(m.key)
+						s.Load(ctx)
+						free()
+						time.Sleep(time.Duration(i) * given.look)
+						free = await(t.Context(), m.Request(&m.group.Demand))
+						time.Sleep(time.Duration(1+i) * time.Millisecond)
+						if s = m.Ready(); s == nil {
+							t.Errorf("%q comes after the load", m.key)
+							return
+						}
+						enterAndLoad(t, t.Context(), m, s, free)
+					}()
+				}
+				time.Sleep(5 * time.Second)
+				f.wants(t, call{[]string{"a", "b"}, 0}, call{[]string{"a", "b"}, given.again})
+			})
+		})
+	}
+}
+
+// A member that commits its value holds up no later load.
+func TestLoad_BesideACommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		commits, late := f.join("commits"), f.join("late")
+		late.Held()
+		free := commits.Try()
+		s := commits.Ready()
+		s.Enter("commits")
+		s.Load(t.Context())
+		free()
+		go load(t, t.Context(), late)
+		synctest.Wait()
+		f.wants(t, call{[]string{"commits"}, 0}, call{[]string{"late"}, time.Second})
+		time.Sleep(time.Second)
+	})
+}
+
 func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(1)
@@ -347,6 +402,9 @@ func TestEnter_SomeMembersLeave(t *testing.T) {
 		if f.Slots.Try() == nil {
 			t.Error("a slot is held after the load")
 		}
+		if f.Slots.Try() != nil {
+			t.Error("the slot was given back twice")
+		}
 	})
 }
 
@@ -360,10 +418,16 @@ func TestEnter_AllMembersLeave(t *testing.T) {
 		s.Enter("a") // and its rebuild ends before it calls Load
 		freeA()
 		freeB()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		s.Load(ctx)
 		time.Sleep(time.Second)
 		f.wants(t)
 		if f.Slots.Try() == nil {
 			t.Error("a slot is held without a load")
+		}
+		if f.Slots.Try() != nil {
+			t.Error("the slot was given back twice")
 		}
 	})
 }
@@ -400,8 +464,8 @@ func TestQueue_MembersCountAsOne(t *testing.T) {
 		m.Unqueue()
 	}
 	f.Slots.Unqueue() // the last of the other waiters, which was refused
-	if !f.Slots.Queue() {
-		t.Error("the group still counts")
+	if !f.Slots.Queue() || f.Slots.Queue() {
+		t.Error("the group's end frees no place, or several")
 	}
 }
 
