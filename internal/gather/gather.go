@@ -270,13 +270,6 @@ func (r *round) remove(s *Seat, cause error) {
 		r.depart()
 	case r.present == 0:
 		r.group.open = nil
-		r.stop()
-	}
-}
-
-func (r *round) stop() {
-	if r.timer != nil {
-		r.timer.Stop()
 	}
 }
 
@@ -300,7 +293,7 @@ func (m *Member) turn(s state) {
 	pause := min(g.lull(r), g.Longest-time.Since(r.opened))
 	r.due = time.Now().Add(pause)
 	switch {
-	case g.looking == 0 && (!g.loaded || g.away == 0) || pause <= 0:
+	case g.looking == 0 && (!g.loaded || g.away == 0):
 		g.start(r)
 	case r.timer == nil:
 		r.timer = time.AfterFunc(pause, func() {
@@ -337,7 +330,6 @@ func (g *Group) count(s state, n int) {
 
 // start begins the open round. Group.mu is held.
 func (g *Group) start(r *round) {
-	r.stop()
 	if g.Closed() {
 		return // the members are leaving it
 	}
