@@ -271,6 +271,32 @@ func TestFailures_RefusedClaim(t *testing.T) {
 	}
 }
 
+// A key is invalidated elsewhere while a claim fails. Beside the failed load, for which the store answers, nothing is left
+// of the value from before.
+func TestFailures_InvalidatedBesideARefusedClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Minute})
+		p, q := f.processes[0], f.processes[1]
+		p.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		f.origin.set(func(o *source) {
+			o.build = 100 * time.Millisecond
+			o.fail = func(int) error { return errOrigin }
+		})
+		p.store.set(on(func(ctx context.Context, op string) error {
+			time.Sleep(300 * time.Millisecond)
+			return errRefused
+		}, "claim"))
+		go p.Get(t.Context(), "k")
+		synctest.Wait()
+		invalidate(t, q, "k")
+		time.Sleep(1100 * time.Millisecond) // longer than NearTTL
+		if v, err := p.Get(t.Context(), "k"); !errors.Is(err, errOrigin) {
+			t.Errorf("Get = %q, %v after the invalidation", v, err)
+		}
+	})
+}
+
 // The notice of an earlier invalidation that arrives during a failed load's look leaves the failure.
 func TestFailures_LateNoticeOfAnEarlierInvalidation(t *testing.T) {
 	for _, where := range []string{"here", "elsewhere"} {

@@ -179,9 +179,11 @@ func TestOverload_CallersThatLeave(t *testing.T) {
 func TestOverload_Refreshes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 300
-		f := newFleet(t, 1, push, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Hour}, Limits: bellwether.Limits{MaxQueued: 10}})
-		f.origin.build = 0
+		f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Hour}, Limits: bellwether.Limits{MaxQueued: 10}})
+		f.origin.build = 10 * time.Second
 		p := f.processes[0]
+		f.get(1, "slow") // one of the two flights looks again with each election
+		f.origin.build = 0
 		for i := range keys {
 			p.Get(t.Context(), fmt.Sprint(i))
 		}

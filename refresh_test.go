@@ -233,6 +233,27 @@ func TestRefresh_WhileAFlightLooks(t *testing.T) {
 	}
 }
 
+// A Refresh survives an early refresh that meets the same flight, whose look finds a fresh value.
+func TestRefresh_BesideAnEarlyRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		p, q := newSetter(t, store, locker, bellwether.Options{EarlyRefresh: 1e9}), newSetter(t, store, locker, bellwether.Options{})
+		p.took.Store(int64(time.Millisecond))
+		p.gets(t, "loaded 1")
+		q.sets(t, "set") // p does not know
+		p.store.set(takes(100 * time.Millisecond))
+		p.gets(t, "loaded 1") // begins a flight
+		synctest.Wait()
+		p.refreshes(t)
+		time.Sleep(time.Millisecond)
+		p.gets(t, "loaded 1") // meets the flight too
+		time.Sleep(time.Minute)
+		if n := p.loads.Load(); n != 2 {
+			t.Errorf("%d loads, want 2", n)
+		}
+	})
+}
+
 // A Refresh survives the flight that it meets, whose only caller leaves before the election.
 func TestRefresh_OfADesertedFlight(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

@@ -607,6 +607,25 @@ func TestSet_LateReplyDuringALaterFlight(t *testing.T) {
 	})
 }
 
+// A Set's late reply does not replace the offer of a flight that has found the value of a later Set.
+func TestSet_LateReplyBesideALaterOffer(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		f := newFleet(t, 2, push, nearOff(bellwether.Options{TTL: 50 * time.Millisecond, StaleWhileRevalidate: time.Hour}))
+		here, until := f.processes[0], fromNow()
+		here.store.reply.Store(int64(200 * time.Millisecond))
+		returned := setBehind(t, here, "set") // commits at 200 ms, and returns at 400 ms
+		until(250)
+		here.store.reply.Store(0)
+		if err := f.processes[1].Set(t.Context(), "k", "later"); err != nil {
+			t.Error(err)
+		}
+		until(350)
+		wantValue(t, here, "k", "later") // with a load of a second behind it
+		returned()
+		wantValue(t, here, "k", "later")
+	})
+}
+
 // A Set in a process that has not read the log of sweeps is no older than the log.
 func TestSet_BeforeTheLog(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {

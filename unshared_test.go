@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -299,6 +300,40 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 			}
 			invalidate(t, f.processes[0], "k")
 			time.Sleep(2 * time.Second) // until all processes have seen it
+		}
+	})
+}
+
+// Once a value without a place in the store has expired, and the store takes its successor, one load is for all.
+func TestFleet_ValueTheStoreTakesAgain(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		for _, known := range []bool{true, false} {
+			f := newFleet(t, 3, by, bellwether.Options{TTL: 2 * time.Second, StaleWhileRevalidate: time.Hour})
+			var taken atomic.Bool
+			f.each(func(p *process) {
+				p.store.limit = func(e driver.Entry) error {
+					if len(e.Value) > 0 && !taken.Load() {
+						return driver.ErrTooLarge
+					}
+					return nil
+				}
+			})
+			before := f.processes[:1]
+			if known {
+				before = f.processes
+			}
+			callAll(before, 1, "k")
+			taken.Store(true)
+			time.Sleep(10 * time.Second)
+			for _, p := range f.processes[1:] {
+				p.Get(t.Context(), "k")
+			}
+			time.Sleep(1500 * time.Millisecond)
+			f.get(1, "k")
+			time.Sleep(1500 * time.Millisecond)
+			if loads, _ := f.origin.count(); loads != len(before)+1 {
+				t.Errorf("an older value known %t: %d loads, want %d and one for all", known, loads, len(before))
+			}
 		}
 	})
 }
