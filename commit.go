@@ -108,8 +108,8 @@ func (k *storeKey) commitBy(ctx context.Context, it *items.Item, lease *driver.L
 			e.OnError(k.key, &keyError{"committing", k.key, err})
 		}
 	}
-	if it.Failures > 0 && it.Held {
-		return commitNotTaken // the next entry would take the stale value away from the fleet
+	if it.Failures > 0 {
+		return commitNotTaken // the next entry has no failure, and would take the stale value away from the fleet
 	}
 	// This entry tells the waiting processes that no value will come: otherwise they would take
 	// turns, each to find the same. A store out of memory may have room for so small an entry.

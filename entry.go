@@ -86,10 +86,7 @@ func (k *storeKey) decode(there lookout.Reply, known *items.Item) (*items.Item, 
 	}
 	switch {
 	case e.Kind == driver.KindUnshared:
-		if own, is, ok := k.ownOf(there, known); ok || e.Failures == 0 {
-			return own, is
-		}
-		e.Kind = driver.KindNone
+		return k.ownOf(there, known)
 	case e.Kind == driver.KindUnelected:
 		return nil, mark{unelected: e.Age < e.TTL}
 	case e.Kind == driver.KindNone && e.Failures == 0:
@@ -148,22 +145,15 @@ func (k *storeKey) itemOf(there lookout.Reply) *items.Item {
 }
 
 // ownOf is decode for an entry without its value. The value, or a failure to make it, is only in
-// the process that has made it. ownOf returns false if this process has neither.
-func (k *storeKey) ownOf(there lookout.Reply, known *items.Item) (own *items.Item, is mark, ok bool) {
+// the process that has made it.
+func (k *storeKey) ownOf(there lookout.Reply, known *items.Item) (own *items.Item, is mark) {
 	e := &there.Entry
-	if known != nil && known.Epoch == e.Epoch {
-		failedSince := known.Failures > e.Failures
-		if failedSince || known.Failures == e.Failures && known.Kind == driver.KindValue {
-			// The lifetime is known's too: the entry has that of its writer.
-			own = known.Found(k.engine.trustedUntil(there.Asked))
-			if there.Came >= own.FreshUntil && (own.Failures == 0 || failedSince) && e.Age < e.TTL {
-				is.unshared = e.Epoch // a new epoch would make all others load again
-			}
-			return k.engine.afterSweeps(k.key, own), is, true
-		}
+	if known != nil && known.Epoch == e.Epoch && (known.Failures > 0 || known.Kind == driver.KindValue) {
+		// The lifetime is known's too: the entry has that of its writer.
+		own = known.Found(k.engine.trustedUntil(there.Asked))
 	}
-	if e.Failures == 0 && e.Age < e.TTL {
-		is.unshared = e.Epoch
+	if e.Age < e.TTL && (own == nil || there.Came >= own.FreshUntil) {
+		is.unshared = e.Epoch // a new epoch would make all others load again
 	}
-	return nil, is, false
+	return k.engine.afterSweeps(k.key, own), is
 }
