@@ -271,6 +271,21 @@ func TestFailures_RefusedClaim(t *testing.T) {
 	}
 }
 
+// A load of a new key fails, and finds a value that was set meanwhile, and is stale.
+func TestFailures_SetMeanwhile(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: 100 * time.Millisecond, StaleIfError: time.Hour})
+		f.origin.fail = func(int) error { return errOrigin }
+		f.each(func(p *process) { p.store.set(on(refuse, "notice")) })
+		time.AfterFunc(500*time.Millisecond, func() {
+			if err := f.processes[1].Set(t.Context(), "k", "set"); err != nil {
+				t.Error(err)
+			}
+		})
+		wantValue(t, f.processes[0], "k", "set")
+	})
+}
+
 // A key is invalidated elsewhere while a claim fails. Beside the failed load, for which the store answers, nothing is left
 // of the value from before.
 func TestFailures_InvalidatedBesideARefusedClaim(t *testing.T) {

@@ -199,6 +199,22 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 	})
 }
 
+// A late notice of a value that was invalidated here does not answer the flight that waits for the value.
+func TestNotice_AfterAnInvalidationDuringAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, notices, bellwether.Options{TTL: time.Hour})
+		holder, here := f.processes[0], f.processes[1]
+		holder.locker.set(on(refuse, "release"))
+		here.store.set(on(takes(200*time.Millisecond), "notice"))
+		go holder.Get(t.Context(), "k") // a load of a second
+		time.Sleep(500 * time.Millisecond)
+		go here.Get(t.Context(), "k")
+		time.Sleep(600 * time.Millisecond)
+		invalidate(t, here, "k") // the notice of v1 arrives at 1.2 s
+		wantValue(t, here, "k", "v2")
+	})
+}
+
 // A late notice, of a value from before an invalidation here, does not displace a value that the store has not
 // taken: such a value has no epoch of its own.
 func TestNotice_BesideAnUntakenValue(t *testing.T) {
