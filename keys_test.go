@@ -116,7 +116,7 @@ func TestKeys_DefaultRules(t *testing.T) {
 		"http://shop..test/?ref=1":                    "refused",
 		"http://a/" + strings.Repeat("x", 9<<10) + "": "refused",
 	} {
-		key, ok := shopKey(httptest.NewRequest("GET", target, nil))
+		key, ok := shopKey(request("GET", target))
 		if want == "refused" && ok || want != "refused" && (!ok || key.URL != want) {
 			t.Errorf("%.60q: %+v, %t; want %s", target, key, ok, want)
 		}

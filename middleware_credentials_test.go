@@ -561,7 +561,6 @@ func TestCredentials_PartOutsideTheKey(t *testing.T) {
 		"connection field":  request("GET", "http://a/p", "Authorization", "me", "Connection", "X-Evil", "X-Evil", "evil"),
 		"part":              request("GET", "http://a/p", "Authorization", "me", "Range", "items=1-2"),
 		"hop's field":       request("GET", "http://a/p", "Authorization", "me", "TE", "evil"),
-		"absolute-form":     inAbsoluteForm(request("GET", "http://a/p", "Authorization", "me")),
 		"announced trailer": announcing("evil", request("GET", "http://a/p", "Authorization", "me")),
 		"of an anonymous":   announcing("evil", request("GET", "http://a/p")),
 	} {
@@ -569,20 +568,13 @@ func TestCredentials_PartOutsideTheKey(t *testing.T) {
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=60")
 				r.Header.Del("Authorization")
-				fmt.Fprint(w, r.URL, r.Header, len(r.Trailer))
+				fmt.Fprint(w, r.URL.RequestURI(), r.Header, len(r.Trailer))
 			})
 			s.do(first)
 			synctest.Wait()
-			s.wantBody(t, "/p map[] 0", "http://a/p")
+			s.wantBody(t, "/pmap[] 0", "http://a/p")
 		})
 	}
-}
-
-// inAbsoluteForm returns r as net/http reads it from a client that takes the server for a proxy.
-func inAbsoluteForm(r *http.Request) *http.Request {
-	r.URL.Scheme, r.URL.Host = "http", r.Host
-	r.RequestURI = r.URL.String()
-	return r
 }
 
 // announcing returns r as net/http reads it over HTTP/2 if the client announces a trailer for a body without bytes.

@@ -362,9 +362,9 @@ func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
 		fmt.Fprintf(w, "host %q", r.Host)
 	}
 	get := func(fields ...string) *http.Request { return request("GET", "http://a/", fields...) }
-	absolute, made := inAbsoluteForm(get()), inAbsoluteForm(get())
-	absolute.Host = ""                  // as net/http reads such a target without ":authority" over HTTP/2
-	made.Host, made.RequestURI = "", "" // a program's own request
+	absolute, made := get(), get()
+	absolute.Host, absolute.RequestURI = "", "http://a/" // as net/http reads such a target without ":authority" over HTTP/2
+	made.Host, made.RequestURI = "", ""                  // a program's own request
 	for name, c := range map[string]struct {
 		handler        http.HandlerFunc
 		attack, victim *http.Request

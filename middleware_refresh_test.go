@@ -188,7 +188,6 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 			if c.request != nil {
 				r = c.request(t)
 			}
-			r.URL, _ = r.URL.Parse(url) // as http.NewRequest makes it
 			if c.through != nil {
 				h = c.through(h)
 			}

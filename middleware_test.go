@@ -71,15 +71,8 @@ func (s *site) wantBody(t *testing.T, want, url string, fields ...string) {
 	}
 }
 
-// request returns a request as most clients send it, in origin-form. httptest's have the whole URL as their target.
 func request(method, url string, fields ...string) *http.Request {
 	r := httptest.NewRequest(method, url, nil)
-	target := strings.TrimPrefix(url, r.URL.Scheme+"://"+r.URL.Host)
-	if !strings.HasPrefix(target, "/") {
-		target = "/" + target
-	}
-	origin := httptest.NewRequest(method, target, nil)
-	r.URL, r.RequestURI = origin.URL, origin.RequestURI
 	for i := 0; i < len(fields); i += 2 {
 		r.Header.Add(fields[i], fields[i+1])
 	}

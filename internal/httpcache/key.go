@@ -283,12 +283,13 @@ func Canonicalise(r *http.Request) {
 	}
 }
 
-// Canonical reports whether the host and the target of r have Canonicalise's spelling, in origin-form.
+// Canonical reports whether host and path of r have Canonicalise's spelling, also in absolute-form.
 func Canonical(r *http.Request) bool {
 	c := *r
 	c.URL = new(*r.URL)
 	Canonicalise(&c)
-	return c.Host == r.Host && *c.URL == *r.URL && c.RequestURI == r.RequestURI
+	sent, _ := originForm(r.RequestURI)
+	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && c.RequestURI == sent
 }
 
 // Respelled reports whether the path is not canonical for a router of encoded paths, such as chi's.
