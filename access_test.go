@@ -102,6 +102,41 @@ func TestProbe_EndsWithTheFlight(t *testing.T) {
 	}
 }
 
+// A value over another item does not replace what has come later, also elsewhere.
+func TestPut_OverAnItemThatIsGone(t *testing.T) {
+	for name, meanwhile := range map[string]func(ctx context.Context, store driver.Store, key string) error{
+		"invalidated": func(ctx context.Context, store driver.Store, key string) error { return store.Invalidate(ctx, key) },
+		"set": func(ctx context.Context, store driver.Store, key string) error {
+			_, err := driver.Set(ctx, store, key, driver.Entry{Kind: driver.KindValue, TTL: time.Minute, Value: []byte("later")})
+			return err
+		},
+		"nothing": nil,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store := memstore.New()
+			c := New(func(context.Context, string) (string, error) { return "loaded", nil }, Options{
+				TTL: time.Minute, Fleet: Fleet{Store: store, Namespace: "n"},
+			})
+			defer c.Close()
+			e, key := c.engine, c.engine.engineKey("k")
+			e.put(t.Context(), "k", "before", e.windows, 0, nil)
+			over, _ := e.near.Get("k")
+			want := "after"
+			if meanwhile != nil {
+				if err := meanwhile(t.Context(), store, key); err != nil {
+					t.Fatal(err)
+				}
+				want = map[string]string{"set": "later", "invalidated": "loaded"}[name]
+			}
+			e.put(t.Context(), "k", "after", e.windows, 0, over)
+			time.Sleep(2 * time.Second) // longer than NearTTL
+			if v, err := c.Get(t.Context(), "k"); v != want || err != nil {
+				t.Errorf("%s: Get = %q, %v; want %q", name, v, err, want)
+			}
+		})
+	}
+}
+
 // A value that a draft has made under a mark stays in this process while the mark is there, as a flight's does.
 func TestDraft_UnderAMark(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -79,6 +79,9 @@ func TestHedge_StuckHolder(t *testing.T) {
 		if hedges := f.hedges(); hedges != 1 {
 			t.Errorf("%d hedges, want 1", hedges)
 		}
+		if _, err := f.locker.TryAcquire(t.Context(), "test\x00hedge\x00k", time.Second); err != nil {
+			t.Errorf("the lease of the hedge that is over: %v", err)
+		}
 		time.Sleep(50*time.Second - 5*time.Second) // when the holder would have been done
 		if got := f.get(10, "k"); got.values["v12"] != 100 {
 			t.Errorf("afterwards %v, want the hedge's value still", got.count)

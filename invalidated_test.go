@@ -325,3 +325,22 @@ func TestInvalidated_LastTryIsForItsCallersAlone(t *testing.T) {
 		})
 	}
 }
+
+// A stale value that another process replaces by a Set during a slow rebuild is served for NearTTL at most.
+func TestOffer_SetElsewhere(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		f.origin.set(func(o *source) { o.build = 20 * time.Second })
+		wantValue(t, p, "k", "v1") // with a rebuild behind it
+		synctest.Wait()
+		if err := f.processes[1].Set(t.Context(), "k", "set"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(1100 * time.Millisecond)
+		f.wantNotServed(t, "k", "v1")
+		time.Sleep(time.Minute)
+	})
+}

@@ -79,20 +79,22 @@ func TestCache_InvalidateMatching(t *testing.T) {
 }
 
 func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{Sweeps: true, TTL: time.Hour})
-		f.origin.tags = func(string) []string { return []string{"tag"} }
-		go f.get(0, "k")
-		time.Sleep(500 * time.Millisecond)
-		if err := f.processes[1].InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"tag"}}); err != nil {
-			t.Fatal(err)
-		}
-		for i := range 2 {
-			if v, err := f.processes[i].Get(t.Context(), "k"); err != nil || version(v) < 2 {
-				t.Errorf("process %d: %q, %v, want a value loaded after the call", i, v, err)
+	for _, soft := range []bool{false, true} {
+		inBubble(t, fmt.Sprint("soft ", soft), func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{Sweeps: true, TTL: time.Hour})
+			f.origin.tags = func(string) []string { return []string{"tag"} }
+			go f.get(1, "k")
+			time.Sleep(500 * time.Millisecond)
+			if err := f.processes[1].InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"tag"}, Soft: soft}); err != nil {
+				t.Fatal(err)
 			}
-		}
-	})
+			for i := range 2 {
+				if v, err := f.processes[i].Get(t.Context(), "k"); err != nil || version(v) < 2 {
+					t.Errorf("process %d: %q, %v, want a value loaded after the call", i, v, err)
+				}
+			}
+		})
+	}
 }
 
 func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {

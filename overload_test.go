@@ -205,38 +205,44 @@ func TestOverload_Refreshes(t *testing.T) {
 
 // A GetMany counts as one call that waits for the store. Too many get ErrOverloaded.
 func TestOverload_BatchesAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := wiredTo(memstore.New())
-		slow.set(on(takes(400*time.Millisecond), "getmany"))
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slow.batching()}, Limits: bellwether.Limits{MaxQueued: 1, MaxRebuilds: 1 << 14}})
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		many := func(call string) error {
-			var keys []string
-			for i := range 100 {
-				keys = append(keys, fmt.Sprint(call, i))
+	for name, batching := range map[string]bool{"one request": true, "a request per key": false} {
+		inBubble(t, name, func(t *testing.T) {
+			slow := wiredTo(memstore.New())
+			slow.only = func(key string) bool { return key != "one" }
+			slow.set(on(takes(400*time.Millisecond), "get", "getmany"))
+			o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slow}, Limits: bellwether.Limits{MaxQueued: 1, MaxRebuilds: 1 << 14}}
+			if batching {
+				o.Fleet.Store = slow.batching()
 			}
-			_, err := c.GetMany(t.Context(), keys)
-			return err
-		}
-		wg.Go(func() {
-			if err := many("first"); err != nil {
-				t.Error(err)
+			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			many := func(call string) error {
+				var keys []string
+				for i := range 100 {
+					keys = append(keys, fmt.Sprint(call, i))
+				}
+				_, err := c.GetMany(t.Context(), keys)
+				return err
+			}
+			wg.Go(func() {
+				if err := many("first"); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+			if _, err := c.Get(t.Context(), "one"); err != nil {
+				t.Errorf("Get beside one GetMany: %v", err)
+			}
+			for i := range 16 {
+				wg.Go(func() { many(fmt.Sprint("next", i, " ")) })
+			}
+			synctest.Wait()
+			if err := many("one more"); !errors.Is(err, bellwether.ErrOverloaded) {
+				t.Errorf("one more GetMany: %v, want ErrOverloaded", err)
 			}
 		})
-		synctest.Wait()
-		if _, err := c.Get(t.Context(), "one"); err != nil {
-			t.Errorf("Get beside one GetMany: %v", err)
-		}
-		for i := range 15 {
-			wg.Go(func() { many(fmt.Sprint("next", i, " ")) })
-		}
-		synctest.Wait()
-		if err := many("one more"); !errors.Is(err, bellwether.ErrOverloaded) {
-			t.Errorf("the 17th GetMany: %v, want ErrOverloaded", err)
-		}
-	})
+	}
 }
 
 func TestOverload_MaxQueuedFull(t *testing.T) {

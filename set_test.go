@@ -626,6 +626,23 @@ func TestSet_LateReplyBesideALaterOffer(t *testing.T) {
 	})
 }
 
+// A sweep during a Set, whose position is older than the sweep, takes its value away.
+func TestSet_SweptMeanwhile(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{TTL: time.Hour, Sweeps: true})
+		p := f.processes[0]
+		p.store.only = func(key string) bool { return key == "k" }
+		p.store.set(on(takes(100*time.Millisecond), "commit"))
+		returned := setBehind(t, p, "set")
+		time.Sleep(50 * time.Millisecond)
+		if err := p.InvalidateMatching(t.Context(), bellwether.Match{All: true}); err != nil {
+			t.Error(err)
+		}
+		returned()
+		wantValue(t, p, "k", "v1")
+	})
+}
+
 // A Set in a process that has not read the log of sweeps is no older than the log.
 func TestSet_BeforeTheLog(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {

@@ -840,6 +840,26 @@ func TestSweep_All(t *testing.T) {
 	}
 }
 
+// A soft sweep that comes before a page's tags makes the page stale before its first client has it.
+func TestSweep_SoftBeforeTheHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *site
+		s = newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			n := s.calls.Load()
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Header().Set("Surrogate-Key", "x")
+			fmt.Fprint(w, n)
+		})
+		go s.get("http://a/")
+		time.Sleep(500 * time.Millisecond)
+		sweep(t, s, bellwether.Match{Tags: []string{"x"}, Soft: true})
+		if body := s.get("http://a/").Body.String(); body != "2" {
+			t.Errorf("response %s, want the response to a run after the sweep", body)
+		}
+	})
+}
+
 func TestSweep_TagFields(t *testing.T) {
 	for name, test := range map[string]struct {
 		fields      []string
