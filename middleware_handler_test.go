@@ -467,3 +467,31 @@ func TestHandler_NotModifiedUnasked(t *testing.T) {
 		s.wantCalls(t, 2)
 	})
 }
+
+// A client's own deadline in a field ends no run that other clients wait for.
+func TestHandler_DeadlineOfAClient(t *testing.T) {
+	for _, field := range []string{"Connect-Timeout-Ms", "Grpc-Timeout", "Grpc_timeout", "X-Envoy-Upstream-Rq-Timeout-Ms"} {
+		inBubble(t, field, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+				ctx := r.Context()
+				if r.Header[field] != nil { // as Connect's handlers do
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					defer cancel()
+				}
+				select {
+				case <-ctx.Done():
+					http.Error(w, "too late", http.StatusGatewayTimeout)
+				case <-time.After(2 * time.Second):
+					fmt.Fprint(w, "page")
+				}
+			})
+			go s.get("http://a/p", field, "1000")
+			synctest.Wait()
+			s.wantBody(t, "page", "http://a/p")
+			if w := s.do(request("POST", "http://a/p", field, "1000")); w.Code != http.StatusGatewayTimeout {
+				t.Errorf("a POST: %d, want the client's own deadline", w.Code)
+			}
+		})
+	}
+}

@@ -104,12 +104,12 @@ func aliased(name string) string {
 	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
 }
 
-// isAlias reports whether name is an alias of a retargeting field, a method field, a condition, Range, or a
-// credential.
+// isAlias reports whether name is an alias of a retargeting field, a method field, a condition, Range, a
+// deadline, or a credential.
 func (opt *Options) isAlias(name string) bool {
 	name = aliased(name)
 	return name != "" && (opt.retargeting().names[name] || slices.Contains(methodFields, name) ||
-		slices.Contains(conditions, name) || slices.Contains(opt.Credentials, name))
+		slices.Contains(conditions, name) || slices.Contains(deadlines, name) || slices.Contains(opt.Credentials, name))
 }
 
 // RemoveAliases removes the fields from req that a handler may mistake for a field that this

@@ -23,6 +23,17 @@ func RemoveConditions(req http.Header) {
 	remove(req, conditions)
 }
 
+// deadlines are the fields by which a client bounds the handler's time, in Connect, gRPC gateways and Envoy.
+var deadlines = []string{
+	"Connect-Timeout-Ms", "Grpc-Timeout", "X-Envoy-Expected-Rq-Timeout-Ms", "X-Envoy-Upstream-Rq-Timeout-Ms",
+	"X-Envoy-Upstream-Rq-Per-Try-Timeout-Ms",
+}
+
+// RemoveDeadlines removes the client's deadline from req: other clients, with more patience, wait for the same response.
+func RemoveDeadlines(req http.Header) {
+	remove(req, deadlines)
+}
+
 // SetConditions replaces the conditions in req by the stored response's (RFC 9111 section 4.3.1): by none if neither
 // ETag nor Last-Modified is stored.
 func SetConditions(req, stored http.Header) {

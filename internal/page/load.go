@@ -190,6 +190,7 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 // removePersonal removes the fields of a request that the key leaves out: the handler must not see them.
 func (m *Middleware) removePersonal(h http.Header) {
 	httpcache.RemoveConditions(h)
+	httpcache.RemoveDeadlines(h)
 	m.options.Rules.RemoveAliases(h)
 	httpcache.RemoveConnectionFields(h)
 	delete(h, "Host") // net/http leaves it beside HTTP/2's ":authority" (RFC 9113 section 8.3.1)
