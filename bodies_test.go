@@ -341,6 +341,7 @@ func TestBodies_Broken(t *testing.T) {
 		"panic": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			io.WriteString(w, "half")
+			time.Sleep(time.Millisecond) // until all clients read
 			panic("boom")
 		},
 		"short": func(w http.ResponseWriter, r *http.Request) {
@@ -354,10 +355,29 @@ func TestBodies_Broken(t *testing.T) {
 				time.Sleep(time.Second)
 				handler(w, r)
 			})
+			var own atomic.Int32 // panics that are the handler's own
+			h := s.handler
+			s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer func() {
+					p := recover()
+					if p != nil && p != http.ErrAbortHandler {
+						own.Add(1)
+					}
+					panic(p)
+				}()
+				h.ServeHTTP(w, r)
+			})
 			for o, n := range s.burst(50, same("http://a/p")) {
 				if !strings.HasPrefix(o, "-1 ") && o != "502 Bad Gateway\n 1s" {
 					t.Errorf("%d clients saw %q, want the body broken off", n, o)
 				}
+			}
+			want := int32(0)
+			if name == "panic" {
+				want = 1 // its own client's
+			}
+			if n := own.Load(); n != want {
+				t.Errorf("the handler's panic reached %d servers, want %d", n, want)
 			}
 			s.wantCalls(t, 1)
 			time.Sleep(2 * time.Second)

@@ -52,6 +52,12 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 				if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
 					t.Errorf("%d calls for a page that is not there", n)
 				}
+				time.Sleep(30 * time.Minute) // past all windows
+				s.calls.Store(0)
+				s.burst(20, func(int) *http.Request { return request("GET", "http://a/p", tt.field, tt.value) })
+				if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
+					t.Errorf("%d calls for a page that is over", n)
+				}
 			})
 		})
 	}

@@ -45,6 +45,26 @@ func TestChain_Twice(t *testing.T) {
 	}
 }
 
+// A middleware around another caches its handler's pages, and so does the other. Refresh is of its own middleware.
+func TestChain_TwoCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "page") })
+		outer := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
+		defer outer.Close()
+		h := outer.Handler(s.handler)
+		get := func() { h.ServeHTTP(httptest.NewRecorder(), request("GET", "http://a/p")) }
+		get()
+		time.Sleep(2 * time.Minute)
+		get()
+		s.wantCalls(t, 1)
+		time.Sleep(2 * time.Minute)
+		if err := s.mw.Refresh(h, request("GET", "http://a/p")); err != nil {
+			t.Error(err)
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
 // A bypass of the outer of two middlewares also bypasses the inner, without a second wait.
 func TestChain_TwiceAndBypassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

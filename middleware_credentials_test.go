@@ -314,6 +314,41 @@ func TestCredentials_StoredWindows(t *testing.T) {
 	})
 }
 
+// A process that has nothing in memory finds the variant for all in the store.
+func TestCredentials_StoredVariant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New()}}
+		page := func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "public, max-age=60")
+			w.Header().Set("Vary", "Accept-Language")
+		}
+		a, b := newSite(t, o, page), newSite(t, o, page)
+		time.Sleep(2 * time.Second) // without a Locker both begin the log of invalidations, and one loses its own
+		a.get("http://a/p", "Accept-Language", "de")
+		synctest.Wait()
+		b.get("http://a/p", "Accept-Language", "de", "Authorization", "u1")
+		b.wantCalls(t, 0)
+	})
+}
+
+// A client whose credentials the handler refuses does not keep other clients' from the page for all.
+func TestCredentials_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") == "wrong" {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			w.Header().Set("Cache-Control", "public, max-age=60")
+		})
+		for _, user := range []string{"wrong", "u1", "u2"} {
+			s.get("http://a/p", "Authorization", user)
+			synctest.Wait()
+		}
+		s.wantCalls(t, 2)
+	})
+}
+
 // The first response to credentials is not stored if it may depend on a field: by a Vary, also beside an
 // outer middleware's such as CORS, or as a field that a rebuild removes from its request.
 func TestCredentials_ResponseByAField(t *testing.T) {
@@ -553,9 +588,10 @@ func TestCredentials_BesideAPageForOthers(t *testing.T) {
 // A response to a part of the request that is not in its key is kept for no other client.
 func TestCredentials_PartOutsideTheKey(t *testing.T) {
 	o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
-		return bellwether.Key{URL: "http://" + r.Host + r.URL.Path}, true
+		return bellwether.Key{URL: "http://" + strings.TrimPrefix(r.Host, "www.") + r.URL.Path}, true
 	}}
 	for name, first := range map[string]*http.Request{
+		"host":              request("GET", "http://www.a/p", "Authorization", "me"),
 		"query":             request("GET", "http://a/p?evil", "Authorization", "me"),
 		"a question mark":   request("GET", "http://a/p?", "Authorization", "me"),
 		"connection field":  request("GET", "http://a/p", "Authorization", "me", "Connection", "X-Evil", "X-Evil", "evil"),
@@ -568,11 +604,11 @@ func TestCredentials_PartOutsideTheKey(t *testing.T) {
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=60")
 				r.Header.Del("Authorization")
-				fmt.Fprint(w, r.URL.RequestURI(), r.Header, len(r.Trailer))
+				fmt.Fprint(w, r.Host, r.URL.RequestURI(), r.Header, len(r.Trailer))
 			})
 			s.do(first)
 			synctest.Wait()
-			s.wantBody(t, "/pmap[] 0", "http://a/p")
+			s.wantBody(t, "a/pmap[] 0", "http://a/p")
 		})
 	}
 }

@@ -239,6 +239,21 @@ func TestHitForMiss_SlowOutlivesTheTTL(t *testing.T) {
 	}
 }
 
+// Clients of a quick private page do not wait for each other, also after the page's record has been prolonged.
+func TestHitForMiss_ProlongedIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxPassThrough: 1}, func(w http.ResponseWriter, _ *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "private")
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		time.Sleep(7 * time.Second)
+		s.get("http://a/p") // prolongs
+		wantBurst(t, s.burst(10, same("http://a/p")), 10, "200 page 1s")
+	})
+}
+
 func TestHitForMiss_NotModifiedDoesNotProlong(t *testing.T) {
 	for name, fields := range map[string][]string{"304": {"If-None-Match", `"v"`}, "206": {"Range", "bytes=0-1"}} {
 		t.Run(name, func(t *testing.T) {

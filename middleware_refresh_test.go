@@ -111,6 +111,18 @@ func TestMiddleware_Refresh_ThroughARouter(t *testing.T) {
 	})
 }
 
+// A response that may only be served stale is stored as well as a fresh one.
+func TestMiddleware_Refresh_NeverFresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, numbered("max-age=0, stale-while-revalidate=60"))
+		if err := s.mw.Refresh(s.handler, request(http.MethodGet, "http://a/p")); err != nil {
+			t.Error(err)
+		}
+		s.wantBody(t, "1", "http://a/p")
+		synctest.Wait()
+	})
+}
+
 // The values of the request's context are the handler's, whose own requests are no refreshes.
 func TestMiddleware_Refresh_RequestOfTheHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -103,6 +103,12 @@ func TestRequest_OnlyIfCached(t *testing.T) {
 			t.Errorf("past all windows in the store: %d %q", w.Code, w.Body)
 		}
 		s.wantCalls(t, 0)
+		alone := newSite(t, bellwether.HTTPOptions{}, numbered("max-age=60"))
+		alone.get("http://a/p")
+		time.Sleep(70 * time.Second) // past all windows, and kept for max-stale
+		if w := alone.get("http://a/p", "Cache-Control", "only-if-cached"); w.Code != 504 {
+			t.Errorf("past all windows in this process: %d %q", w.Code, w.Body)
+		}
 		s.get("http://a/p")
 		synctest.Wait()
 		if w := other.get("http://a/p", "Cache-Control", "only-if-cached"); w.Code != 200 || w.Body.String() != "2" {

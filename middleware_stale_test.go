@@ -412,6 +412,7 @@ func TestStale_UnshareableResponseAfterAFailure(t *testing.T) {
 		fields []string // of the first client after the outage
 	}{
 		"404 without a lifetime": {func(w http.ResponseWriter) { http.NotFound(w, nil) }, http.StatusNotFound, nil},
+		"410 without a lifetime": {func(w http.ResponseWriter) { w.WriteHeader(http.StatusGone) }, http.StatusGone, nil},
 		"404 to a cookie":        {func(w http.ResponseWriter) { http.NotFound(w, nil) }, http.StatusOK, []string{"Cookie", "a=1"}},
 		"private":                {private, http.StatusAccepted, nil},
 		"private, to a cookie":   {private, http.StatusOK, []string{"Cookie", "a=1"}},

@@ -53,9 +53,11 @@ func TestVerdict(t *testing.T) {
 		{name: "an error with an Expires", status: 503, fields: "Expires: 0", want: audience.Everyone},
 		{name: "a private error", status: 503, cc: "private", ttl: 60 * s, had: true, want: audience.Owner, reason: "private"},
 		{name: "an error that is not to be stored", status: 503, cc: "no-store", ttl: 60 * s, had: true, want: audience.Owner, reason: "no-store"},
+		{name: "an error to be validated for each", status: 503, cc: "no-cache", ttl: 60 * s, had: true, want: audience.Owner, reason: "status-without-lifetime"},
 		{name: "events", status: 200, cc: "max-age=60", fields: "Content-Type: text/event-stream", want: audience.Owner, reason: "event-stream", lifetime: 60 * s},
 		{name: "a header that is too large", status: 200, cc: "max-age=60", fields: "X-Large: " + strings.Repeat("x", maxHeader), want: audience.Owner, reason: "header too large", lifetime: 60 * s},
 		{name: "a Vary that nobody could find", status: 200, cc: "max-age=60", lost: true, want: audience.Owner, reason: "vary", lifetime: 60 * s},
+		{name: "to be validated for each, and a Vary that nobody could find", status: 200, cc: "no-cache", fields: "Etag: \"1\"", lost: true, want: audience.Owner, reason: "vary"},
 		{name: "private, and a Vary that nobody could find", status: 200, cc: "private", lost: true, want: audience.Owner, reason: "private"},
 	} {
 		now := time.Now()
