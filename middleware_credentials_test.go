@@ -466,6 +466,34 @@ func TestCredentials_ErrorsBehindAnError(t *testing.T) {
 	})
 }
 
+// A failure that may be about its client answers no client with another Cookie or other credentials.
+func TestCredentials_FailureOfOneClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Cookie") == "u=bad" || r.Header.Get("Authorization") == "bad" {
+				time.Sleep(time.Second)
+				panic(http.ErrAbortHandler)
+			}
+			w.Header().Set("Cache-Control", "public, max-age=60")
+		})
+		for _, c := range [][2]string{{"Authorization", "bad"}, {"Cookie", "u=bad"}} {
+			s.get("http://a/p", "Authorization", "me") // the URL's responses are for all
+			s.mw.Invalidate(t.Context(), "http://a/p")
+			time.Sleep(time.Nanosecond)
+			client := func(name, value string) int {
+				r := request("GET", "http://a/p", "Authorization", "me", "Cookie", "u=1")
+				r.Header.Set(name, value)
+				return s.do(r).Code
+			}
+			go client(c[0], c[1])
+			synctest.Wait()
+			if code := client(c[0], "good"); code != http.StatusOK {
+				t.Errorf("beside the failure of another %s: %d", c[0], code)
+			}
+		}
+	})
+}
+
 // A Key.Variant by the client certificate gives each certificate a page of its own, and the next request a hit.
 func TestCredentials_CertificateAsAVariant(t *testing.T) {
 	certificate := func(r *http.Request) string {

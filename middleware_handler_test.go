@@ -370,6 +370,31 @@ func TestHandler_NestedCaches(t *testing.T) {
 	})
 }
 
+// A client leaves before the header of its own page, and the handler ends when it writes the header.
+func TestHandler_ClientLeavesBeforeItsOwnPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := time.Time{}
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "private")
+			w.WriteHeader(http.StatusOK)
+			select {
+			case <-time.After(time.Hour):
+			case <-r.Context().Done():
+			}
+			ended = time.Now()
+		})
+		began := time.Now()
+		ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer leave()
+		s.do(request("GET", "http://a/p").WithContext(ctx))
+		time.Sleep(2 * time.Hour)
+		if took := ended.Sub(began); took != time.Second {
+			t.Errorf("the handler ended after %v", took)
+		}
+	})
+}
+
 // The first client of an error that several clients read leaves, and the others get the whole body. Only the handler
 // of a response for one client ends with its client.
 func TestHandler_FirstClientLeavesASharedError(t *testing.T) {

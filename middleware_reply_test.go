@@ -441,6 +441,32 @@ func TestReply_HeadOfALongBodyPastAPage(t *testing.T) {
 	}
 }
 
+// An error page keeps its status: a long one from the cache, and one client's beside a Range.
+func TestReply_ErrorPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", r.URL.RawQuery)
+			w.Header().Set("Content-Length", "100000")
+			w.WriteHeader(http.StatusNotFound)
+			w.Write(make([]byte, 100_000))
+		})
+		for range 2 {
+			for _, url := range []string{"http://a/p?max-age=60", "http://a/p?private"} {
+				for _, fields := range [][]string{nil, {"Range", "bytes=0-9"}} {
+					if w := s.get(url, fields...); w.Code != http.StatusNotFound || w.Body.Len() != 100_000 {
+						t.Errorf("%s %v: %d with %d bytes (%s)", url, fields, w.Code, w.Body.Len(), w.Header().Get("Cache-Status"))
+					}
+					synctest.Wait()
+				}
+			}
+			time.Sleep(time.Minute)
+		}
+		if w := s.get("http://a/q?private", "Range", "bytes=0-9"); w.Code != http.StatusNotFound {
+			t.Errorf("a first private page: %d", w.Code)
+		}
+	})
+}
+
 // A HEAD past the cache gets the header of the whole page from net/http, whatever the handler does when it is stopped.
 func TestReply_HeadOfALongPage(t *testing.T) {
 	stopped := map[string]func(w http.ResponseWriter){

@@ -384,6 +384,7 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 		"a spelling of the path": request("POST", "http://a/%70"),
 		"a part":                 request("POST", "http://a/p", "Range", "items=1-2"),
 		"a hop's field":          request("POST", "http://a/p", "TE", "evil"),
+		"no-store":               request("POST", "http://a/p", "Cache-Control", "no-store"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -220,6 +220,27 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 }
 
 // Observers hear of a request that is validated for its client alone as of a bypass.
+// A long page that each request must validate is kept as well as a short one.
+func TestValidation_LongPageByEachRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"1"`)
+			if r.Header.Get("If-None-Match") == `"1"` {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprintf(w, "%0200000d", 0)
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		w := s.get("http://a/p")
+		if status := w.Header().Get("Cache-Status"); w.Code != 200 || w.Body.Len() != 200_000 || !strings.Contains(status, "fwd-status=304") {
+			t.Errorf("%d, %d bytes, %s; want the kept page", w.Code, w.Body.Len(), status)
+		}
+	})
+}
+
 func TestValidation_ByEachRequestIsObservedAsABypass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ways []observe.Way

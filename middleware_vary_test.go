@@ -500,6 +500,29 @@ func TestVary_VariantsNeverMixNorWaitForEachOther(t *testing.T) {
 	})
 }
 
+// A variant over MaxBodyBytes waits for its own readers, and not for the clients of another variant.
+func TestVary_LongVariantWaitsForNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1000}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", "Accept-Language")
+			if r.Header.Get("Accept-Language") == "de" {
+				w.Write(make([]byte, 100_000))
+			}
+		})
+		go s.get("http://a/p", "Accept-Language", "de")
+		synctest.Wait()
+		go s.get("http://a/p", "Accept-Language", "fr") // its run lasts until 2 s
+		began := time.Now()
+		s.get("http://a/p", "Accept-Language", "de")
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("the long variant came after %v", took)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // The variants of one key, and the store's commits, are bounded. Older variants stay.
 func TestVary_ThousandsOfVariants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -32,6 +32,14 @@ func TestVariants(t *testing.T) {
 		t.Errorf("later: %d old variants, want the one in use", len(v.of(true).before))
 	}
 	v.of(true).add("9", now)
+	for _, now := range []instant{now, now + variantMemory} { // a variant that is built again counts once
+		for i := range maxVariants - 1 {
+			v.of(false).add(fmt.Sprint(i), now)
+		}
+		if !v.of(false).admits("new", now) {
+			t.Error("not admitted beside fewer than maxVariants")
+		}
+	}
 	if v.of(true).age(now + 2*variantMemory); len(v.of(true).before) != 0 {
 		t.Error("long afterwards variants are there")
 	}
