@@ -1,10 +1,12 @@
 package gate
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -60,6 +62,9 @@ func TestSound(t *testing.T) {
 		if g.Sound("bad") || !g.Sound("good") || !g.Closed() {
 			t.Errorf("sound: bad %t, good %t; closed: %t", g.Sound("bad"), g.Sound("good"), g.Closed())
 		}
+		if !g.Fails("bad") || g.Fails("good") {
+			t.Errorf("fails: bad %t, good %t", g.Fails("bad"), g.Fails("good"))
+		}
 		if err := e.ask(g, "bad"); !errors.Is(err, ErrNotAsked) {
 			t.Errorf("Ask within a pause: %v, want no call", err)
 		}
@@ -75,6 +80,118 @@ func TestSound(t *testing.T) {
 			t.Error("not sound after an answer")
 		}
 	})
+}
+
+// In each pause one call for a key without answers is made. Others do not wait for it.
+func TestAsk_ProbeOfAKey(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, _ *[]observe.BreakerState) {
+		e.refuses = func(key string) bool { return key == "bad" }
+		for range Trips {
+			e.ask(g, "bad")
+			e.ask(g, "good")
+		}
+		time.Sleep(Pause)
+		e.silent = true
+		var probe sync.WaitGroup
+		probe.Go(func() { e.ask(g, "bad") })
+		synctest.Wait()
+		began := time.Now()
+		if err := e.ask(g, "bad"); !errors.Is(err, ErrNotAsked) || time.Since(began) > 0 {
+			t.Errorf("beside the probe: %v after %v, want no call", err, time.Since(began))
+		}
+		probe.Wait()
+	})
+}
+
+// The failures of a single key open the gate only after ten timeouts without any answer. The failures of keys that
+// began before an answer for another key do not either.
+func TestAsk_SilenceOfSomeKeys(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, e *engine, _ *[]observe.BreakerState) {
+		fail := func(keys ...string) {
+			e.silent = true
+			for _, key := range keys {
+				e.ask(g, key)
+			}
+			e.silent = false
+		}
+		for _, key := range []string{"a", "b", "c"} {
+			fail(key)
+			e.ask(g, "good")
+		}
+		if fail("a", "b", "c"); !g.Closed() {
+			t.Error("open after failures of keys that began before an answer")
+		}
+		e.ask(g, "good")
+		if fail("d", "d", "d"); !g.Closed() {
+			t.Error("open after three failures of one key")
+		}
+		for range silenceTimeouts {
+			time.Sleep(Pause)
+			fail("d")
+		}
+		if g.Closed() {
+			t.Error("not open after the silence of the only key")
+		}
+	})
+}
+
+// The context of a call ends with the call: nothing stays in a parent that lives on.
+func TestAsk_EndsItsContext(t *testing.T) {
+	inBubble(t, func(t *testing.T, g *Gate, _ *engine, _ *[]observe.BreakerState) {
+		var of context.Context
+		AskErr(t.Context(), g, "k", NewBudget(timeout), func(ctx context.Context) error {
+			of = ctx
+			return nil
+		})
+		if of.Err() == nil || len(g.turns.patiences.running) != 0 {
+			t.Errorf("after the call: error %v, %d calls under way", of.Err(), len(g.turns.patiences.running))
+		}
+	})
+}
+
+// The calls of holders come first, in order, and the latest of the others next.
+func TestTurns_Order(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTurns(timeout)
+		for range firstTurns {
+			tr.take(t.Context(), &tr.holders, nil)
+		}
+		var order []int
+		for i, queue := range []*list.List{&tr.others, &tr.others, &tr.holders, &tr.holders} {
+			go func() {
+				tr.take(t.Context(), queue, nil)
+				order = append(order, i)
+			}()
+			synctest.Wait()
+		}
+		for range 4 {
+			tr.done(time.Now(), false)
+			synctest.Wait()
+		}
+		if want := []int{2, 3, 1, 0}; !slices.Equal(order, want) {
+			t.Errorf("turns in the order %v, want %v", order, want)
+		}
+	})
+}
+
+// A turn that comes together with the end of a call's wait goes to the next call.
+func TestTurns_ComesWithTheEnd(t *testing.T) {
+	tr := newTurns(timeout)
+	for range firstTurns {
+		tr.take(t.Context(), &tr.holders, nil)
+	}
+	ended, next := tr.holders.PushBack(make(chan struct{})), make(chan struct{})
+	tr.holders.PushBack(next)
+	tr.done(time.Now(), false)
+	tr.giveUp(&tr.holders, ended)
+	select {
+	case <-next:
+	default:
+		t.Error("the next call has no turn")
+	}
+	if tr.running != firstTurns {
+		t.Errorf("%d calls under way, want %d", tr.running, firstTurns)
+	}
 }
 
 // Half a minute after the last failure, a gate without calls lets all calls through. If the engine is still silent, the
