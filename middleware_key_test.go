@@ -595,3 +595,30 @@ func TestKey_ParsesTheFormOfABody(t *testing.T) {
 		}
 	}
 }
+
+// The handler sees the scheme that an outer middleware has read from a proxy's fields, and each scheme has its page. A
+// client's absolute-form target gives no scheme.
+func TestKey_SchemeOfAnOuterMiddleware(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, r.URL)
+	})
+	for _, test := range []struct{ target, scheme, host, want string }{
+		{"/p", "https", "", "https:///p"}, // as by gorilla's ProxyHeaders
+		{"/p", "", "", "/p"},
+		{"/p", "https", "A", "https:///p"},
+		{"https://a/p", "https", "a", "/p"}, // as net/http reads a client's
+		{"/q", "", "", "/q"},
+		{"/q", "https", "A.", "https://a/q"},
+		{"/r", "https", "b", "https:///r"},
+	} {
+		r := request("GET", "http://a/"+test.target[len(test.target)-1:])
+		r.RequestURI, r.URL.Scheme, r.URL.Host = test.target, test.scheme, test.host
+		if w := s.do(r); w.Body.String() != test.want {
+			t.Errorf("%+v: %d %q (%s)", test, w.Code, w.Body, w.Header().Get("Cache-Status"))
+		}
+	}
+	if n := s.calls.Load(); n != 5 {
+		t.Errorf("%d runs of the handler, want one for each page and scheme", n)
+	}
+}

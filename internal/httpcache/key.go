@@ -21,7 +21,7 @@ const maxKey = 8 << 10
 const Secure = "https://"
 
 // Key returns the primary cache key of a request (RFC 9111 section 2): its host and its target,
-// behind [Secure] if it came over TLS. No header field is part of it. Key returns false if the
+// behind [Secure] if it is secure. No header field is part of it. Key returns false if the
 // request cannot be cached: the host is unusable, the URL has user information, a fragment, a space
 // or a control character, the target is no path, or the key is too long.
 //
@@ -39,10 +39,15 @@ func Key(r *http.Request) (key string, ok bool) {
 	return keyBehind(scheme, r)
 }
 
-// secure reports whether a request came over TLS. Without a server, the URL's scheme decides.
+// secure reports whether a request came over TLS. Without a server, or after an outer middleware, the URL's scheme
+// decides.
 func secure(r *http.Request) bool {
-	return r.TLS != nil || r.RequestURI == "" && r.URL.Scheme == "https"
+	return r.TLS != nil || r.URL.Scheme == "https" && (r.RequestURI == "" || rewritten(r))
 }
+
+// rewritten reports whether the URL's scheme and host, if any, are of an outer middleware, such as one that reads a
+// proxy's fields. net/http sets them only for a target in absolute-form.
+func rewritten(r *http.Request) bool { return strings.HasPrefix(r.RequestURI, "/") }
 
 // keyBehind returns the key of a request with the given scheme in place of its own.
 func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
@@ -269,7 +274,14 @@ func Canonicalise(r *http.Request) {
 		r.Host = host
 	}
 	u := r.URL
-	u.Scheme, u.Host = "", "" // of an absolute-form target
+	switch host, _ := CanonicalHost(u.Host); {
+	case !rewritten(r):
+		u.Scheme, u.Host = "", "" // of an absolute-form target: the client's choice, and no part of the key
+	case host == r.Host:
+		u.Host = host
+	default:
+		u.Host = "" // no part of the key
+	}
 	path := pathOf(u)
 	if u.Path == "" {
 		u.Path = "/"
