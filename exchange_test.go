@@ -201,6 +201,20 @@ func TestExchange_HandlerExceedsRebuildTimeout(t *testing.T) {
 	}
 }
 
+// A handler that heeds no end holds no reader of its body beyond RebuildTimeout.
+func TestExchange_DeafHandlersReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: 3 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "start")
+			time.Sleep(time.Hour)
+		})
+		wantBurst(t, s.burst(10, same("http://a/p")), 10, "-1 start 3s")
+		time.Sleep(time.Hour)
+	})
+}
+
 // An abandoned run writes a body above MaxBodyBytes while its successor waits for the herd's last caller.
 func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
