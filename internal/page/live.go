@@ -123,7 +123,7 @@ func (r *reading) write(body *spool.Reader) {
 	}
 	// Only a stored response may use its reception as its date (RFC 9111 section 4.3.2). Otherwise
 	// a response without a date is modified (RFC 9110 section 13.1.3).
-	dated := s.shared() || r.own && (r.r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil)
+	dated := s.shared() || r.r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
 	if dated && httpcache.NotModified(r.r.Method, r.r.Header, r.res.status, header.Values, s.decidedAt) {
 		r.replyNotModified(body, header, age, status)
 		return

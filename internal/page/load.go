@@ -207,7 +207,7 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	if m.removePersonal(own); r.Header["Connection"] != nil {
 		own["Connection"] = nil // common clients send it
 	}
-	return r.Trailer == nil && !t.needsVariant && !httpcache.OverridesMethod(r.Method, r.Header) && len(own) == len(r.Header)
+	return r.Trailer == nil && !t.needsVariant && len(own) == len(r.Header)
 }
 
 // retarget gives r the host and query of t: a part outside the key must not get into the response.
