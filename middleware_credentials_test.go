@@ -314,6 +314,24 @@ func TestCredentials_StoredWindows(t *testing.T) {
 	})
 }
 
+// After a response to credentials for one client, the next requests with credentials ask no engine.
+func TestCredentials_AskNoStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "private")
+		})
+		s.get("http://a/p", "Authorization", "u1")
+		store.reply.Store(int64(100 * time.Millisecond))
+		began := time.Now()
+		s.get("http://a/p", "Authorization", "u2")
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the next client waited for the store for %v", took)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
 // A process that has nothing in memory finds the variant for all in the store.
 func TestCredentials_StoredVariant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

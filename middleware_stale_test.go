@@ -400,6 +400,25 @@ func TestStale_UnshareableResponseBehindIt(t *testing.T) {
 	}
 }
 
+// With Patience a client has no such pause: each of its requests waits for its own response.
+func TestStale_UnshareableResponseWithPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{Patience: time.Second}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(50 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
+			if r.Header.Get("Cookie") != "" {
+				w.Header().Set("Cache-Control", "private")
+			}
+			fmt.Fprint(w, r.Header.Get("Cookie"))
+		})
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		for range 5 {
+			s.wantBody(t, "u=1", "http://a/p", "Cookie", "u=1")
+		}
+	})
+}
+
 // A handler that answers again, although not for everyone, ends the stale-if-error window of a page that had failed.
 func TestStale_UnshareableResponseAfterAFailure(t *testing.T) {
 	private := func(w http.ResponseWriter) {
