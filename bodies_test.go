@@ -551,9 +551,9 @@ func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 // that reads nothing from its connection. WriteByteTimeout ends the connection.
 func TestBodies_HTTP2ConnectionThatTakesNothing(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, megabytes(8))
-	ended := make(chan struct{}, 2)
+	ended := make(chan struct{})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() { ended <- struct{}{} }()
+		defer close(ended)
 		s.handler.ServeHTTP(w, r)
 	}))
 	server.EnableHTTP2 = true
@@ -561,12 +561,7 @@ func TestBodies_HTTP2ConnectionThatTakesNothing(t *testing.T) {
 	server.Config.HTTP2 = &http.HTTP2Config{WriteByteTimeout: 200 * time.Millisecond}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	if res, err := server.Client().Get(server.URL + "/p"); err != nil {
-		t.Fatal(err)
-	} else if _, err := io.Copy(io.Discard, res.Body); err != nil {
-		t.Fatal(err)
-	}
-	<-ended
+	s.get(server.URL + "/p") // not by the server, whose timeout may end a client that has no processor
 	stalls, left := make(chan struct{}), make(chan struct{})
 	slow := server.Client().Transport.(*http.Transport).Clone()
 	slow.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -389,6 +389,7 @@ func TestHandler_ClientLeavesBeforeItsOwnPage(t *testing.T) {
 		defer leave()
 		s.do(request("GET", "http://a/p").WithContext(ctx))
 		time.Sleep(2 * time.Hour)
+		synctest.Wait()
 		if took := ended.Sub(began); took != time.Second {
 			t.Errorf("the handler ended after %v", took)
 		}
