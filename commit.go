@@ -80,7 +80,7 @@ func (r *run) commit(ctx context.Context, it *items.Item) commitOutcome {
 	return r.commitBy(ctx, it, &r.leading.lease)
 }
 
-// commitBy commits the item, see write. If the store does not take the item, the store gets a mark in its place, and
+// commitBy commits the item, see write. If the store does not take a value, the store gets a mark in its place, and
 // this process keeps the item.
 func (k *storeKey) commitBy(ctx context.Context, it *items.Item, lease *driver.Lease) commitOutcome {
 	e := k.engine

@@ -75,15 +75,7 @@ func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 // A client with a Cookie makes a no-cache page uncacheable. The next client without one ends that.
 func TestHitForMiss_CheckedEndsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "no-cache")
-			w.Header().Set("ETag", `"1"`)
-			if r.Header.Get("If-None-Match") == `"1"` {
-				w.WriteHeader(http.StatusNotModified)
-				return
-			}
-			fmt.Fprint(w, "page")
-		})
+		s := newSite(t, bellwether.HTTPOptions{}, validated("page"))
 		s.get("http://a/p", "Cookie", "a=b")
 		var last *httptest.ResponseRecorder
 		for range 4 {

@@ -219,19 +219,23 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	}
 }
 
-// Observers hear of a request that is validated for its client alone as of a bypass.
+// validated returns a handler of a page that each request must validate, and whose ETag stays.
+func validated(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-cache")
+		w.Header().Set("ETag", `"1"`)
+		if r.Header.Get("If-None-Match") == `"1"` {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		io.WriteString(w, body)
+	}
+}
+
 // A long page that each request must validate is kept as well as a short one.
 func TestValidation_LongPageByEachRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "no-cache")
-			w.Header().Set("ETag", `"1"`)
-			if r.Header.Get("If-None-Match") == `"1"` {
-				w.WriteHeader(http.StatusNotModified)
-				return
-			}
-			fmt.Fprintf(w, "%0200000d", 0)
-		})
+		s := newSite(t, bellwether.HTTPOptions{}, validated(strings.Repeat("0", 200_000)))
 		s.get("http://a/p")
 		synctest.Wait()
 		w := s.get("http://a/p")
@@ -241,6 +245,7 @@ func TestValidation_LongPageByEachRequest(t *testing.T) {
 	})
 }
 
+// Observers hear of a request that is validated for its client alone as of a bypass.
 func TestValidation_ByEachRequestIsObservedAsABypass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ways []observe.Way

@@ -21,7 +21,7 @@ const maxKey = 8 << 10
 const Secure = "https://"
 
 // Key returns the primary cache key of a request (RFC 9111 section 2): its host and its target,
-// behind [Secure] if it is secure. No header field is part of it. Key returns false if the
+// behind [Secure] if it came over TLS (see secure). No header field is part of it. Key returns false if the
 // request cannot be cached: the host is unusable, the URL has user information, a fragment, a space
 // or a control character, the target is no path, or the key is too long.
 //

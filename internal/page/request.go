@@ -3,6 +3,7 @@ package page
 import (
 	"crypto/x509"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/url"
 	"strings"
@@ -16,15 +17,23 @@ import (
 
 // runs reports whether w is of a handler's run for m: a second pass would wait for its own response.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
-	for {
+	for w := range wrapped(w) {
 		if run, ok := w.(interface{ belongsTo(*Middleware) bool }); ok && run.belongsTo(m) {
 			return true
 		}
-		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			return false
+	}
+	return false
+}
+
+// wrapped yields w, the writer that w wraps, and so on, as [http.ResponseController] unwraps them.
+func wrapped(w http.ResponseWriter) iter.Seq[http.ResponseWriter] {
+	return func(yield func(http.ResponseWriter) bool) {
+		for w, ok := w, true; ok && yield(w); {
+			var outer interface{ Unwrap() http.ResponseWriter }
+			if outer, ok = w.(interface{ Unwrap() http.ResponseWriter }); ok {
+				w = outer.Unwrap()
+			}
 		}
-		w = outer.Unwrap()
 	}
 }
 

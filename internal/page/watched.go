@@ -70,16 +70,12 @@ func (u *watchedWriter) belongsTo(m *Middleware) bool { return u.m == m }
 // CloseNotify is the real writer's, or that of a writer that it wraps. Without any the channel is nil. net/http has
 // deprecated the method, but gin's Context.Stream fails without it.
 func (u *watchedWriter) CloseNotify() <-chan bool {
-	for w := u.ResponseWriter; ; {
+	for w := range wrapped(u.ResponseWriter) {
 		if notifier, ok := w.(interface{ CloseNotify() <-chan bool }); ok {
 			return notifier.CloseNotify()
 		}
-		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			return nil
-		}
-		w = outer.Unwrap()
 	}
+	return nil
 }
 
 // Unwrap lets http.ResponseController through to the real writer.
