@@ -183,9 +183,9 @@ func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 func TestBodies_HerdWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := make(chan struct{})
-		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 5 * megabyte, MaxBodyBytes: 4 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: megabyte * 5 / 4, MaxBodyBytes: megabyte}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(10 * time.Millisecond) // the herd arrives
-			megabytes(4)(w, r)
+			megabytes(1)(w, r)
 			if r.URL.Path == "/held" {
 				<-written // before, the body is not in the near tier
 			}
@@ -199,7 +199,7 @@ func TestBodies_HerdWithoutMemory(t *testing.T) {
 			var clients sync.WaitGroup
 			for range 10 {
 				clients.Go(func() {
-					if w := s.get("http://h/page"); w.Body.Len() != 4*megabyte {
+					if w := s.get("http://h/page"); w.Body.Len() != megabyte {
 						t.Errorf("herd %d: %d bytes, %v", herd, w.Body.Len(), w.Header())
 					}
 				})

@@ -309,10 +309,10 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 
 // One call answers a herd for a body above MaxBodyBytes while clients leave. Later clients bypass the cache.
 func TestHerd_OverLimitBody(t *testing.T) {
-	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
-	for _, piece := range []int{32 << 10, len(body)} { // in one piece the handler is faster than the herd wakes up
+	body := bytes.Repeat([]byte("0123456789abcdef"), 256<<10/16)
+	for _, piece := range []int{8 << 10, len(body)} { // in one piece the handler is faster than the herd wakes up
 		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 64 << 10}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
 				w.Header().Set("Cache-Control", "max-age=60")
 				for part := range slices.Chunk(body, piece) {
@@ -511,10 +511,10 @@ func TestHerd_Cold(t *testing.T) {
 // In a fleet, too, one call per process answers a herd for a body above MaxBodyBytes: the processes wait for
 // the first call, which finds that no store will have the body, and then each makes its own.
 func TestHerd_OverLimitBodyInAFleet(t *testing.T) {
-	body := strings.Repeat("0123456789abcdef", 1<<20/16)
+	body := strings.Repeat("0123456789abcdef", 256<<10/16)
 	for _, vary := range []string{"", "Accept-Language"} {
 		inBubble(t, "vary "+vary, func(t *testing.T) {
-			o := bellwether.HTTPOptions{MaxBodyBytes: 64 << 10}
+			o := bellwether.HTTPOptions{MaxBodyBytes: 16 << 10}
 			o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 			o.OnError = func(key string, err error) { t.Errorf("OnError(%q, %v)", key, err) }
 			h := func(w http.ResponseWriter, r *http.Request) {
@@ -523,7 +523,7 @@ func TestHerd_OverLimitBodyInAFleet(t *testing.T) {
 				if vary != "" {
 					w.Header().Set("Vary", vary)
 				}
-				for part := range slices.Chunk([]byte(body), 32<<10) {
+				for part := range slices.Chunk([]byte(body), 8<<10) {
 					w.Write(part)
 					time.Sleep(time.Millisecond)
 				}

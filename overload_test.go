@@ -103,7 +103,7 @@ func TestOverload_Excess(t *testing.T) {
 			defer a.callers.Wait()
 			seconds := 30
 			if testing.Short() {
-				seconds = 10
+				seconds = 5
 			}
 			well := func() {
 				if of.well == 0 {

@@ -87,7 +87,9 @@ func filesInOrder(t *testing.T, dir, begin string) {
 func usesOf(t *testing.T, dir string) (names []string, uses map[[2]string]string) {
 	t.Helper()
 	exports := map[string]string{}
-	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,GoFiles", "./"+dir).Output()
+	list := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,GoFiles", "./"+dir)
+	list.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") // as "make build" has compiled the packages
+	out, err := list.Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
