@@ -52,7 +52,9 @@ func (r *run) claim(ctx context.Context) bool {
 }
 
 // build loads the value, under the lease if any, and calls finish with the result. It gives up when the attempt yields.
-// watch, if not nil, has it yield to a rival. build reports whether the flight has ended.
+// watch, if not nil, has it yield to a rival. build reports whether the flight has ended. Each context ends with the
+// one before: ctx with the flight, contested when the attempt yields, limited after RebuildTimeout, loading by an
+// invalidation.
 func (r *run) build(ctx context.Context, watch func(context.Context, *attempt), finish func(context.Context, loaded) bool) (ended bool) {
 	a := &attempt{
 		flight: r.flight, basis: basis{epoch: r.leading.epoch, storeDown: r.storeDown, asked: r.looking.asked},

@@ -344,3 +344,21 @@ func TestOffer_SetElsewhere(t *testing.T) {
 		time.Sleep(time.Minute)
 	})
 }
+
+// A stale value that another process invalidates during a slow rebuild is served for NearTTL at most.
+func TestOffer_InvalidatedElsewhere(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, MaxWait: time.Minute})
+		rebuilds, waits, invalidates := f.processes[0], f.processes[1], f.processes[2]
+		f.get(1, "k")
+		time.Sleep(2 * time.Second)
+		f.origin.set(func(o *source) { o.build = 8 * time.Second })
+		wantValue(t, rebuilds, "k", "v1") // with a rebuild behind it
+		wantValue(t, waits, "k", "v1")
+		time.Sleep(500 * time.Millisecond)
+		invalidate(t, invalidates, "k")
+		time.Sleep(1100 * time.Millisecond)
+		f.wantNotServed(t, "k", "v1")
+		time.Sleep(time.Minute)
+	})
+}
