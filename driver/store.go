@@ -74,6 +74,7 @@ type BatchGetter interface {
 // A Notifier is a [Store] that reports the changes of all processes.
 type Notifier interface {
 	// Notify calls f for every commit and invalidation of any process until ctx ends, then returns.
+	// A refused commit changes nothing and has no notice, nor has the repetition of a commit.
 	// Calls of f do not overlap. f does not block.
 	//
 	// Notices are hints: they may be lost, above all with their connection, come late, or come in
@@ -139,5 +140,6 @@ type Notice struct {
 	// after an invalidation, and if the entry is too large to be sent along or its age is unknown.
 	Entry Entry
 	// Made is a moment before the change was done, by this process's clock, the later the better, or zero.
+	// If Made is zero or NearTTL ago, a cache does not take Entry, and asks the Store.
 	Made time.Time
 }

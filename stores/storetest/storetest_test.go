@@ -299,13 +299,12 @@ func (m *model) commit(key string, e driver.Entry) error {
 
 // tell queues a notice. The caller holds mu.
 func (m *model) tell(n driver.Notice) {
-	n.Made = time.Now()
 	if m.fault == "notices have their keys as text" {
 		n.Key = strings.ToValidUTF8(n.Key, "\ufffd")
 	}
 	for queue := range m.listeners {
 		select {
-		case queue <- toldAt{n, n.Made}:
+		case queue <- toldAt{n, time.Now()}:
 		default: // lost, as the contract allows
 		}
 	}
