@@ -74,7 +74,8 @@ type BatchGetter interface {
 // A Notifier is a [Store] that reports the changes of all processes.
 type Notifier interface {
 	// Notify calls f for every commit and invalidation of any process until ctx ends, then returns.
-	// A refused commit changes nothing and has no notice, nor has the repetition of a commit.
+	// A notice follows its change: a Get at the notice finds the change. A refused commit changes nothing
+	// and has no notice, nor has the repetition of a commit.
 	// Calls of f do not overlap. f does not block.
 	//
 	// Notices are hints: they may be lost, above all with their connection, come late, or come in

@@ -271,7 +271,7 @@ func testElectCallerLeaves(k kit) {
 	if err := won.Lease.Release(k.Context()); err != nil {
 		k.Fatalf("Release: %v", err)
 	}
-	const rounds = 40
+	const rounds = 160
 	for i := range time.Duration(rounds) {
 		start, limit := time.Now(), 2*roundTrip*i/rounds
 		ctx, cancel := context.WithTimeout(k.Context(), limit)

@@ -194,13 +194,14 @@ func testInvalidateRacesCommits(k kit) {
 			k.Fatalf("Get: %v", err)
 		}
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait() // a commit that fails after the case would end the whole test by a panic
 	for range rounds {
 		epochs := make([]uint64, committers)
 		for i, s := range stores {
 			epochs[i] = k.newEpoch(s)
 			newestBefore = max(newestBefore, epochs[i])
 		}
-		var wg sync.WaitGroup
 		for i, s := range stores {
 			wg.Go(func() {
 				err := s.Commit(k.Context(), k.key, value(epochs[i], "before"))

@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -177,6 +178,46 @@ func testNoticesOfOtherWrites(k kit) {
 		e = value(won.Epoch, "w")
 		k.commitAndRelease(elector, e, won.Lease)
 		heard("a CommitAndRelease", e)
+	}
+}
+
+// testNoticesFollow reads the key at each notice, while the call that makes the change may still run: a process that
+// waits reads once, and then only after the next notice.
+func testNoticesFollow(k kit) {
+	s, reader := k.Open(k.T), k.Open(k.T)
+	l := k.listen(s, k.key)
+	do := func(what string, change func() error, done func(driver.Entry, error) bool) {
+		k.Helper()
+		over := make(chan error, 1)
+		go func() { over <- change() }()
+		l.next(what)
+		e, err := reader.Get(k.Context(), k.key)
+		if err := <-over; err != nil {
+			k.Fatalf("%s: %v", what, err)
+		}
+		if !done(e, err) {
+			k.Fatalf("Get at the notice of %s finds epoch %d, err = %v, from before it: a notice follows its change", what, e.Epoch, err)
+		}
+	}
+	commit := func(what string, epoch uint64, change func(driver.Entry) error) {
+		k.Helper()
+		e := value(epoch, "v")
+		do(what, func() error { return change(e) }, func(got driver.Entry, err error) bool { return err == nil && got.Epoch == epoch })
+	}
+	for range 10 {
+		first := k.newEpoch(s)
+		commit("a commit", first, func(e driver.Entry) error { return s.Commit(k.Context(), k.key, e) })
+		if k.Touches {
+			commit("a Touch", k.newEpoch(s), func(e driver.Entry) error { return s.(driver.Toucher).Touch(k.Context(), k.key, first, e) })
+		}
+		do("an invalidation", func() error { return s.Invalidate(k.Context(), k.key) }, func(_ driver.Entry, err error) bool { return errors.Is(err, driver.ErrNotFound) })
+		if k.Elects {
+			elector := s.(driver.Elector)
+			won := k.leads(elector, 0, driver.Entry{})
+			commit("a CommitAndRelease", won.Epoch, func(e driver.Entry) error {
+				return elector.CommitAndRelease(k.Context(), k.key, e, won.Lease)
+			})
+		}
 	}
 }
 

@@ -144,6 +144,7 @@ var cases = []struct {
 
 	{"Notices", notifies, testNotices},
 	{"NoticesOfOtherWrites", func(i Instance) bool { return i.Notifies && (i.Touches || i.Elects) }, testNoticesOfOtherWrites},
+	{"NoticesFollow", notifies, testNoticesFollow},
 	{"LateNotices", notifies, testLateNotices},
 	{"NoticesEnd", notifies, testNoticesEnd},
 

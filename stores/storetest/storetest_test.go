@@ -188,6 +188,9 @@ func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e d
 			return
 		case m.fault == "a batch answers twice" && i == 0:
 			each(i, e, err)
+		case m.fault == "a batch answers too late" && i == 0:
+			time.AfterFunc(10*time.Millisecond, func() { each(i, e, err) })
+			continue
 		case m.fault == "a batch fails by one bad entry" && len(keys) == 2 && errors.Is(err, driver.ErrCorrupt):
 			each(0, e, err)
 			each(1, e, err)
@@ -234,6 +237,9 @@ func (m *model) claim(key string) (driver.Entry, uint64, error) {
 }
 
 func (m *model) Commit(ctx context.Context, key string, e driver.Entry) error {
+	if m.fault == "invalidate leaves the entry" {
+		time.Sleep(5 * time.Millisecond) // many commits are under way when the case fails
+	}
 	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
 		return err
 	}
@@ -279,6 +285,10 @@ func (m *model) commit(key string, e driver.Entry) error {
 	case e.Epoch < k.counter && m.fault == "only the last claim commits":
 		return driver.ErrFenced
 	}
+	if m.fault == "a commit is told before it is done" {
+		m.tellFirst(driver.Notice{Key: key, Epoch: e.Epoch})
+		defer m.deaf()()
+	}
 	if e.Life() > 0 {
 		m.values[key] = kept{data: data, committed: time.Now()}
 	} else if m.fault != "nothing to keep keeps the old" {
@@ -308,6 +318,14 @@ func (m *model) tell(n driver.Notice) {
 		default: // lost, as the contract allows
 		}
 	}
+}
+
+// tellFirst gives listeners time to read before the change. The caller holds mu.
+func (m *model) tellFirst(n driver.Notice) {
+	m.tell(n)
+	m.mu.Unlock()
+	defer m.mu.Lock()
+	time.Sleep(20 * time.Millisecond)
 }
 
 func (m *model) Notify(ctx context.Context, f func(driver.Notice)) {
@@ -357,7 +375,13 @@ func (m *model) Invalidate(ctx context.Context, key string) error {
 	key = m.name(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.values, key)
+	if m.fault == "an invalidation is told before it is done" {
+		m.tellFirst(driver.Notice{Key: key, Epoch: max(m.seed(), m.marks[key].counter) + 1, Invalidated: true})
+		defer m.deaf()()
+	}
+	if m.fault != "invalidate leaves the entry" {
+		delete(m.values, key)
+	}
 	if m.fault == "invalidate only deletes" {
 		return nil
 	}
@@ -592,6 +616,7 @@ var mutants = map[string]string{
 	"any epoch is taken":               "EpochNeverClaimed",
 	"all claims have one epoch":        "EpochsAreDistinct",
 	"invalidate only deletes":          "Invalidate",
+	"invalidate leaves the entry":      "InvalidateRacesCommits",
 	"foreign bytes are served":         "Poison",
 	"a claim fails over foreign bytes": "Poison",
 	"the age stands still":             "Age",
@@ -660,6 +685,7 @@ var mutants = map[string]string{
 	"a batch leaves a key out":       "GetMany",
 	"a batch ends at 500 keys":       "GetMany",
 	"a batch answers twice":          "GetMany",
+	"a batch answers too late":       "GetMany",
 	"a batch fails by one bad entry": "GetMany",
 	"a batch has no age":             "GetMany",
 	"a batch ignores the context":    "GetMany",
@@ -671,6 +697,8 @@ var mutants = map[string]string{
 	"an invalidation's notice has the epoch before it": "Notices",
 	"a touch is not told":                              "NoticesOfOtherWrites",
 	"a commit and release is not told":                 "NoticesOfOtherWrites",
+	"a commit is told before it is done":               "NoticesFollow",
+	"an invalidation is told before it is done":        "NoticesFollow",
 	"a notice is made when it arrives":                 "LateNotices",
 	"a late notice has the age of its commit":          "LateNotices",
 	"a notice has the entry of when it arrives":        "LateNotices",
@@ -700,8 +728,8 @@ func TestRun_FindsMutants(t *testing.T) {
 			for line := range strings.Lines(string(out)) {
 				found = found || strings.Contains(line, "--- FAIL: TestMutant/") && strings.Contains(line, want)
 			}
-			if !found {
-				t.Fatalf("case %s did not fail:\n%s", mutants[fault], out)
+			if !found || strings.Contains(string(out), "panic:") {
+				t.Fatalf("case %s did not fail, or panics:\n%s", mutants[fault], out)
 			}
 		})
 	}
@@ -713,6 +741,7 @@ func TestMutant(t *testing.T) {
 		t.Skip("run by TestRun_FindsMutants")
 	}
 	storetest.Run(t, func(testing.TB) storetest.Instance { return newModel(fault) })
+	time.Sleep(50 * time.Millisecond) // a report that comes after its case panics
 }
 
 // A silent store waits for each call's context, except in one method.
