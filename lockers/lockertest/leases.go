@@ -293,6 +293,9 @@ func announcedEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 		if held.Until.IsZero() {
 			return // the engine does not tell
 		}
+		if held.Until == held.Until.Round(0) {
+			t.Errorf("%s: Until has no monotonic clock reading, and moves with the wall clock: make it of time.Now", what)
+		}
 		if held.Until.Before(holder.end) {
 			t.Errorf("%s: Until is %v before the holder's own end", what, holder.end.Sub(held.Until))
 		}

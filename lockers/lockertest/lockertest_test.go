@@ -93,6 +93,7 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"release of an expired lease succeeds", "ReleaseAfterExpiry"},
 		{"announces too early an end", "AnnouncedEnd"},
 		{"announces too late an end", "AnnouncedEnd"},
+		{"announces the end by the wall clock", "AnnouncedEnd"},
 		{"held without a HeldError", "OneOfManyWins"},
 		{"trims keys", "HostileKeys"},
 		{"decodes keys", "HostileKeys"},
@@ -112,12 +113,14 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"watches from the time of the call", "WatchMissesNoRelease"},
 		{"watches the key, not the lease", "WatchMissesNoChangeOfHolder"},
 		{"watch waits", "WatchOfADeadHolder"},
+		{"wakes before the release", "WatchesLeadToTheLease"},
 		{"wakes one", "WatchWakesAll"},
 		{"watch leaks a goroutine", "WatchEndsWithItsContext"},
 		{"tokens stay", "TokensRise"},
 		{"tokens fall at a takeover", "TokensRise"},
 		{"renew draws a token", "TokenStaysThroughRenewals"},
 		{"Lost is closed at once", "LostIsOpenWhileHeld"},
+		{"Lost is closed at the first end", "LostIsOpenAfterRenewals"},
 		{"Lost is of all leases of a locker", "LostIsNotAnothers"},
 	} {
 		children.Go(func() error {
@@ -399,6 +402,8 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 			until = until.Add(-time.Millisecond)
 		case l.is("announces too late an end"):
 			until = until.Add(time.Hour)
+		case l.is("announces the end by the wall clock"):
+			until = until.Round(0)
 		}
 		return nil, &driver.HeldError{Key: key, Until: until, Seen: held.ended}
 	}
@@ -430,6 +435,13 @@ func (l *locker) take(key string, ttl time.Duration) *lease {
 		mine.end = time.Unix(0, now.UnixNano()+int64(ttl))
 	}
 	l.e.leases[l.name(key)] = mine
+	if l.is("Lost is closed at the first end") {
+		time.AfterFunc(ttl, func() {
+			l.e.mu.Lock()
+			defer l.e.mu.Unlock()
+			mine.isLost()
+		})
+	}
 	return mine
 }
 
@@ -525,9 +537,16 @@ func (m *lease) Release(ctx context.Context) error {
 		}
 		m = held
 	}
+	if l.is("wakes before the release") {
+		close(m.ended)
+		m.ended = make(chan struct{})
+		l.e.mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+		l.e.mu.Lock()
+	}
 	delete(l.e.leases, name)
 	switch {
-	case l.is("never wakes"):
+	case l.is("never wakes"), l.is("wakes before the release"):
 	case l.is("wakes one"):
 		select {
 		case m.ended <- struct{}{}:

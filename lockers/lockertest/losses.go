@@ -12,6 +12,7 @@ import (
 
 var lossCases = []testCase{
 	{"LostIsOpenWhileHeld", lostIsOpenWhileHeld},
+	{"LostIsOpenAfterRenewals", lostIsOpenAfterRenewals},
 	{"LostIsNotAnothers", lostIsNotAnothers},
 }
 
@@ -38,6 +39,17 @@ func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) driver.Locker)
 	mustNotBeLost(t, "after others were refused", lease)
 	mustWork(t, "Renew", lease.Renew(t.Context(), long))
 	mustNotBeLost(t, "after Renew", lease)
+	mustWork(t, "Release", lease.Release(t.Context()))
+}
+
+// lostIsOpenAfterRenewals outlasts the ends that a lease had before its renewals.
+func lostIsOpenAfterRenewals(t *testing.T, newLocker func(testing.TB) driver.Locker) {
+	const ttl = grace
+	lease := acquire(t, newLocker(t), newKey(), ttl)
+	mustWork(t, "Renew", lease.Renew(t.Context(), 2*ttl))
+	mustWork(t, "Renew", lease.Renew(t.Context(), long))
+	time.Sleep(2*ttl + 50*time.Millisecond)
+	mustNotBeLost(t, "after the end that the lease had before Renew", lease)
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 

@@ -23,6 +23,7 @@ var watcherCases = []testCase{
 	{"WatchMissesNoReleaseInAYoungLocker", watchMissesNoReleaseInAYoungLocker},
 	{"WatchMissesNoChangeOfHolder", watchMissesNoChangeOfHolder},
 	{"WatchOfADeadHolder", watchOfADeadHolder},
+	{"WatchesLeadToTheLease", watchesLeadToTheLease},
 	{"WatchWakesAll", watchWakesAll},
 	{"WatchEndsWithItsContext", watchEndsWithItsContext},
 }
@@ -131,6 +132,24 @@ func watchOfADeadHolder(t *testing.T, newLocker func(testing.TB) driver.Locker) 
 		t.Errorf("Watch itself took %v: it returns a channel, and does not wait", took)
 	}
 	takeOver(t, b, key, long, dead)
+}
+
+// watchesLeadToTheLease waits for a lease as a process does: it tries at each wake, and watches again if it is refused.
+func watchesLeadToTheLease(t *testing.T, newLocker func(testing.TB) driver.Locker) {
+	a, b, key := newLocker(t), newLocker(t), newKey()
+	for range 10 {
+		lease := acquire(t, a, key, long)
+		freed := watchQuietly(t, t.Context(), b, key)
+		released := make(chan error, 1)
+		go func() { released <- lease.Release(t.Context()) }()
+		mustClose(t, "a watch of a lease that is being released", freed)
+		next, err := b.TryAcquire(t.Context(), key, long)
+		for ; err != nil; next, err = b.TryAcquire(t.Context(), key, long) {
+			mustClose(t, "a watch begun after a wake that came before the release", watch(t, t.Context(), b, asHeld(t, err, key)))
+		}
+		mustWork(t, "Release", <-released)
+		mustWork(t, "Release", next.Release(t.Context()))
+	}
 }
 
 func watchWakesAll(t *testing.T, newLocker func(testing.TB) driver.Locker) {
