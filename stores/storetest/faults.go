@@ -30,6 +30,9 @@ func (k kit) unprovable(a, b driver.Store, forgotten uint64) {
 }
 
 func testEvict(k kit) {
+	if k.Evict == nil {
+		k.Fatal("Instance.Evict is nil, want a function that makes the engine forget all data of a key")
+	}
 	a, b := k.Open(k), k.Open(k)
 	for range 3 {
 		k.commit(a, value(k.newEpoch(a), "v"))

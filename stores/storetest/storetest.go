@@ -38,7 +38,8 @@ type Instance struct {
 	// Mix copies the bytes of the key from over those of the key to, as a proxy with mixed-up replies might.
 	Mix func(tb testing.TB, from, to string)
 
-	// Touches reports whether the stores are [driver.Toucher]s.
+	// Touches reports whether the stores are [driver.Toucher]s. This field and the next three have to agree with
+	// the stores, because a cache finds their interfaces by itself.
 	Touches bool
 
 	// Elects reports whether the stores are [driver.Elector]s.
@@ -90,6 +91,7 @@ var cases = []struct {
 	needs func(Instance) bool // nil if every engine can run it
 	run   func(kit)
 }{
+	{"Abilities", nil, testAbilities},
 	{"NotFound", nil, testNotFound},
 	{"RoundTrip", nil, testRoundTrip},
 	{"Age", nil, testAge},
@@ -152,6 +154,29 @@ var cases = []struct {
 	{"EvictCounter", func(i Instance) bool { return i.EvictCounter != nil }, testEvictCounter},
 	{"Mix", func(i Instance) bool { return i.Mix != nil }, testMix},
 	{"Poison", func(i Instance) bool { return i.Poison != nil }, testPoison},
+}
+
+// testAbilities wants the Instance to name all abilities of its stores: a cache finds them by itself, and without the name
+// no case tests them.
+func testAbilities(k kit) {
+	s := k.Open(k)
+	_, touches := s.(driver.Toucher)
+	_, elects := s.(driver.Elector)
+	_, notifies := s.(driver.Notifier)
+	_, batches := s.(driver.BatchGetter)
+	for _, ability := range []struct {
+		name, field string
+		has, named  bool
+	}{
+		{"Toucher", "Touches", touches, k.Touches},
+		{"Elector", "Elects", elects, k.Elects},
+		{"Notifier", "Notifies", notifies, k.Notifies},
+		{"BatchGetter", "Batches", batches, k.Batches},
+	} {
+		if ability.has != ability.named {
+			k.Errorf("%T is a driver.%s: %t, but Instance.%s = %t", s, ability.name, ability.has, ability.field, ability.named)
+		}
+	}
 }
 
 // A kit is an engine and a key for one case. Its methods fail the case, and are for its own goroutine.

@@ -58,7 +58,7 @@ const modelLimit = 2 << 20
 func newModel(fault string) storetest.Instance {
 	m := &model{fault: fault, locker: locallock.New(), listeners: map[chan toldAt]struct{}{}}
 	m.restart()
-	return storetest.Instance{
+	i := storetest.Instance{
 		Open:     func(testing.TB) driver.Store { return m },
 		Notifies: true,
 		Batches:  true,
@@ -88,6 +88,13 @@ func newModel(fault string) storetest.Instance {
 		Restart:  func(testing.TB) { m.restart() },
 		TooLarge: modelLimit + 1,
 	}
+	switch fault {
+	case "the tests do not know that it touches":
+		i.Touches = false
+	case "the tests cannot evict":
+		i.Evict = nil
+	}
+	return i
 }
 
 func (m *model) restart() {
@@ -605,16 +612,19 @@ func TestRun_Model(t *testing.T) {
 
 // mutants maps each fault to the case that must find it by itself.
 var mutants = map[string]string{
-	"no fencing":                       "LateCommit",
-	"a lost counter begins at 1":       "Evict",
-	"a lost floor is none":             "Evict",
-	"an unknown claim is taken":        "Restart",
-	"a commit cannot be repeated":      "CommitAgain",
-	"the same epoch overwrites":        "CommitAgain",
-	"a late commit leaves its value":   "LateCommit",
-	"only the last claim commits":      "CommitsInOrder",
-	"any epoch is taken":               "EpochNeverClaimed",
-	"all claims have one epoch":        "EpochsAreDistinct",
+	"no fencing":                            "LateCommit",
+	"a lost counter begins at 1":            "Evict",
+	"a lost floor is none":                  "Evict",
+	"an unknown claim is taken":             "Restart",
+	"a commit cannot be repeated":           "CommitAgain",
+	"the same epoch overwrites":             "CommitAgain",
+	"a late commit leaves its value":        "LateCommit",
+	"only the last claim commits":           "CommitsInOrder",
+	"any epoch is taken":                    "EpochNeverClaimed",
+	"all claims have one epoch":             "EpochsAreDistinct",
+	"the tests do not know that it touches": "Abilities",
+	"the tests cannot evict":                "Evict",
+
 	"invalidate only deletes":          "Invalidate",
 	"invalidate leaves the entry":      "InvalidateRacesCommits",
 	"foreign bytes are served":         "Poison",
