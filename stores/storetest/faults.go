@@ -29,27 +29,32 @@ func (k kit) unprovable(a, b driver.Store, forgotten uint64) {
 	k.present(b, e)
 }
 
-func testEvict(k kit) {
+func (k kit) evict() {
+	k.Helper()
 	if k.Evict == nil {
 		k.Fatal("Instance.Evict is nil, want a function that makes the engine forget all data of a key")
 	}
+	k.Evict(k, k.key)
+}
+
+func testEvict(k kit) {
 	a, b := k.Open(k), k.Open(k)
 	for range 3 {
 		k.commit(a, value(k.newEpoch(a), "v"))
 		running := k.newEpoch(a)
-		k.Evict(k, k.key)
+		k.evict()
 		k.absent(a, "after an eviction")
 		k.absent(b, "after an eviction")
 		k.unprovable(a, b, running)
 	}
 	running := k.newEpoch(a)
 	k.invalidate(b)
-	k.Evict(k, k.key)
+	k.evict()
 	k.refused(a, value(running, "old"), "of a claim before an invalidation that the engine has forgotten")
 	k.unprovable(a, b, running)
 	// Invalidate works on a forgotten key.
 	running = k.newEpoch(a)
-	k.Evict(k, k.key)
+	k.evict()
 	k.invalidate(b)
 	k.refused(a, value(running, "old"), "of a claim before an invalidation")
 	k.unprovable(a, b, running)

@@ -221,6 +221,20 @@ func testNoticesFollow(k kit) {
 	}
 }
 
+// testNoticesAfterEvict invalidates a key that the engine has forgotten, while a near tier may still have its value.
+func testNoticesAfterEvict(k kit) {
+	s := k.Open(k.T)
+	l := k.listen(s, k.key)
+	e := value(k.newEpoch(s), "v")
+	k.commit(s, e)
+	l.next("a commit")
+	k.evict()
+	k.invalidate(s)
+	if n := l.next("an invalidation"); !n.Invalidated || n.Epoch < e.Epoch {
+		k.Fatalf("heard of epoch %d (Invalidated: %t) after an eviction, want an invalidation of epoch %d or above", n.Epoch, n.Invalidated, e.Epoch)
+	}
+}
+
 // testLateNotices delivers the notices of two commits late, as after a pause: each has its own entry or none, with the
 // entry's true age.
 func testLateNotices(k kit) {

@@ -147,6 +147,7 @@ var cases = []struct {
 	{"Notices", notifies, testNotices},
 	{"NoticesOfOtherWrites", func(i Instance) bool { return i.Notifies && (i.Touches || i.Elects) }, testNoticesOfOtherWrites},
 	{"NoticesFollow", notifies, testNoticesFollow},
+	{"NoticesAfterEvict", notifies, testNoticesAfterEvict},
 	{"LateNotices", notifies, testLateNotices},
 	{"NoticesEnd", notifies, testNoticesEnd},
 

@@ -392,9 +392,13 @@ func (m *model) Invalidate(ctx context.Context, key string) error {
 	if m.fault == "invalidate only deletes" {
 		return nil
 	}
+	_, known := m.marks[key]
 	epoch := max(m.seed(), m.marks[key].counter) + 1
 	m.marks[key] = mark{counter: epoch, floor: epoch, written: time.Now(), before: max(1, m.marks[key].floor)}
 	n := driver.Notice{Key: key, Epoch: epoch, Invalidated: true}
+	if m.fault == "an invalidation of what is unknown is told without its epoch" && !known {
+		n.Epoch = 0
+	}
 	if m.fault == "an invalidation's notice has the epoch before it" {
 		n.Epoch = 1
 	}
@@ -710,10 +714,13 @@ var mutants = map[string]string{
 	"a commit is told before it is done":               "NoticesFollow",
 	"an invalidation is told before it is done":        "NoticesFollow",
 	"a notice is made when it arrives":                 "LateNotices",
-	"a late notice has the age of its commit":          "LateNotices",
-	"a notice has the entry of when it arrives":        "LateNotices",
-	"notices overlap":                                  "LateNotices",
-	"listeners never return":                           "NoticesEnd",
+
+	"an invalidation of what is unknown is told without its epoch": "NoticesAfterEvict",
+
+	"a late notice has the age of its commit":   "LateNotices",
+	"a notice has the entry of when it arrives": "LateNotices",
+	"notices overlap":                           "LateNotices",
+	"listeners never return":                    "NoticesEnd",
 }
 
 const mutantVar = "STORETEST_MUTANT"
