@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -128,10 +129,30 @@ func TestReconnected(t *testing.T) {
 		nil:                      false,
 	} {
 		calls, closed := 0, 0
-		_, got := Reconnected(func() (int, error) { calls++; return 0, err }, func() error { closed++; return nil })
+		conns := &Connections{CloseIdle: func() error { closed++; return nil }}
+		_, got := Reconnected(conns, func() (int, error) { calls++; return 0, err })
 		if again := calls == 2 && closed == 1; again != want || got != err {
 			t.Errorf("%v: %d calls, %d times closed, %v", err, calls, closed, got)
 		}
+	}
+}
+
+// TestReconnected_TimedOut has calls without a reply, alone and beside a call with a reply.
+func TestReconnected_TimedOut(t *testing.T) {
+	closed := 0
+	conns := &Connections{CloseIdle: func() error { closed++; return nil }}
+	answered := func() (int, error) { return 0, nil }
+	silent := func() (int, error) { return 0, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded} }
+	Reconnected(conns, answered)
+	Reconnected(conns, func() (int, error) {
+		Reconnected(conns, answered)
+		return silent()
+	})
+	if closed != 0 {
+		t.Errorf("closed %d times after a time-out beside an answer, want never: the other connections live", closed)
+	}
+	if _, err := Reconnected(conns, silent); closed != 1 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("closed %d times after a time-out without any answer, want once; err = %v", closed, err)
 	}
 }
 

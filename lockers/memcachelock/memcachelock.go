@@ -87,8 +87,9 @@ type Locker struct {
 	// command more, or 2 for the key's first in a day. The default is false. Set Tokens before first use.
 	Tokens bool
 
-	mc   *memcache.Client
-	seen adapter.Observations[adapter.Announcement]
+	mc    *memcache.Client
+	conns adapter.Connections
+	seen  adapter.Observations[adapter.Announcement]
 }
 
 var _ driver.Locker = (*Locker)(nil)
@@ -98,7 +99,7 @@ func New(mc *memcache.Client) *Locker {
 	if mc == nil {
 		panic(errors.New("memcachelock: New needs a client, such as memcache.New makes"))
 	}
-	return &Locker{Prefix: "bellwether:", mc: mc}
+	return &Locker{Prefix: "bellwether:", mc: mc, conns: adapter.Connections{CloseIdle: mc.Close}}
 }
 
 // TryAcquire implements [driver.Locker]. It costs 1 command for a free lease, 2 for a held lease, 3 for a
@@ -190,7 +191,7 @@ func (l *lease) add(want adapter.Announcement) (taken bool, unanswered error) {
 
 // look returns the item, with its version for a compare-and-swap, and its lease.
 func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
-	item, err := adapter.Reconnected(func() (*memcache.Item, error) { return l.mc.Get(name) }, l.mc.Close)
+	item, err := adapter.Reconnected(&l.conns, func() (*memcache.Item, error) { return l.mc.Get(name) })
 	if err != nil {
 		return nil, adapter.Announcement{}, err
 	}

@@ -52,7 +52,7 @@ func (l *lease) withToken() (driver.Lease, error) {
 func (l *Locker) draw(counter string) (uint64, error) {
 	for range 3 {
 		// The counter may be on another server than the lease. An increment with a lost reply leaves a gap.
-		n, err := adapter.Reconnected(func() (uint64, error) { return l.mc.Increment(counter, 1) }, l.mc.Close)
+		n, err := adapter.Reconnected(&l.conns, func() (uint64, error) { return l.mc.Increment(counter, 1) })
 		if !errors.Is(err, memcache.ErrCacheMiss) {
 			return n, err
 		}

@@ -53,6 +53,7 @@ type Store struct {
 	MaxValue int
 
 	mc     *memcache.Client
+	conns  adapter.Connections
 	pieces adapter.Pieces
 }
 
@@ -63,7 +64,7 @@ func New(mc *memcache.Client) *Store {
 	if mc == nil {
 		panic(errors.New("memcachestore: New needs a client, such as memcache.New makes"))
 	}
-	return &Store{Prefix: "bellwether:", MaxValue: 1<<20 - 1<<10, mc: mc}
+	return &Store{Prefix: "bellwether:", MaxValue: 1<<20 - 1<<10, mc: mc, conns: adapter.Connections{CloseIdle: mc.Close}}
 }
 
 // Item ":v" holds the writer's time of the commit, in 16 decimal digits of microseconds since 1970, and
@@ -99,9 +100,9 @@ const maxNumber = 1 << 62
 func (s *Store) read(n names) (items, error) {
 	// The floor first. Otherwise a commit in between would show the old entry below the new floor: a
 	// miss of a key that always had an entry. (It still happens with two servers: see get.)
-	got, err := adapter.Reconnected(func() (map[string]*memcache.Item, error) {
+	got, err := adapter.Reconnected(&s.conns, func() (map[string]*memcache.Item, error) {
 		return s.mc.GetMulti([]string{n.m, n.v})
-	}, s.mc.Close)
+	})
 	if err != nil {
 		return items{}, err
 	}
@@ -446,7 +447,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32)
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	n := s.names(key)
 	return adapter.Await(ctx, func() (bool, error) {
-		m, err := adapter.Reconnected(func() (*memcache.Item, error) { return s.mc.Get(n.m) }, s.mc.Close)
+		m, err := adapter.Reconnected(&s.conns, func() (*memcache.Item, error) { return s.mc.Get(n.m) })
 		if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
 			return false, fmt.Errorf("memcachestore: fenced: %w", err)
 		}

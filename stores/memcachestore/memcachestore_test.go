@@ -750,19 +750,10 @@ func TestStore_ServerDown(t *testing.T) {
 
 // After an outage all of a client's idle connections are dead. The first call still succeeds.
 func TestStore_ServerRestarted(t *testing.T) {
-	const idle = 20
 	srv := testserver.Memcached(t).OwnOrSkip(t)
 	mc := memcache.New(srv.Addr)
-	mc.MaxIdleConns = idle
-	t.Cleanup(func() { mc.Close() })
 	s := New(mc)
-	for range 2 { // opens that many connections
-		var callers sync.WaitGroup
-		for range 4 * idle {
-			callers.Go(func() { s.Get(t.Context(), "k") })
-		}
-		callers.Wait()
-	}
+	openIdle(t, mc, s)
 	srv.Restart()
 	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get: err = %v, want ErrNotFound", err)
@@ -771,6 +762,45 @@ func TestStore_ServerRestarted(t *testing.T) {
 	srv.Restart()
 	if fenced, err := s.Fenced(t.Context(), "k", 1); !fenced || err != nil {
 		t.Errorf("Fenced: %t, %v; want true", fenced, err)
+	}
+}
+
+// TestStore_OldConnectionsSilent has a router that forgets its connections: new connections work. The first call
+// finds out.
+func TestStore_OldConnectionsSilent(t *testing.T) {
+	srv := testserver.Memcached(t)
+	old := testserver.NewProxy(t, srv.Addr)
+	var way atomic.Pointer[string]
+	way.Store(&old.Addr)
+	mc := memcache.New(srv.Addr)
+	mc.Timeout = 100 * time.Millisecond
+	mc.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, *way.Load())
+	}
+	s := New(mc)
+	openIdle(t, mc, s)
+	old.Set(testserver.BlackHole)
+	way.Store(&srv.Addr)
+	key := t.Name()
+	if _, err := s.Get(t.Context(), key); err == nil || errors.Is(err, driver.ErrNotFound) {
+		t.Fatalf("Get over a silent connection: err = %v, want a time-out", err)
+	}
+	if _, err := s.Get(t.Context(), key); !errors.Is(err, driver.ErrNotFound) {
+		t.Errorf("the next Get: err = %v, want ErrNotFound over a new connection", err)
+	}
+}
+
+// openIdle leaves mc, the client of s, with 20 idle connections.
+func openIdle(t *testing.T, mc *memcache.Client, s *Store) {
+	const idle = 20
+	mc.MaxIdleConns = idle
+	t.Cleanup(func() { mc.Close() })
+	for range 2 { // opens that many connections
+		var callers sync.WaitGroup
+		for range 4 * idle {
+			callers.Go(func() { s.Get(t.Context(), "k") })
+		}
+		callers.Wait()
 	}
 }
 
