@@ -605,3 +605,79 @@ func TestProxy_NoContentOverHTTP2(t *testing.T) {
 		}
 	}
 }
+
+// TestProxy_SilentConnectionOverHTTP2 has a router that forgets the connection to the upstream: new connections
+// work.
+func TestProxy_SilentConnectionOverHTTP2(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clear := new(http.Protocols) // HTTP/2 without TLS, for pipes
+		clear.SetUnencryptedHTTP2(true)
+		up := &http.Server{Protocols: clear, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+		listener := pipes{make(chan net.Conn), make(chan struct{})}
+		go up.Serve(listener)
+		defer up.Close()
+		u, _ := url.Parse("http://upstream.test")
+		proxy, transport := newProxy(u, newRepeats(slog.New(slog.DiscardHandler)))
+		fresh := proxy.Transport.(*twice).fresh.(*http.Transport)
+		old := new(atomic.Bool)
+		for _, tr := range []*http.Transport{transport, fresh} {
+			tr.Protocols, tr.DialContext = clear, func(context.Context, string, string) (net.Conn, error) {
+				near, far := net.Pipe()
+				listener.conns <- far
+				return &deafConn{near, old}, nil
+			}
+			defer tr.CloseIdleConnections()
+		}
+		ask := func() int {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // as RebuildTimeout
+			defer cancel()
+			w := httptest.NewRecorder()
+			proxy.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/x", nil))
+			return w.Code
+		}
+		if got := ask(); got != http.StatusOK {
+			t.Fatalf("status %d, want 200", got)
+		}
+		old.Store(true)
+		old = new(atomic.Bool)
+		start := time.Now()
+		if got := ask(); got != http.StatusOK {
+			t.Errorf("status %d after %v over a silent connection, want 200 over a new one", got, time.Since(start))
+		}
+	})
+}
+
+// pipes are a listener.
+type pipes struct {
+	conns chan net.Conn
+	ended chan struct{}
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p pipes) Close() error {
+	close(p.ended)
+	return nil
+}
+
+func (pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
+// A deafConn loses its data while forgotten.
+type deafConn struct {
+	net.Conn
+	forgotten *atomic.Bool
+}
+
+func (c *deafConn) Write(b []byte) (int, error) {
+	if c.forgotten.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}

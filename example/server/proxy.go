@@ -40,6 +40,9 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 		// A herd for private pages needs a connection for each request, again and again.
 		MaxIdleConnsPerHost: 1024,
 		IdleConnTimeout:     90 * time.Second,
+		// All requests share an HTTP/2 connection, which is never idle under load. Behind a router that has
+		// forgotten it, the kernel ends it after some 15 minutes, and each request before would time out.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
 	}
 	proxy := &httputil.ReverseProxy{
 		Transport: newTwice(transport),
