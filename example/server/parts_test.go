@@ -606,45 +606,61 @@ func TestProxy_NoContentOverHTTP2(t *testing.T) {
 	}
 }
 
-// TestProxy_SilentConnectionOverHTTP2 has a router that forgets the connection to the upstream: new connections
-// work.
-func TestProxy_SilentConnectionOverHTTP2(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		clear := new(http.Protocols) // HTTP/2 without TLS, for pipes
-		clear.SetUnencryptedHTTP2(true)
-		up := &http.Server{Protocols: clear, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
-		listener := pipes{make(chan net.Conn), make(chan struct{})}
-		go up.Serve(listener)
-		defer up.Close()
-		u, _ := url.Parse("http://upstream.test")
-		proxy, transport := newProxy(u, newRepeats(slog.New(slog.DiscardHandler)))
-		fresh := proxy.Transport.(*twice).fresh.(*http.Transport)
-		old := new(atomic.Bool)
-		for _, tr := range []*http.Transport{transport, fresh} {
-			tr.Protocols, tr.DialContext = clear, func(context.Context, string, string) (net.Conn, error) {
-				near, far := net.Pipe()
-				listener.conns <- far
-				return &deafConn{near, old}, nil
-			}
-			defer tr.CloseIdleConnections()
-		}
-		ask := func() int {
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // as RebuildTimeout
-			defer cancel()
-			w := httptest.NewRecorder()
-			proxy.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/x", nil))
-			return w.Code
-		}
-		if got := ask(); got != http.StatusOK {
-			t.Fatalf("status %d, want 200", got)
-		}
-		old.Store(true)
-		old = new(atomic.Bool)
-		start := time.Now()
-		if got := ask(); got != http.StatusOK {
-			t.Errorf("status %d after %v over a silent connection, want 200 over a new one", got, time.Since(start))
-		}
-	})
+// TestProxy_SilentConnections has a router that forgets all connections to the upstream: new connections work.
+func TestProxy_SilentConnections(t *testing.T) {
+	for name, limit := range map[string]int{"HTTP/1": 1, "HTTP/2": 0} { // of the requests that may fail
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				plain := new(http.Protocols) // without TLS, for pipes
+				plain.SetHTTP1(name == "HTTP/1")
+				plain.SetUnencryptedHTTP2(name == "HTTP/2")
+				up := &http.Server{Protocols: plain, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+					time.Sleep(time.Second) // for a connection each over HTTP/1
+				})}
+				listener := pipes{make(chan net.Conn), make(chan struct{})}
+				go up.Serve(listener)
+				defer up.Close()
+				u, _ := url.Parse("http://upstream.test")
+				proxy, transport := newProxy(u, newRepeats(slog.New(slog.DiscardHandler)))
+				old := new(atomic.Bool)
+				for _, tr := range []*http.Transport{transport, proxy.Transport.(*twice).fresh} {
+					tr.Protocols, tr.DialContext = plain, func(context.Context, string, string) (net.Conn, error) {
+						near, far := net.Pipe()
+						listener.conns <- far
+						return &deafConn{near, old}, nil
+					}
+					defer tr.CloseIdleConnections()
+				}
+				ask := func() int {
+					ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, bellwether.ErrRebuildTimeout)
+					defer cancel()
+					w := httptest.NewRecorder()
+					proxy.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/x", nil))
+					return w.Code
+				}
+				var clients sync.WaitGroup
+				for range 10 {
+					clients.Go(func() {
+						if got := ask(); got != http.StatusOK {
+							t.Errorf("status %d, want 200", got)
+						}
+					})
+				}
+				clients.Wait()
+				old.Store(true)
+				old = new(atomic.Bool)
+				failed := 0
+				for start := time.Now(); ask() != http.StatusOK; failed++ {
+					if failed == 5 {
+						t.Fatalf("the upstream has no connection after %v", time.Since(start))
+					}
+				}
+				if failed > limit {
+					t.Errorf("%d requests failed, want at most %d", failed, limit)
+				}
+			})
+		})
+	}
 }
 
 // pipes are a listener.

@@ -84,7 +84,7 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 // A twice repeats a request over a new connection if a kept, perhaps closed, connection ends without an
 // answer. net/http would repeat it over each kept HTTP/1 connection of an upstream that drops the request.
 type twice struct {
-	kept, fresh http.RoundTripper
+	kept, fresh *http.Transport
 	// http1: the last answer came over HTTP/1, and so may have the kept connections. There are none before it.
 	http1 atomic.Bool
 }
@@ -116,8 +116,15 @@ func (t *twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil {
 		t.http1.Store(resp.ProtoMajor == 1)
 	}
-	if err == nil || !reused.Load() || r.Context().Err() != nil {
+	switch {
+	case err == nil || !reused.Load():
 		return resp, err
+	case errors.Is(err, bellwether.ErrRebuildTimeout):
+		// The other kept connections may be as silent, and each would cost a rebuild.
+		t.kept.CloseIdleConnections()
+		return nil, err
+	case r.Context().Err() != nil:
+		return nil, err
 	}
 	return t.fresh.RoundTrip(r)
 }
