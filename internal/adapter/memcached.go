@@ -23,7 +23,7 @@ func IsFull(err error) bool { return err != nil && strings.Contains(err.Error(),
 type Connections struct {
 	CloseIdle func() error
 
-	answers atomic.Int64 // to calls of Reconnected so far
+	answers atomic.Int64 // to calls of Reconnected so far, without misses
 }
 
 // Reconnected returns the result of call, or, if the connection was dead, of a second call after
